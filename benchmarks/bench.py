@@ -38,25 +38,24 @@ from pydantic import model_validator
 from benchmarks import gpu
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.cli.main import main
-from reflectkit.core.config import Config, option, with_values
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, unknown_name
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.protocols import Env
-from reflectkit.core.reports import Report, Table, figures_table
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import open_run
-from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import pluralize
-from reflectkit.core.types import Task
+from reflectkit.config import Config, option, with_values
+from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.trajectories import read_records
+from reflectkit.env import Env
 from reflectkit.envs import NONE_LISTED
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, model_source
+from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed
-from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, at_level, model_source
-from reflectkit.stages.tuning.sft_config import SFTConfig
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import open_run
+from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
+from reflectkit.train.sft_config import SFTConfig
+from reflectkit.types import Task
 
 EXAMPLES = (
     "python -m benchmarks.bench env --env auto_explore",

@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.protocols import Env
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Sample, Task, Trajectory
+from reflectkit.env import Env
+from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.rl import batch
-from reflectkit.rl.algorithms import objective
-from reflectkit.rl.learner import Learner, Settings
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.seeding import derive
+from reflectkit.train import batch
+from reflectkit.train.algorithms import objective
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.types import Sample, Task, Trajectory
 
 RECIPE = Path(__file__).with_name("players.yaml")
 PARTS = ("rollout", "update")

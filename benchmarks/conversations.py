@@ -1,4 +1,4 @@
-"""What a rollout of the service desk gains by keeping what was read: `models.prefix_cache` on against off.
+"""What a rollout of the service desk gains by keeping what was read: `sampling.prefix_cache` on against off.
 
     python -m benchmarks.conversations --policy CHECKPOINT --reflector CHECKPOINT   # of `run support-tiny`
 
@@ -23,15 +23,15 @@ from typing import Any
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.console import Quiet
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Decision, Task
+from reflectkit.console import Quiet
 from reflectkit.envs import env_class, make
-from reflectkit.models import prefix_cache
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.local import LocalSampler
 from reflectkit.models.silence import silence_libraries
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling import prefix_cache
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.seeding import derive
+from reflectkit.types import Decision, Task
 
 REPEATS = 8
 """Episodes of a group."""

@@ -22,12 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.console import Bar
-from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.core.jsonl import read_json, write_json, write_text
-from reflectkit.core.registry import resolve
-from reflectkit.core.reports import Table
-from reflectkit.core.threads import use_threads
+from reflectkit.console import Bar, Table
+from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.jsonl import read_json, write_json, write_text
+from reflectkit.registry import resolve
+from reflectkit.seeding import use_threads
 
 DEVICES = ("auto", "cpu", "cuda")
 MINUTES = 24.0

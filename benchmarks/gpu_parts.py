@@ -23,10 +23,10 @@ import torch
 
 from benchmarks.gpu import Bench, Measured, NotPossibleError, peak_gib
 from benchmarks.rl import Clock, bare_backward
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ReflectkitError
-from reflectkit.core.included import included_repositories, launch_config
-from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.console import Quiet
+from reflectkit.errors import ReflectkitError
+from reflectkit.files import included_repositories, launch_config
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.packaged import convert, is_installed
 from reflectkit.models.silence import silence_libraries
@@ -64,7 +64,7 @@ def setup(bench: Bench) -> Measured:
     """AutoExplore's data from the included repositories, with all data stages, and the model of the other parts:
     SmolLM2-135M if its package is there, otherwise its shape with random weights.
     """
-    from reflectkit.stages import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
+    from reflectkit.commands import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
 
     silence_libraries()
     shared, quiet = _shared(bench), Quiet()
@@ -140,7 +140,7 @@ def need_setup(bench: Bench) -> None:
 
 def reflector_rows(bench: Bench) -> list[dict[str, Any]]:
     """The reflector's rows, whose completions are text."""
-    from reflectkit.stages import rlft
+    from reflectkit.commands import rlft
 
     folder = rlft.RLConfig.from_flat(env=ENV, model="-", data_dir=bench.folder / "data").setup.folder
     return [dict(row) for _, row in read_jsonl(folder / "sft_reflection.jsonl")]
@@ -162,7 +162,7 @@ class StepTimes(Quiet):
 
 def train(bench: Bench, quantize: str = "none") -> Measured:
     """`sft` of a reflector in bf16 with LoRA. Each row is trained on once; the first step warms up and is left out."""
-    from reflectkit.stages import sft
+    from reflectkit.commands import sft
 
     need_setup(bench)
     steps, batch = (3, 2) if bench.fast else (40, 32)
@@ -240,7 +240,7 @@ def learn(bench: Bench, lora_r: int = 0, quantize: str = "none", gradient_checkp
 
 def _rlft(bench: Bench, settings: dict[str, Any], name: str = "rlft") -> Measured:
     """`rlft` with `settings` and the tokens per second that it reports, without the first update."""
-    from reflectkit.stages import rlft
+    from reflectkit.commands import rlft
 
     need_setup(bench)
     config = rlft.RLConfig.from_flat(**_rlft_settings(bench, name), **settings)
@@ -319,7 +319,7 @@ def _communication_error(text: str, processes: int) -> ReflectkitError:
 
 def _one_process(place: Path) -> None:
     """What each of the processes runs."""
-    from reflectkit.stages import rlft
+    from reflectkit.commands import rlft
 
     record = read_json(place)
     bench = Bench(**record["bench"] | {"folder": Path(record["bench"]["folder"])})
@@ -340,7 +340,7 @@ def pipeline(bench: Bench) -> Measured:
     """A whole recipe, from repositories to evaluation: SmolLM2's if the package and the recipe are there, otherwise
     that of the tiny models with its short steps.
     """
-    from reflectkit.stages.recipes.recipe import recipe_names
+    from reflectkit.recipe import recipe_names
 
     full = is_installed(SMOLLM2) and RECIPE in recipe_names()
     arguments = [_tiny_recipe(bench)] if bench.fast else [RECIPE] if full else ["auto-explore-tiny", "--fast"]

@@ -20,11 +20,11 @@ from benchmarks.gpu_parts import (
     row_tokens,
 )
 from benchmarks.rl import Clock, decoding_rounds
-from reflectkit.core.config import with_values
-from reflectkit.core.console import Quiet
-from reflectkit.core.types import Sample
+from reflectkit.config import with_values
+from reflectkit.console import Quiet
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.models.silence import silence_libraries
+from reflectkit.types import Sample
 
 
 def decoding(bench: Bench) -> Measured:
@@ -74,7 +74,7 @@ def bench_rl(bench: Bench) -> Measured:
 
 def xl_update(bench: Bench) -> Measured:
     """An update of GPT-2 XL's shape with a LoRA adapter in bf16, against bare forward and backward passes."""
-    from reflectkit.rl.learner import Learner, Settings
+    from reflectkit.train.learner import Learner, Settings
 
     player = with_adapter(_xl(bench), RANK, RANK, bench.seed)
     rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (16, 512, 64, 4, 3)

@@ -30,14 +30,14 @@ import torch
 
 from benchmarks.common import Ours
 from benchmarks.rl import player
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.rollout import Episode
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Observation
+from reflectkit.env import StepResult
 from reflectkit.envs import env_class, make
 from reflectkit.envs.wrappers import Wrapper
+from reflectkit.eventloop import result_of
 from reflectkit.models.silence import silence_libraries
+from reflectkit.rollout.episode import Episode
+from reflectkit.seeding import derive
+from reflectkit.types import Observation
 
 EPISODES = (64, 256, 1024, 4096)
 PROMPTS = (128, 512, 1024, 2048, 4096)

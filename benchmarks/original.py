@@ -35,15 +35,15 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
 from benchmarks.common import Ours, Rounds, row, timed
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.rollout import Episode
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Trajectory
 from reflectkit.envs import env_class, make
+from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.tokens import label_ids
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollout.episode import Episode
+from reflectkit.sampling.base import SampleOutput, SampleRequest
+from reflectkit.seeding import derive
+from reflectkit.types import Trajectory
 
 MISSING = (
     "autogen",

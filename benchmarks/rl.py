@@ -18,24 +18,23 @@ from typing import Any
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.console import Bar
-from reflectkit.core.eventloop import result_of, run_sync
-from reflectkit.core.prompts import LABELS, policy_prompt, reflection_prompt
-from reflectkit.core.protocols import Context, Env
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Decision, Observation, Sample, Task, Trajectory
-from reflectkit.models.decoding import decode
+from reflectkit.console import Bar
+from reflectkit.env import Context, Env
+from reflectkit.eventloop import result_of, run_sync
 from reflectkit.models.kv_cache import CACHE
 from reflectkit.models.load import LoadedModel, pick_device
-from reflectkit.models.local import LocalSampler
 from reflectkit.models.padding import left_pad, position_ids, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import prompt_ids
-from reflectkit.rl import batch
-from reflectkit.rl.algorithms import objective
-from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.logprobs import packed, units
+from reflectkit.prompts import LABELS, policy_prompt, reflection_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.decoding import decode
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.seeding import derive
+from reflectkit.train import batch
+from reflectkit.train.algorithms import objective
+from reflectkit.train.learner import Learner, Settings, packed, units
+from reflectkit.types import Decision, Observation, Sample, Task, Trajectory
 
 BATCH = 32
 COUNTED = ("rollout", "bare_forward", "reflecting_rollout", "bare_reflecting", "update", "bare_backward")

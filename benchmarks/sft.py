@@ -21,13 +21,12 @@ import torch
 from torch.nn import functional
 from transformers import TrainerCallback
 
-from reflectkit.core.console import Bar
-from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.reports import Table
-from reflectkit.core.text import STOP_WORDS
+from reflectkit.console import Bar, Table
+from reflectkit.jsonl import write_jsonl
 from reflectkit.models.scoring import unwrapped
-from reflectkit.stages.tuning import sft as sft_training
-from reflectkit.stages.tuning.sft_config import SFTConfig
+from reflectkit.text import STOP_WORDS
+from reflectkit.train import sft as sft_training
+from reflectkit.train.sft_config import SFTConfig
 
 PROMPT_WORDS, COMPLETION_WORDS = (80, 239), (1, 16)
 WORDS = sorted(STOP_WORDS)  # mostly single tokens, of a pretrained tokenizer too

@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.common import Ours, different_starts
 from benchmarks.trl_peer import EPISODES, MICRO
-from reflectkit.core.rollout import Episode
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Trajectory
 from reflectkit.envs import env_class, make
 from reflectkit.models.load import load_player
+from reflectkit.rollout.episode import Episode
+from reflectkit.seeding import derive
+from reflectkit.types import Trajectory
 
 PRODUCTS, ATTENTION, NORMS, STEP, REST = (
     "matrix products", "attention", "layer norm and GELU", "optimizer and clipping", "everything else",

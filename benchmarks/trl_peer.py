@@ -34,17 +34,17 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import Ours, Rounds, different_starts, one_group, row, timed
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt
-from reflectkit.core.rollout import Episode
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Observation, Task, Trajectory
 from reflectkit.envs import env_class, make
+from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.padding import left_pad, position_ids
-from reflectkit.models.sampler import draw
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
-from reflectkit.rl.returns import returns_to_go
+from reflectkit.prompts import one_line, policy_prompt, reflection_prompt
+from reflectkit.rollout.episode import Episode
+from reflectkit.sampling.base import draw
+from reflectkit.seeding import derive
+from reflectkit.train.advantages import returns_to_go
+from reflectkit.types import Observation, Task, Trajectory
 
 MICRO = 16
 EPISODES = 8
@@ -133,7 +133,7 @@ class Theirs:
 
 
 def start(episode: Episode) -> int:
-    """The seed of the environment's reset, as `core.rollout.play` derives it."""
+    """The seed of the environment's reset, as `rollout.episode.play` derives it."""
     return derive(episode.seed, "env") if episode.start is None else episode.start
 
 

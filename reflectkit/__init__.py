@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.version import VERSION
 
 if TYPE_CHECKING:
-    from reflectkit.core.config import Config, option
-    from reflectkit.core.errors import ReflectkitError
-    from reflectkit.core.protocols import StepResult
-    from reflectkit.core.rollout import Episode, rollout
-    from reflectkit.core.types import Decision, Message, Observation, Task, Trajectory, Turn
+    from reflectkit.config import Config, option
+    from reflectkit.env import StepResult
     from reflectkit.envs import env_class, make
     from reflectkit.envs.base import BaseEnv, ChoiceEnv
+    from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.acts import Act
     from reflectkit.integrations.agent import LoadedAgent, load_agent
+    from reflectkit.rollout.episode import Episode, rollout
+    from reflectkit.types import Decision, Message, Observation, Task, Trajectory, Turn
 
 __version__ = VERSION
 __all__ = [
@@ -48,11 +48,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "reflectkit.core.config": ("Config", "option"),
-    "reflectkit.core.errors": ("ReflectkitError",),
-    "reflectkit.core.protocols": ("StepResult",),
-    "reflectkit.core.rollout": ("Episode", "rollout"),
-    "reflectkit.core.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
+    "reflectkit.config": ("Config", "option"),
+    "reflectkit.errors": ("ReflectkitError",),
+    "reflectkit.env": ("StepResult",),
+    "reflectkit.rollout.episode": ("Episode", "rollout"),
+    "reflectkit.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
     "reflectkit.envs": ("env_class", "make"),
     "reflectkit.envs.base": ("BaseEnv", "ChoiceEnv"),
     "reflectkit.integrations.acts": ("Act",),

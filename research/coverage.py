@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import Config, option, with_values
-from reflectkit.core.console import Bar, Progress
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import write_text
-from reflectkit.core.reports import Report, Table
-from reflectkit.core.runs import open_run
-from reflectkit.core.seeding import derive
-from reflectkit.core.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
-from reflectkit.stages.shared.eval_tables import csv_text
+from reflectkit.config import Config, option, with_values
+from reflectkit.console import Bar, Progress, Report, Table
+from reflectkit.evals.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
+from reflectkit.evals.tables import csv_text
+from reflectkit.jsonl import write_text
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import open_run
+from reflectkit.seeding import derive
 
 EXAMPLES = ("python -m research.coverage --simulations 500",)
 CLUSTERS = (10, 20, 50, 100)

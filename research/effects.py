@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from reflectkit.core.curves import area
-from reflectkit.core.reports import Table
-from reflectkit.core.stats import mean_interval, mean_p
+from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.stages.shared.eval_tables import Json, completed, differences, p_columns, pooled
-from reflectkit.stages.shared.figures import Curve, Interval
-from reflectkit.stages.shared.seeds import seed_differences
+from reflectkit.evals.figures import Curve, Interval
+from reflectkit.evals.seeds import seed_differences
+from reflectkit.evals.stats import area, mean_interval, mean_p
+from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled
 from research.packs import Pack
 
 EQUIVALENT = 3.0

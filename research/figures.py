@@ -14,16 +14,15 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import Config, flag, non_default, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import file_text, write_text
-from reflectkit.core.reports import Report, Table
-from reflectkit.core.runs import open_run
-from reflectkit.stages.shared.eval_tables import figures_tables, markdown, table
-from reflectkit.stages.shared.figures import draw_curves, draw_intervals
-from reflectkit.stages.shared.seeds import curve_figures, curve_table
+from reflectkit.config import Config, flag, non_default, option
+from reflectkit.console import Progress, Report, Table
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.evals.figures import draw_curves, draw_intervals
+from reflectkit.evals.seeds import curve_figures, curve_table
+from reflectkit.evals.tables import figures_tables, markdown, table
+from reflectkit.jsonl import file_text, write_text
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import open_run
 from research.effects import (
     EQUIVALENT,
     LEGEND,

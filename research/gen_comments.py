@@ -17,25 +17,23 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from reflectkit.agents.players import model_folders, refuse_without_model, resolve_model_path
 from reflectkit.cli.main import main
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.folders import RunConfig, write_permission
-from reflectkit.core.jsonl import dumps, read_jsonl, salvage, write_jsonl
-from reflectkit.core.memory import memory_explained
-from reflectkit.core.prompts import one_line, policy_prompt
-from reflectkit.core.reports import Report, Table
-from reflectkit.core.runs import open_run, runs_but_for
-from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import pluralize
-from reflectkit.core.types import Answer
-from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
-from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
-from reflectkit.stages.shared.players import model_folders, refuse_without_model, resolve_model_path
-from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
+from reflectkit.commands import Traits
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Report, Table
+from reflectkit.data.replaying import drawn_records, replayed_lessons
+from reflectkit.data.sft_rows import FILE_OF_ROLE, Lesson, read_rows, reflection_row
+from reflectkit.envs.setup import EnvConfig, EnvSetup
+from reflectkit.errors import ConfigError, DataError, memory_explained
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import dumps, read_jsonl, salvage, write_jsonl
+from reflectkit.prompts import one_line, policy_prompt
+from reflectkit.runs.folders import RunConfig, write_permission
+from reflectkit.runs.run import open_run, runs_but_for
+from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
+from reflectkit.types import Answer
 from research.own_comments import (
     FIELDS,
     Judged,
@@ -242,7 +240,7 @@ class _Judge:
 
     def __init__(self, config: GenCommentsConfig, policy: Path | None, writer: Path | None) -> None:
         from reflectkit.models.load import load_player
-        from reflectkit.models.local import LocalSampler
+        from reflectkit.sampling.hf import LocalSampler
 
         self.config = config
         self.policy = LocalSampler(load_player(str(policy), "policy"))
@@ -357,9 +355,9 @@ class _Judge:
         """
         import asyncio
 
-        from reflectkit.core.errors import CheckpointError
-        from reflectkit.models.sampler import SampleRequest
+        from reflectkit.errors import CheckpointError
         from reflectkit.models.tokens import choice_ids, prompt_ids
+        from reflectkit.sampling.base import SampleRequest
 
         tokenizer, form = self.policy.tokenizer, self.config.answer
 

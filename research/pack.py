@@ -15,16 +15,15 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import RunConfig, write_permission
-from reflectkit.core.identity import HASHED_WHOLE, digest, read_record
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.reports import Report, Table
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import no_share, read_compared
-from reflectkit.stages.shared.curves import read_curves
-from reflectkit.stages.shared.eval_tables import clusters_of, counted_as_0
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.evals.figures import read_curves
+from reflectkit.evals.tables import clusters_of, counted_as_0
+from reflectkit.jsonl import read_json
+from reflectkit.runs.folders import RunConfig, write_permission
+from reflectkit.runs.identity import HASHED_WHOLE, digest, read_record
 from research.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
 
 EXAMPLES = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.console import Quiet
-from reflectkit.stages import gen_sft, gen_trajectory, split
+from reflectkit.commands import gen_sft, gen_trajectory, split
+from reflectkit.console import Quiet
 
 DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl",
     "sft_reflection.jsonl", "sft_policy.jsonl", "sft_reflection_positive.jsonl",

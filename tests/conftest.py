@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from reflectkit.core.console import Quiet
-from reflectkit.core.prompts import label, policy_prompt, reflection_prompt
-from reflectkit.core.types import Observation
+from reflectkit.console import Quiet
 from reflectkit.envs.taxi import Taxi
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.prompts import label, policy_prompt, reflection_prompt
+from reflectkit.types import Observation
 
 torch.set_num_threads(1)
 _frozen_at = 0  # modules that were imported when the memory was frozen

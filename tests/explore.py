@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.types import Task
+from reflectkit.types import Task
 
 FILES = {
     "README.md": "# Library\n\nLends books.\n",

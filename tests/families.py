@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from reflectkit.core.prompts import LABELS
 from reflectkit.models.tiny import build_tokenizer
+from reflectkit.prompts import LABELS
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 SPLIT = (

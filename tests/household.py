@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from reflectkit.core.types import Task
+from reflectkit.types import Task
 
 KITCHEN = ("CounterTop", "Cabinet", "Cabinet", "Drawer", "Fridge", "Microwave", "SinkBasin", "Shelf")
 OPENABLE = ("Cabinet", "Drawer", "Fridge", "Microwave")

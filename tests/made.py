@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.cli.command import stage_command
-from reflectkit.core.config import build
-from reflectkit.data.sft import FILES
-from reflectkit.stages import config_class
-from reflectkit.stages.recipes.recipe import load_recipe
-from reflectkit.stages.recipes.steps import Job, outputs_of, resolved
-from reflectkit.stages.run import PipelineConfig, planned
-from reflectkit.stages.shared.environments import RECORDS
+from reflectkit.commands import config_class
+from reflectkit.commands.run import Job, PipelineConfig, outputs_of, planned, resolved
+from reflectkit.config import build
+from reflectkit.data.sft_rows import FILES
+from reflectkit.envs.setup import RECORDS
+from reflectkit.recipe import load_recipe
 
 EVALUATED = ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")
 WITHOUT_RUN = ("view",)

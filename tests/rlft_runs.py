@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from reflectkit.core.console import Quiet
-from reflectkit.stages import rlft
+from reflectkit.commands import rlft
+from reflectkit.console import Quiet
 from tests.kill import hashes
 
 

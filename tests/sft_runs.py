@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.console import Bar, Quiet
-from reflectkit.core.jsonl import write_jsonl
-from reflectkit.stages import sft
+from reflectkit.commands import sft
+from reflectkit.console import Bar, Quiet
+from reflectkit.jsonl import write_jsonl
 
 LABELS = " 0", " 1"
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Message
-from reflectkit.core.users import UserTurn
+from reflectkit.env import UserTurn
 from reflectkit.envs.tau import package
+from reflectkit.seeding import generator
+from reflectkit.types import Message
 
 CHECKOUT = os.environ.get("TAU_BENCH_DIR", "")
 THERE = bool(CHECKOUT and Path(CHECKOUT, "tau_bench").is_dir()) or find_spec("tau_bench") is not None

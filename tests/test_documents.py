@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from reflectkit.commands import STAGES
 from reflectkit.envs import ENVS
 from reflectkit.envs.memory.recall import READER_TOKENS
-from reflectkit.stages import STAGES
-from reflectkit.stages.recipes.recipe import recipe_names
+from reflectkit.recipe import recipe_names
 from tests.examples import examples
 from tests.made import made_by_command, made_by_run
 

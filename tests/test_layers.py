@@ -11,22 +11,24 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "reflectkit"
 BOXED = PACKAGE / "boxed"  # repositories that agents explore
-MIDDLE = {"envs", "chat", "agents", "data", "rl"}
+NOUNS = {"config", "console", "env", "errors", "eventloop", "files", "jsonl", "keys"}
+NOUNS |= {"prompts", "registry", "seeding", "text", "tools", "types"}
+LIBRARY = NOUNS | {"agents", "chat", "data", "envs", "evals", "models", "rollout", "runs", "sampling", "train"}
 MAY_IMPORT = {
-    "core": {"core"},
-    "models": {"core", "models"},
-    "envs": {"core", "envs"},
-    "chat": {"core", "chat"},
-    "agents": {"core", "models", "chat", "agents"},
-    "data": {"core", "data"},
-    "rl": {"core", "models", "rl"},
-    "stages": {"core", "models", "stages", *MIDDLE},
-    "cli": {"core", "envs", "stages", "cli"},
-    "integrations": {"core", "models", "stages", "cli", "integrations", *MIDDLE},
+    **dict.fromkeys(NOUNS, NOUNS),
+    "rollout": NOUNS,
+    "runs": NOUNS,
+    "chat": NOUNS | {"runs"},
+    "models": NOUNS | {"runs"},
+    "sampling": NOUNS | {"agents", "data", "models", "rollout", "runs"},
+    "envs": NOUNS | {"chat", "models", "rollout", "runs"},
+    **dict.fromkeys(("agents", "data", "evals", "train"), LIBRARY),
+    "recipe": LIBRARY | {"commands"},
+    "commands": LIBRARY | {"recipe"},
+    "cli": NOUNS | {"commands", "envs", "recipe", "runs"},
+    "integrations": LIBRARY | {"commands", "cli"},
 }
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets"}
-SIDEWAYS = {("rl/loop.py", "agents")}
-"""The loop is where the players and the learner meet; it is the one sideways import, said in README."""
 
 
 def imports(path: Path) -> set[str]:
@@ -39,28 +41,30 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def files_of(room: str) -> list[Path]:
+    return [*(PACKAGE / room).rglob("*.py"), *PACKAGE.glob(f"{room}.py")]
+
+
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
 def test_imports_go_down(room: str) -> None:
     wrong = []
-    for path in (PACKAGE / room).rglob("*.py"):
+    for path in files_of(room):
         for module in imports(path):
             parts = module.split(".")
-            if parts[0] != "reflectkit" or len(parts) < 2 or parts[1] == "version":
-                continue
-            where = str(path.relative_to(PACKAGE))
-            if parts[1] not in MAY_IMPORT[room] and (where, parts[1]) not in SIDEWAYS:
-                wrong.append(f"{where} imports {module}")
+            if parts[0] == "reflectkit" and len(parts) > 1 and parts[1] not in MAY_IMPORT[room] | {room, "version"}:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {module}")
+    assert files_of(room)
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", ["core", "envs", "chat", "data", "cli"])
+@pytest.mark.parametrize("room", [*NOUNS, "envs", "chat", "data", "cli", "commands"])
 def test_no_torch_in(room: str) -> None:
-    for path in (PACKAGE / room).rglob("*.py"):
+    for path in files_of(room):
         assert not {module.split(".")[0] for module in imports(path)} & HEAVY, path
 
 
 def test_every_command_opens_without_torch() -> None:
-    code = "import sys; from reflectkit.cli.command import stage_command; from reflectkit.stages import STAGES\n"
+    code = "import sys; from reflectkit.cli.command import stage_command; from reflectkit.commands import STAGES\n"
     code += f"[stage_command(name) for name in STAGES]; print(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import reflectkit
-from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.jsonl import read_json, write_json
 from tests.examples import run_page
 from tests.test_layers import HEAVY
 

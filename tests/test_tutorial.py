@@ -13,7 +13,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.cli.pages import page
-from reflectkit.stages import STAGES
+from reflectkit.commands import STAGES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "your-own-environment.md"
@@ -46,7 +46,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert main(command[1:]) == 0, (command, capsys.readouterr().err)
     monkeypatch.delitem(sys.modules, "my_env")
 
-    from reflectkit.core.jsonl import read_json
+    from reflectkit.jsonl import read_json
 
     rows = {row["name"]: row for row in read_json(next(Path("results").glob("*_evaluate/eval.json")))["rows"]}
     assert rows["oracle"]["success"] == 1.0
@@ -60,8 +60,8 @@ def test_the_oracle_reaches_every_goal_in_time(tmp_path: Path, monkeypatch: pyte
     0.5.
     """
     from reflectkit.agents.scripted import Oracle
-    from reflectkit.core.rollout import Episode, rollout
     from reflectkit.envs import env_class, make
+    from reflectkit.rollout.episode import Episode, rollout
 
     (tmp_path / "my_env.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

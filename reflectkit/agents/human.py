@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import EnvironmentFailure, IllegalActionError, ReflectkitError
-from reflectkit.core.prompts import LABELS, one_line
-from reflectkit.core.protocols import Context, Env, rules_of
-from reflectkit.core.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, use_of
-from reflectkit.core.types import AGENT_MARKER, Decision, Message, Observation, ToolCall, ToolUse
-from reflectkit.core.users import UserTurn
+from reflectkit.console import Progress
+from reflectkit.env import Context, Env, UserTurn, rules_of
+from reflectkit.errors import EnvironmentFailure, IllegalActionError, ReflectkitError
+from reflectkit.prompts import LABELS, one_line
+from reflectkit.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, use_of
+from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, ToolCall, ToolUse
 
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.protocols import Agent, Context, require_oracle
-from reflectkit.core.seeding import generator
-from reflectkit.core.tools import PLAIN, parse, use_of
-from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
+from reflectkit.env import Agent, Context, require_oracle
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.seeding import generator
+from reflectkit.tools import PLAIN, parse, use_of
+from reflectkit.types import Decision, Observation, ToolCall, ToolUse
 
 
 class Demonstrator:

@@ -14,17 +14,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reflectkit.agents.commentators import CommentSource, ShuffledComments
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
-from reflectkit.core.protocols import Context
-from reflectkit.core.seeding import derive, uniform
-from reflectkit.core.tools import parse
-from reflectkit.core.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse
+from reflectkit.agents.comments import CommentSource, ShuffledComments
+from reflectkit.env import Context
+from reflectkit.errors import ConfigError
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path
-from reflectkit.models.sampler import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
 from reflectkit.models.tokens import choice_ids, completion_ids, length_behind, prompt_ids
+from reflectkit.prompts import one_line, policy_prompt, reflection_prompt, with_comments
+from reflectkit.sampling.base import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
+from reflectkit.seeding import derive, uniform
+from reflectkit.tools import parse
+from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
@@ -120,7 +120,7 @@ class Reflector:
 class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
-    commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `core.prompts.answers`.
+    commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `prompts.answers`.
     temperature: of the sampling; 0 takes the likeliest action. truncation: what of the policy's distribution may be
     drawn; for evaluation only. reflect_prob: share of decisions that see their comment;
     the rest act without. max_new_tokens: of a line, or of calls. episode_tokens: that it writes in a whole episode,

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.errors import ConfigError, ReflectkitError
 
 TOKENS = 1000
 """Size of the request whose price is looked up. Some models cost more per token beyond about 200,000, which no prompt

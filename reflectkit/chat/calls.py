@@ -15,12 +15,11 @@ from typing import Any
 
 from reflectkit.chat.endpoints import KEYS, Endpoint, NoAccessError, connect
 from reflectkit.chat.journal import MOST_TOKENS, Answer
-from reflectkit.core.encodings import encoding_fault
-from reflectkit.core.eventloop import in_thread
-from reflectkit.core.keys import masked, without_keys
-from reflectkit.core.seeding import uniform
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Message
+from reflectkit.eventloop import in_thread
+from reflectkit.keys import encoding_fault, masked, without_keys
+from reflectkit.seeding import uniform
+from reflectkit.text import count_tokens
+from reflectkit.types import Message
 
 LONGEST_BODY = 16 * 2**20  # bytes
 CHARACTERS_A_TOKEN = 32  # at most, on average over an answer

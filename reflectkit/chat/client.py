@@ -18,9 +18,9 @@ from reflectkit.chat.budget import Budget, Prices
 from reflectkit.chat.calls import MALFORMED, Caller, NoAnswerError, redacted
 from reflectkit.chat.endpoints import ApiError, Endpoint
 from reflectkit.chat.journal import Answer, Journal, open_journal
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Message
+from reflectkit.eventloop import run_sync
+from reflectkit.text import count_tokens
+from reflectkit.types import Message
 
 ASKED_AGAIN = 2  # times, after an unusable answer
 HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from reflectkit.core.encodings import PLAIN
-from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.core.keys import header_text
+from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.keys import PLAIN, header_text
 
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 OPENAI, LOCAL = "https://api.openai.com/v1", "http://localhost:1234/v1"

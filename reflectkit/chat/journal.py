@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.jsonl import opened, refuse_pipe
-from reflectkit.core.locks import take
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import opened, refuse_pipe
+from reflectkit.runs.locks import take
 
 MOST_TOKENS = 10_000_000  # in a prompt or an answer; more is an error of the bill
 CHECKSUM = "sha256"

@@ -20,10 +20,10 @@ from reflectkit.chat.templates import (
     playing_request,
     reflecting_request,
 )
-from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.protocols import Agent, Context
-from reflectkit.core.tools import PLAIN, parse, reads_as_calls, use_of
-from reflectkit.core.types import Decision, Observation, ToolUse
+from reflectkit.env import Agent, Context
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.tools import PLAIN, parse, reads_as_calls, use_of
+from reflectkit.types import Decision, Observation, ToolUse
 
 
 class ChatPolicy:

@@ -17,8 +17,8 @@ from reflectkit.chat.templates import (
     parse_reply,
     teaching_request,
 )
-from reflectkit.core.protocols import Agent, Context, require_oracle
-from reflectkit.core.types import Decision, Observation
+from reflectkit.env import Agent, Context, require_oracle
+from reflectkit.types import Decision, Observation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What chat models are asked, and how their answers are read.
 
 The system message says who the model is and what the env's rules are; the end of the newest message asks for the form
-of the answer, and nothing else does. The prompts of the models trained here are in `core.prompts`.
+of the answer, and nothing else does. The prompts of the models trained here are in `prompts`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reflectkit.chat.client import MESSAGE_TOKENS, Request
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.prompts import label, one_line, policy_prompt
-from reflectkit.core.protocols import Context, rules_of
-from reflectkit.core.text import count_tokens
-from reflectkit.core.tools import PLAIN, after_thought, parse, plain_text, reads_as_calls, tools_text, use_of
-from reflectkit.core.types import Message, Observation, ToolUse, Turn
+from reflectkit.env import Context, rules_of
+from reflectkit.errors import ConfigError
+from reflectkit.prompts import label, one_line, policy_prompt
+from reflectkit.text import count_tokens
+from reflectkit.tools import PLAIN, after_thought, parse, plain_text, reads_as_calls, tools_text, use_of
+from reflectkit.types import Message, Observation, ToolUse, Turn
 
 ANALYSIS_WORDS = 50
 ANSWER_TOKENS = 300
@@ -346,7 +346,7 @@ def named(comment: str, observation: Observation, action: Action) -> str:
     """By which words `comment` names `action`, or "": the choice or command itself, its number as such, a call or its
     tool.
 
-    >>> from reflectkit.core.types import Message
+    >>> from reflectkit.types import Message
     >>> seen = Observation((Message("user", "a map"),), ("south", "pickup"))
     >>> named("Pickup is due.", seen, 1), named("Take action 1.", seen, 1), named("Row 1 holds the passenger.", seen, 1)
     ('pickup', 'action 1', '')

@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from reflectkit.cli import screen
-from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.stages import STAGES, is_own, summary
+from reflectkit.commands import STAGES, is_own, summary
+from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.version import VERSION
 
 STOPPED = "stopped; run the same command again to resume"
@@ -111,9 +111,9 @@ def _list(
     if name is not None:
         raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
     from reflectkit.cli.display import Screen
-    from reflectkit.core.config import flag
+    from reflectkit.config import flag
     from reflectkit.envs import env_class, env_names
-    from reflectkit.stages.recipes.recipe import load_recipe, recipe_names
+    from reflectkit.recipe import load_recipe, recipe_names
 
     console = Screen()
     console.say("environments: reflectkit play --env NAME")
@@ -137,7 +137,7 @@ def _list(
 
 
 def _list_configs(name: str | None) -> None:
-    from reflectkit.core.included import launch_config, launch_configs
+    from reflectkit.files import launch_config, launch_configs
 
     if name is not None:
         screen.say(str(launch_config(name)))

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, get_origin
 import typer
 
 from reflectkit.cli.screen import process_number
-from reflectkit.core.config import (
+from reflectkit.commands import STAGES, config_class, stage_module
+from reflectkit.config import (
     REQUIRED,
     Config,
     Leaf,
@@ -24,14 +25,13 @@ from reflectkit.core.config import (
     heading,
     is_path,
     leaves,
+    parse_yaml,
     refuse_renamed,
     variables,
 )
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import file_text
-from reflectkit.core.yaml_text import parse_yaml
-from reflectkit.stages import STAGES, config_class, stage_module
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import file_text
+from reflectkit.runs.folders import RunConfig
 
 ASIDE = {"help", "config"}
 """Flags that are no settings."""

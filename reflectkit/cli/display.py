@@ -27,9 +27,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from reflectkit.cli.tables import laid_out
-from reflectkit.core.console import Bar
-from reflectkit.core.reports import Report
-from reflectkit.core.text import visible
+from reflectkit.console import Bar, Report
+from reflectkit.text import visible
 
 START = re.compile(r"\s*(?:\w{1,3}  )?")
 """What stands before the text of a line: white space, and the number of a choice."""
@@ -76,7 +75,7 @@ class Screen(Console):
 
 
 class RichProgress:
-    """Implements `core.console.Progress` on `console`; use it as a context manager."""
+    """Implements `console.Progress` on `console`; use it as a context manager."""
 
     def __init__(self, console: Screen) -> None:
         self.console = console

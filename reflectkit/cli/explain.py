@@ -13,9 +13,9 @@ import traceback
 import typer
 
 from reflectkit.cli.screen import print_error, say
-from reflectkit.core.errors import NO_ROOM, ReflectkitError, user_code_line
-from reflectkit.core.keys import masked
-from reflectkit.core.registry import damaged_package
+from reflectkit.errors import NO_ROOM, ReflectkitError, user_code_line
+from reflectkit.keys import masked
+from reflectkit.registry import damaged_package
 
 EXTRA = re.compile(r"unexpected extra argument(?:\(s\))? \((\w+)")
 FULL_DISK_BYTES = 4 * 2**20

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from reflectkit.cli.command import order
-from reflectkit.core.config import REQUIRED, Leaf, choices, heading, leaves
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import write_text
-from reflectkit.stages import STAGES, config_class
+from reflectkit.commands import STAGES, config_class
+from reflectkit.config import REQUIRED, Leaf, choices, heading, leaves
+from reflectkit.jsonl import write_text
+from reflectkit.runs.folders import RunConfig
 
 
 def page(name: str) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TextIO
 
-from reflectkit.core.text import visible
+from reflectkit.text import visible
 
 PLAIN = {"→": "->", "…": "...", "─": "-", "│": "|", "×": "x", "±": "+-", "−": "-", "–": "-", "·": ".", "•": "*"}
 """Substitutes for characters that the terminal's encoding lacks; all others are escaped as in `\\xe9`."""
@@ -37,7 +37,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def print_error(text: str, code: int) -> int:
     """Print `text` as one line on standard error; returns `code`."""
-    from reflectkit.core.keys import masked
+    from reflectkit.keys import masked
 
     process = f" (process {process_number()})" if process_number() else ""
     with contextlib.suppress(OSError):  # standard error is closed

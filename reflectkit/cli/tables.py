@@ -16,8 +16,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from reflectkit.core.reports import Table as Rows
-from reflectkit.core.text import visible
+from reflectkit.console import Table as Rows
+from reflectkit.text import visible
 
 NAME_SHARE = 0.4  # of the terminal's width, which the first column gets at most in a table of several bands
 LONG = 16  # characters; longer cells may be folded

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from reflectkit.core.types import Message, Observation, ToolUse, Turn
 from reflectkit.data.fields import Fields
+from reflectkit.types import Message, Observation, ToolUse, Turn
 
 ROLES: tuple[str, ...] = get_args(get_type_hints(Message)["role"])
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import dumps, lines, read_jsonl, replacing
-from reflectkit.core.text import pluralize
-from reflectkit.core.types import LARGEST, Trajectory, Turn
 from reflectkit.data.conversations import PlayedCall, PlayedMessage, calls_of, heard, played_calls, played_messages
 from reflectkit.data.fields import Fields, parse
+from reflectkit.errors import DataError
+from reflectkit.jsonl import dumps, lines, read_jsonl, replacing
+from reflectkit.text import pluralize
+from reflectkit.types import LARGEST, Trajectory, Turn
 
 
 def episode_to_json(

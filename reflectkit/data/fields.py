@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reflectkit.core.errors import DataError
+from reflectkit.errors import DataError
 
 SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 Kind = TypeVar("Kind")

@@ -24,11 +24,11 @@ from typing import Any
 
 import yaml
 
-from reflectkit.core.seeding import generator
-from reflectkit.core.text import keywords, notebook_source, words
 from reflectkit.data.questions import Question
 from reflectkit.data.repos import DATA, SETTINGS, kind_of
 from reflectkit.data.wording import CODE, NOTES, TEXT, spelled, tidy, worded
+from reflectkit.seeding import generator
+from reflectkit.text import keywords, notebook_source, words
 
 MODEL = "oracle"
 WORDS_IN_QUESTION = (2, 24)

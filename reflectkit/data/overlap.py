@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import bm25s
 
-from reflectkit.core.text import keywords
 from reflectkit.data.questions import Question
+from reflectkit.text import keywords
 
 
 def found_by_words(questions: Sequence[Question], files: Mapping[str, str]) -> int:

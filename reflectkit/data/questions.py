@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.types import Task, from_json
+from reflectkit.errors import DataError
+from reflectkit.types import Task, from_json
 
 ENV = "auto_explore"
 OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "model")

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from reflectkit.core.errors import NO_ROOM, DataError
-from reflectkit.core.tree import CACHE
 from reflectkit.data.archives import MEMBERS, PIECE_BYTES, SUFFIXES, Opener, RefusedError, members, outermost, safe_path
+from reflectkit.errors import NO_ROOM, DataError
+from reflectkit.files import CACHE
 
 CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
 DATA = frozenset({".csv", ".tsv"})

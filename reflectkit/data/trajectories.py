@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import lone_surrogate, read_json_list
-from reflectkit.core.types import Task, Trajectory, from_json, to_json
 from reflectkit.data import questions
+from reflectkit.errors import DataError
+from reflectkit.jsonl import lone_surrogate, read_json_list
+from reflectkit.types import Task, Trajectory, from_json, to_json
 
 Note = Literal["positive", "mistake", "correction"]
 VISITED = "visited"

@@ -1,7 +1,7 @@
 """Words the oracle's questions as a person would ask them, by the grammar of what a file says about itself.
 
 A docstring may begin with a verb ("Return the fee", "Returns the fee"), be a noun ("The fee for a day") or a sentence.
-Each needs its own question. Only words that `core.text.keywords` omits are added, so a question has exactly the
+Each needs its own question. Only words that `text.keywords` omits are added, so a question has exactly the
 keywords of its fact.
 """
 

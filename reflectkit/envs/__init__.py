@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.checked import Checked
-from reflectkit.core.config import check_own_settings
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.protocols import Env
-from reflectkit.core.registry import plugins, resolve
-from reflectkit.core.types import Task
+from reflectkit.config import check_own_settings
+from reflectkit.env import Env
 from reflectkit.envs.base import BaseEnv, ChoiceEnv
 from reflectkit.envs.classes import check_class
+from reflectkit.errors import ConfigError
+from reflectkit.registry import plugins, resolve
+from reflectkit.rollout.checked import Checked
+from reflectkit.types import Task
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
@@ -38,7 +38,7 @@ NEEDED = ("name", "levels", "reset", "step")
 NEEDED_BY_CHOICE = ("_begin", "_move", "_text")
 STUBS = {BaseEnv: ("reset", "step"), ChoiceEnv: NEEDED_BY_CHOICE}
 SPLITS = ("train", "validate", "test")
-LACKING = "{} is no env: it lacks {}; see reflectkit.core.protocols.Env"
+LACKING = "{} is no env: it lacks {}; see reflectkit.env.Env"
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 BY_NAME = ("state", "remote", "widest", "rules")
 """Traits that an env may also have as attributes of an instance."""

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.checked import is_flag
-from reflectkit.core.config import Config, NoSettings, build, option
-from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
+from reflectkit.config import Config, NoSettings, build, option
+from reflectkit.env import StepResult
 from reflectkit.envs.taskset import Taskset
+from reflectkit.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.rollout.checked import is_flag
+from reflectkit.types import Message, Observation, Task, ToolUse, Trajectory
 
 
 class PromptSettings(Config):

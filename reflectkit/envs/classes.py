@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from reflectkit.core.errors import ConfigError
 from reflectkit.envs.base import BaseEnv, ChoiceEnv
 from reflectkit.envs.taskset import Taskset
+from reflectkit.errors import ConfigError
 
 ARGUMENTS = {
     "reset": "task seed", "step": "action", "oracle": "", "mistakes": "", "slips": "", "note": "",

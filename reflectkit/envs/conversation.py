@@ -14,15 +14,14 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.errors import ConfigError, IllegalActionError
-from reflectkit.core.eventloop import followed
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.seeding import derive
-from reflectkit.core.tools import PLAIN, THOUGHT, parse
-from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse, Trajectory
-from reflectkit.core.users import User, UserTurn
+from reflectkit.config import Config, option
+from reflectkit.env import StepResult, User, UserTurn
 from reflectkit.envs.base import BaseEnv
+from reflectkit.errors import ConfigError, IllegalActionError
+from reflectkit.eventloop import followed
+from reflectkit.seeding import derive
+from reflectkit.tools import PLAIN, THOUGHT, parse
+from reflectkit.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse, Trajectory
 
 LONGEST = 2000
 """Characters of a user's message; the rest is cut off."""
@@ -251,7 +250,7 @@ class ConversationEnv(BaseEnv):
 
     def _need_turn(self, turn: UserTurn) -> None:
         fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
-        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.core.users)")
+        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
 
     def _opened(self, turn: UserTurn) -> Observation:
         self._need_turn(turn)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import Config
-from reflectkit.core.console import Progress
-from reflectkit.core.reports import Table
-from reflectkit.core.types import Task
+from reflectkit.config import Config
+from reflectkit.console import Progress, Table
+from reflectkit.types import Task
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.types import Task
+from reflectkit.console import Progress
 from reflectkit.envs.part import Part
+from reflectkit.errors import ConfigError
+from reflectkit.types import Task
 
 
 class Taskset(Part):

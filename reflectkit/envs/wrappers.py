@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from reflectkit.core.checked import checked
-from reflectkit.core.errors import ConfigError, IllegalActionError
-from reflectkit.core.eventloop import followed
-from reflectkit.core.protocols import Env, StepResult
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Observation, Task, ToolUse
-from reflectkit.core.wrapper import Wrapper
+from reflectkit.env import Env, StepResult, Wrapper
+from reflectkit.errors import ConfigError, IllegalActionError
+from reflectkit.eventloop import followed
+from reflectkit.rollout.checked import checked
+from reflectkit.seeding import generator
+from reflectkit.types import Observation, Task, ToolUse
 
 
 class Horizon(Wrapper):

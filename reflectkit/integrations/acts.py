@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.errors import AgentError, ConfigError
-from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse
+from reflectkit.errors import AgentError, ConfigError
+from reflectkit.types import Decision, Message, Observation, ToolCall, ToolUse
 
 Seen = str | Observation | Sequence[Message | Mapping[str, str]]
 """What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content": …}`; or all of an

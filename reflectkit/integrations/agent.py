@@ -17,24 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from reflectkit.chat.endpoints import key_of
-from reflectkit.chat.templates import HISTORY_TOKENS
-from reflectkit.core.config import Config, build, option
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import AgentError, ConfigError, DataError, ReflectkitError
-from reflectkit.core.eventloop import LoopThread
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.identity import read_record
-from reflectkit.core.protocols import Agent, Context
-from reflectkit.core.seeding import derive
-from reflectkit.core.text import pluralize
-from reflectkit.core.types import THINKING, Decision, Observation
-from reflectkit.envs import env_class
-from reflectkit.envs.base import BaseEnv
-from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
-from reflectkit.models.checkpoint_metadata import model_facts
-from reflectkit.stages.shared.chat import ChatConfig
-from reflectkit.stages.shared.players import (
+from reflectkit.agents.players import (
     Players,
     PlayersSetup,
     chat_parts,
@@ -44,7 +27,24 @@ from reflectkit.stages.shared.players import (
     trained_elsewhere,
     trained_with_comments,
 )
-from reflectkit.stages.shared.sampling import SamplerConfig
+from reflectkit.chat.config import ChatConfig
+from reflectkit.chat.endpoints import key_of
+from reflectkit.chat.templates import HISTORY_TOKENS
+from reflectkit.config import Config, build, option
+from reflectkit.console import Quiet
+from reflectkit.env import Agent, Context
+from reflectkit.envs import env_class
+from reflectkit.envs.base import BaseEnv
+from reflectkit.errors import AgentError, ConfigError, DataError, ReflectkitError
+from reflectkit.eventloop import LoopThread
+from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
+from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.identity import read_record
+from reflectkit.sampling.config import SamplerConfig
+from reflectkit.seeding import derive
+from reflectkit.text import pluralize
+from reflectkit.types import THINKING, Decision, Observation
 
 
 class AgentConfig(Config):

@@ -15,14 +15,14 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.prompts import LABELS
-from reflectkit.core.registry import plugins
-from reflectkit.core.types import Observation
 from reflectkit.envs import ENVS, PLUGINS, env_class, make
+from reflectkit.envs.setup import DEFAULT_HORIZON
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import result_of
 from reflectkit.integrations.problems import tasks_of
-from reflectkit.stages.shared.environments import DEFAULT_HORIZON
+from reflectkit.prompts import LABELS
+from reflectkit.registry import plugins
+from reflectkit.types import Observation
 
 LONGEST = 20_000  # characters of an observation
 PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reflectkit.core.errors import ConfigError, unknown_name
-from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class, listed
-from reflectkit.stages.shared.environments import at_level
+from reflectkit.envs.setup import at_level
+from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.types import Task
 
 
 def tasks_of(env: str, level: str = "", task_file: Path | str | None = None) -> list[Task]:

@@ -19,15 +19,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import Config, build
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
-from reflectkit.core.eventloop import shared_result_of
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
-from reflectkit.core.protocols import rules_of
-from reflectkit.core.seeding import derive
-from reflectkit.core.tools import (
+from reflectkit.config import Config, build
+from reflectkit.env import rules_of
+from reflectkit.envs import env_class
+from reflectkit.envs.conversation import MARKS
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.eventloop import shared_result_of
+from reflectkit.integrations.problems import tasks_of
+from reflectkit.jsonl import write_jsonl
+from reflectkit.models.tokens import encodable
+from reflectkit.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
+from reflectkit.runs.folders import RunConfig
+from reflectkit.seeding import derive
+from reflectkit.tools import (
     HERMES,
     OPENED,
     PLAIN,
@@ -37,12 +42,7 @@ from reflectkit.core.tools import (
     parse,
     tools_text,
 )
-from reflectkit.core.types import Message, Observation, Task, ToolUse, from_json, to_json
-from reflectkit.envs import env_class
-from reflectkit.envs.conversation import MARKS
-from reflectkit.integrations.problems import tasks_of
-from reflectkit.models.tokens import encodable
-from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.types import Message, Observation, Task, ToolUse, from_json, to_json
 
 PREFIX = "reflectkit/"
 CHOICE_RULES = "Answer with the number of one action."

@@ -13,8 +13,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import (
+from reflectkit.errors import CheckpointError
+from reflectkit.models.tokens import encodable, prompt_ids
+from reflectkit.prompts import (
     REFLECTION_MARKER,
     RESULT_MARKER,
     TURN_END,
@@ -24,7 +25,7 @@ from reflectkit.core.prompts import (
     one_line,
     policy_prompt,
 )
-from reflectkit.core.tools import (
+from reflectkit.tools import (
     CLOSED,
     HERMES,
     LLAMA,
@@ -39,8 +40,7 @@ from reflectkit.core.tools import (
     form_text,
     tools_text,
 )
-from reflectkit.core.types import THINKING, Message, Observation, ToolSpec, ToolUse
-from reflectkit.models.tokens import encodable, prompt_ids
+from reflectkit.types import THINKING, Message, Observation, ToolSpec, ToolUse
 
 MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
@@ -60,7 +60,7 @@ class Dialogue:
 
     plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it to the template
     whether the model thinks and what it later sees of it; "off" asks the template for no thinking; "hidden" shows no
-    earlier thoughts. form: the form of calls (see `core/tools.py`) that the template teaches; "plain" if it has no
+    earlier thoughts. form: the form of calls (see `tools.py`) that the template teaches; "plain" if it has no
     tools or another form. stop_ids: an answer ends with any of these.
 
     Raises CheckpointError where thinking is to be off and the template has no switch for it.

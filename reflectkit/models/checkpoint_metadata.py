@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from reflectkit.core.errors import CheckpointError, DataError
-from reflectkit.core.folders import checkpoints
-from reflectkit.core.identity import read_record
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.keys import masked
-from reflectkit.core.types import ANSWERS
+from reflectkit.errors import CheckpointError, DataError
+from reflectkit.jsonl import read_json
+from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
+from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.identity import read_record
+from reflectkit.types import ANSWERS
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DType)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reflectkit.core.errors import CheckpointError, ConfigError
+from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.hub import hub_options
 from reflectkit.models.silence import silence_libraries
 

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import CheckpointError, ConfigError, unknown_name
-from reflectkit.core.keys import masked
+from reflectkit.errors import CheckpointError, ConfigError, unknown_name
+from reflectkit.keys import masked
 
 PATIENCE = 3.0  # seconds
 LONGEST_NAME = 4096  # characters of a path

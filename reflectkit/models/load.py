@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from reflectkit.core.checksums import refuse_damage
-from reflectkit.core.errors import CheckpointError, ConfigError, DivergedError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json, write_text
-from reflectkit.core.text import pluralize
+from reflectkit.errors import CheckpointError, ConfigError, DivergedError
+from reflectkit.jsonl import TEMPORARY_PREFIX, write_json, write_text
 from reflectkit.models.checkpoint_metadata import (
     ROLE_FILE,
     base_fact,
@@ -32,6 +30,8 @@ from reflectkit.models.checkpoint_metadata import (
 )
 from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import hub_options, looks_local
+from reflectkit.runs.checksums import refuse_damage
+from reflectkit.text import pluralize
 
 ALL_LINEAR = "all-linear"  # peft's own word
 REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes' own name

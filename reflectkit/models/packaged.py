@@ -10,8 +10,8 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX
+from reflectkit.errors import CheckpointError
+from reflectkit.jsonl import TEMPORARY_PREFIX
 from reflectkit.models.checkpoint_metadata import wherever_read
 from reflectkit.models.hub import PACKAGED
 from reflectkit.models.silence import silence_libraries

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from reflectkit.core.errors import DivergedError
+from reflectkit.errors import DivergedError
 from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import PASSAGE
 

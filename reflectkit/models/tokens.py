@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import answers, label
+from reflectkit.errors import CheckpointError
 from reflectkit.models.labels import Path, with_ends
+from reflectkit.prompts import answers, label
 
 SPACE = "\u2581"
 """How SentencePiece writes a space: begins the tokens of a text that the tokenizer puts a space of its own before."""

@@ -13,16 +13,16 @@ import pytest
 
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.agents.two_player import TwoPlayerAgent
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Task
 from reflectkit.envs import make
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
 from reflectkit.models.tiny import build_model
-from reflectkit.rl import batch
-from reflectkit.rl.algorithms import objective
-from reflectkit.rl.learner import Learner, Settings
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.train import batch
+from reflectkit.train.algorithms import objective
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.types import Task
 from tests.explore import explore_task, write_repository
 from tests.families import qwen
 from tests.household import write_games

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.branching import Branch, Compared, Trial, by_judgement, by_return
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import SampleOutput, SampleRequest
-from tests.rl.training import Spelling
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.base import SampleOutput, SampleRequest
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.train.branching import Branch, Compared, Trial, by_judgement, by_return
+from reflectkit.types import Task
+from tests.train.training import Spelling
 
 
 def branches_of(agent: TwoPlayerAgent, turn: int = 2, horizon: int = 8) -> list[Branch]:

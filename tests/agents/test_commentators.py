@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from reflectkit.agents.commentators import NoComments, ShuffledComments, TeacherComments
+from reflectkit.agents.comments import NoComments, ShuffledComments, TeacherComments
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.protocols import Context
-from reflectkit.core.types import Observation
+from reflectkit.env import Context
 from reflectkit.envs import env_class, make
+from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.types import Observation
 
 
 def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from reflectkit.agents.two_player import Reflector
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.protocols import Context
-from reflectkit.core.types import Message, Observation
+from reflectkit.env import Context
 from reflectkit.envs import make
+from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
 from reflectkit.models.tokens import prompt_ids
-from tests.rl.training import agent_of, decide_all, favour
+from reflectkit.prompts import policy_prompt
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.types import Message, Observation
+from tests.train.training import agent_of, decide_all, favour
 
 
 def test_a_memoised_comment_is_decoded_once(reflector_player: LoadedModel, observations: list[Observation]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import CpuClock, play_round
-from reflectkit.core.console import Quiet
+from reflectkit.console import Quiet
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.support.env import Support
 

@@ -15,8 +15,8 @@ from benchmarks import bench, gpu
 from benchmarks.gpu import Bench, Part, Row
 from benchmarks.gpu_parts import _communication_error
 from reflectkit.cli.main import main
-from reflectkit.core.console import Quiet
-from reflectkit.core.jsonl import read_json
+from reflectkit.console import Quiet
+from reflectkit.jsonl import read_json
 from tests.commands import error_of
 
 HERE = "tests.gpu_parts"

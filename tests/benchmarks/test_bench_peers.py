@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from reflectkit.core.protocols import Env
-from reflectkit.core.rollout import Episode
+from reflectkit.env import Env
 from reflectkit.envs.taxi import Taxi
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import load_player
+from reflectkit.rollout.episode import Episode
 
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import rl as bench_rl
-from reflectkit.core.console import Quiet
-from reflectkit.core.prompts import LABELS
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.types import Message, Observation, Task
+from reflectkit.console import Quiet
+from reflectkit.env import StepResult
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tokens import label_ids
+from reflectkit.prompts import LABELS
+from reflectkit.types import Message, Observation, Task
 
 
 class Echo:

@@ -12,11 +12,11 @@ from benchmarks import bench
 from benchmarks import sft as bench_sft
 from benchmarks.sft import Measured
 from reflectkit.cli.main import main
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.jsonl import read_json
-from reflectkit.stages import sft
-from reflectkit.stages.tuning import sft as sft_training
+from reflectkit.commands import sft
+from reflectkit.console import Quiet
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_json
+from reflectkit.train import sft as sft_training
 from tests.sft_runs import config, write_rows
 
 

@@ -19,10 +19,10 @@ from reflectkit.chat.calls import retry_after_s
 from reflectkit.chat.client import ChatClient, Request, open_client
 from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
 from reflectkit.chat.journal import open_journal
-from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.keys import masked, without_keys
-from reflectkit.core.types import Message
+from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.eventloop import run_sync
+from reflectkit.keys import masked, without_keys
+from reflectkit.types import Message
 from tests.server import Server, completion, serve
 
 KEY = "sk-very-secret-key-0123456789"

@@ -11,8 +11,8 @@ from reflectkit.chat.budget import Prices
 from reflectkit.chat.client import Request, open_client
 from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.journal import Answer, open_journal
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.types import Message
+from reflectkit.eventloop import run_sync
+from reflectkit.types import Message
 
 ANSWER = Answer("Zwei Euro, “sagt sie”.", "stop", "", 100, 20)
 

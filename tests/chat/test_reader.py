@@ -11,15 +11,15 @@ import pytest
 from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.env_models import ChatJudge, ChatReader
 from reflectkit.cli.main import main
-from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.core.readers import Claim, Query
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Decision, Status, ToolUse
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import Claim, Query
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import read_json, write_json
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Decision, Status, ToolUse
 from tests.server import serve
 
 

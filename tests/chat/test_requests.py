@@ -24,17 +24,17 @@ from reflectkit.chat.templates import (
     teaching_request,
 )
 from reflectkit.cli.main import main
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.jsonl import read_json, read_jsonl, write_json
-from reflectkit.core.prompts import policy_prompt, reflection_prompt
-from reflectkit.core.protocols import Context, rules_of
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.text import count_tokens
-from reflectkit.core.tools import plain_text
-from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import Context, rules_of
 from reflectkit.envs import env_class
 from reflectkit.envs.corridor import Corridor
+from reflectkit.eventloop import result_of
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.prompts import policy_prompt, reflection_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.text import count_tokens
+from reflectkit.tools import plain_text
+from reflectkit.types import Decision, Message, Observation, ToolCall, ToolUse
 from tests.envs.test_contract import EVERY, NAMES, games, listed, make, repos
 from tests.server import Server, completion, serve
 

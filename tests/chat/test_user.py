@@ -11,16 +11,16 @@ from reflectkit.chat.budget import BudgetSpentError
 from reflectkit.chat.endpoints import ApiError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatUser
 from reflectkit.cli.main import main
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Decision, Message, Status, ToolUse
-from reflectkit.core.users import UserTurn
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import UserTurn
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.wrappers import Horizon
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import read_json, write_json
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Decision, Message, Status, ToolUse
 from tests.commands import error_of
 from tests.server import serve
 

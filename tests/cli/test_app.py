@@ -39,8 +39,8 @@ def test_help_imports_no_stage() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {name for name in loaded if name.partition(".")[0] == "reflectkit"} == {
         "reflectkit", "reflectkit.version", "reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app",
-        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors",
-        "reflectkit.core.text", "reflectkit.stages",
+        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.errors",
+        "reflectkit.text", "reflectkit.commands",
     }  # fmt: skip
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.display import Screen, show
-from reflectkit.core.reports import Report, Table
+from reflectkit.console import Report, Table
 
 COLUMNS = ("policy", "level", *(f"figure {number}" for number in range(10)))
 ROWS = tuple(

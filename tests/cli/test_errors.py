@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.stages import split
+from reflectkit.commands import split
 from tests.commands import error_of
 
 

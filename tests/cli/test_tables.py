@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.display import Screen, show
-from reflectkit.core.reports import Report, Table
-from reflectkit.stages.shared.eval_tables import differences, differences_table, row, table
+from reflectkit.console import Report, Table
+from reflectkit.evals.tables import differences, differences_table, row, table
 
 LONG = "a-policy-with-the-longest-name-of-the-paper"
 

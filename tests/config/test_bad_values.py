@@ -9,11 +9,11 @@ from typing import Any, get_origin
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import Leaf, alternatives, build, is_path, leaves, literals
-from reflectkit.core.errors import ConfigError
+from reflectkit.commands import STAGES, config_class
+from reflectkit.config import Leaf, alternatives, build, is_path, leaves, literals
 from reflectkit.envs import ENVS
-from reflectkit.rl.algorithms import ALGORITHMS
-from reflectkit.stages import STAGES, config_class
+from reflectkit.errors import ConfigError
+from reflectkit.train.algorithms import ALGORITHMS
 
 GIVEN: dict[str, dict[str, Any]] = {
     "filter-repo": {"env": "auto_explore"},

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from reflectkit import Config, option
-from reflectkit.core.config import build, chosen_by, flat, heading, identifying, leaves, non_default, with_values
-from reflectkit.core.errors import ConfigError, UnknownNameError
+from reflectkit.config import build, chosen_by, flat, heading, identifying, leaves, non_default, with_values
+from reflectkit.errors import ConfigError, UnknownNameError
 
 
 class Fruit(Config):

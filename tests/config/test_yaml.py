@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reflectkit.core.config import build
-from reflectkit.core.yaml_text import parse_yaml
-from reflectkit.stages.sft import SFTConfig
+from reflectkit.commands.sft import SFTConfig
+from reflectkit.config import build, parse_yaml
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "0.1e-3", "1.0e-04", "+1e-4"])

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from reflectkit.core.batching import BatchBarrier, Batcher
-from reflectkit.core.eventloop import run_sync
+from reflectkit.eventloop import run_sync
+from reflectkit.rollout.batching import BatchBarrier, Batcher
 
 
 def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:

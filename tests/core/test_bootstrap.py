@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, ttest_1samp
 
-from reflectkit.core.bootstrap import hierarchical_interval, interval_over_seeds
-from reflectkit.core.curves import area, first_reaching
-from reflectkit.core.stats import mean_interval
-from reflectkit.stages.shared.seeds import curve_figures, curve_table, seed_differences
+from reflectkit.evals.seeds import curve_figures, curve_table, seed_differences
+from reflectkit.evals.stats import area, first_reaching, hierarchical_interval, interval_over_seeds, mean_interval
 
 
 def every_replicate(by_seed: list[list[list[float]]]) -> list[tuple[float, float]]:

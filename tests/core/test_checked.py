@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
-from reflectkit.core.checked import Checked, checked
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Message, Observation, Task, ToolSpec, ToolUse
+from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
-from reflectkit.stages.shared.oracle_scores import Advised
+from reflectkit.errors import ConfigError
+from reflectkit.evals.oracle_scores import Advised
+from reflectkit.rollout.checked import Checked, checked
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
 TASK = Corridor.taskset.tasks("short")[0]
 EPISODES = [Episode(TASK, 1)]

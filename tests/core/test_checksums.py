@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.core.checksums import CHECKSUMS, refuse_damage, seal, verify
-from reflectkit.core.errors import CheckpointError
+from reflectkit.errors import CheckpointError
+from reflectkit.runs.checksums import CHECKSUMS, refuse_damage, seal, verify
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from reflectkit.core.stats import (
+from reflectkit.evals.seeds import seed_differences, seed_differences_table
+from reflectkit.evals.stats import (
     adjusted,
     amount_interval,
     by_cluster,
@@ -26,7 +27,7 @@ from reflectkit.core.stats import (
     pass_at,
     rate_interval,
 )
-from reflectkit.stages.shared.eval_tables import (
+from reflectkit.evals.tables import (
     ablations_table,
     csv_text,
     differences,
@@ -39,7 +40,6 @@ from reflectkit.stages.shared.eval_tables import (
     row,
     table,
 )
-from reflectkit.stages.shared.seeds import seed_differences, seed_differences_table
 from research.effects import Effect
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from reflectkit.core.eventloop import followed, in_thread, result_of, run_sync
+from reflectkit.eventloop import followed, in_thread, result_of, run_sync
 
 
 async def current() -> asyncio.AbstractEventLoop:
@@ -90,7 +90,7 @@ def test_a_forked_child_leaves_the_parents_loop_as_it_is() -> None:
     """Otherwise the parent would wait forever for a thread, since the child had closed the loop that both share."""
     code = """
 import faulthandler, gc, os, time
-from reflectkit.core.eventloop import in_thread, run_sync
+from reflectkit.eventloop import in_thread, run_sync
 
 async def waits():
     await in_thread(time.sleep, 0.05)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.core import jsonl, runs
-from reflectkit.core.config import Config, build, option
-from reflectkit.core.errors import ConfigError, DataError, UnknownNameError
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.types import Task, from_json
+from reflectkit import jsonl
+from reflectkit.config import Config, build, option
+from reflectkit.errors import ConfigError, DataError, UnknownNameError
+from reflectkit.runs import run as runs
+from reflectkit.runs.folders import RunConfig
+from reflectkit.types import Task, from_json
 
 
 def test_round_trip_with_awkward_text(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
 
 def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
     with runs.open_run("example", config(tmp_path)) as run:
-        code = f"import pathlib, reflectkit.core.runs as r\nwith r.locked(pathlib.Path({str(run.folder)!r}), 0.1): pass"
+        code = f"import pathlib, reflectkit.runs.run as r\nwith r.locked(pathlib.Path({str(run.folder)!r}), 0.1): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "another process is working on" in done.stderr
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

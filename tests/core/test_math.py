@@ -8,8 +8,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectkit.core import seeding, stats
+from reflectkit import seeding
 from reflectkit.data.splits import apportion, split_groups, split_weighted
+from reflectkit.evals import stats
 
 
 def test_by_task_weighs_tasks_alike() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core import runs
-from reflectkit.core.config import Config, build, option
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import RunConfig
+from reflectkit.config import Config, build, option
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.runs import run as runs
+from reflectkit.runs.folders import RunConfig
 
 
 class Example(Config):

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reflectkit.core.errors import ReflectkitError
-from reflectkit.core.memory import memory_explained
+from reflectkit.errors import ReflectkitError, memory_explained
 
 
 def full_gpu() -> None:

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.core.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
-from reflectkit.core.protocols import Context, Env, StepResult
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Decision, Message, Observation, Status, Task
+from reflectkit.env import Context, Env, StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.seeding import generator
+from reflectkit.types import Decision, Message, Observation, Status, Task
 
 EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.taskset.tasks("long")]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from reflectkit.cli.main import main
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.threads import VARIABLES
+from reflectkit.jsonl import read_json
+from reflectkit.seeding import VARIABLES
 from tests.commands import prepare
 from tests.kill import hashes
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.tools import (
+from reflectkit.errors import ConfigError
+from reflectkit.prompts import policy_prompt
+from reflectkit.tools import (
     FORMS,
     HERMES,
     LLAMA,
@@ -29,7 +29,7 @@ from reflectkit.core.tools import (
     plain_text,
     tools_text,
 )
-from reflectkit.core.types import Message, Observation, ToolCall, ToolSpec
+from reflectkit.types import Message, Observation, ToolCall, ToolSpec
 
 BOOK = ToolSpec(
     "book_flight",
@@ -307,6 +307,6 @@ def test_the_prompt_of_a_model_without_a_template() -> None:
 
 
 def test_the_checker_is_loaded_on_use() -> None:
-    code = "import sys, reflectkit.core.tools; print({'jsonschema', 'referencing'} & set(sys.modules))"
+    code = "import sys, reflectkit.tools; print({'jsonschema', 'referencing'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.core.included import repositories_in
-from reflectkit.core.text import keywords
 from reflectkit.data.oracle import ask, leaks
 from reflectkit.data.repos import kind_of
 from reflectkit.data.wording import CODE, NOTES, TEXT, WORDINGS, shape_of, tidy, worded
+from reflectkit.files import repositories_in
+from reflectkit.text import keywords
 
 BOXED = repositories_in(Path(__file__).parents[2] / "data/auto_explore/repos")
 

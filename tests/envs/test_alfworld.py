@@ -20,14 +20,8 @@ import pytest
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Recovery, Replay
 from reflectkit.chat.templates import playing_request
 from reflectkit.cli.main import main
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.protocols import Context
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import demonstration_steps, from_trajectory
+from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.envs.alfworld.belief import Belief
 from reflectkit.envs.alfworld.engine import Game, State, essential
@@ -36,6 +30,12 @@ from reflectkit.envs.alfworld.expert import COOL, HEAT, LOOK, PLACE, TWO, TYPES,
 from reflectkit.envs.alfworld.fast import memoised
 from reflectkit.envs.alfworld.pool import pool
 from reflectkit.envs.alfworld.reflections import write_reflection
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
+from reflectkit.eventloop import result_of
+from reflectkit.jsonl import read_json
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.text import count_tokens
+from reflectkit.types import Status, Task, Trajectory
 from tests.household import Room, write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
@@ -592,7 +592,7 @@ def test_half_an_installation_is_named(tmp_path: Path) -> None:
     (tmp_path / "tatsu" / "__init__.py").write_text("raise ImportError('no tatsu here')")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pathlib import Path\n"
-        "from reflectkit.core.errors import ConfigError; from reflectkit.envs.alfworld.pool import pool\n"
+        "from reflectkit.errors import ConfigError; from reflectkit.envs.alfworld.pool import pool\n"
         "for _ in range(2):\n  try: pool().take(Path()).pid\n  except ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,11 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflectkit.cli.main import main
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.core.locks import locked
-from reflectkit.core.types import Task
+from reflectkit.console import Quiet
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games
 from reflectkit.envs.alfworld.expert import LOOK, TWO, TYPES
@@ -33,6 +29,10 @@ from reflectkit.envs.alfworld.package import table
 from reflectkit.envs.alfworld.pool import Engine, Pool
 from reflectkit.envs.alfworld.problems import Maker
 from reflectkit.envs.alfworld.solution import Solution, find_solution
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import read_json, write_json
+from reflectkit.runs.locks import locked
+from reflectkit.types import Task
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")

@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Observation, Status, Task
+from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.auto_explore.commands import Walk, offered, shortest_path
 from reflectkit.envs.auto_explore.env import AutoExplore
 from reflectkit.envs.auto_explore.repo import open_repository
+from reflectkit.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.text import count_tokens
+from reflectkit.types import Observation, Status, Task
 from tests.explore import LONG, explore_task, write_repository
 
 
@@ -473,7 +473,7 @@ def test_settings_are_checked(repos: Path) -> None:
 
 
 def test_a_failed_decision_aborts_its_episode_alone(repos: Path) -> None:
-    from reflectkit.core.types import Decision
+    from reflectkit.types import Decision
 
     class Fails:
         def act(self, observations: Any, contexts: Any) -> list[Decision]:

@@ -22,11 +22,6 @@ from gymnasium.utils.env_checker import check_env
 
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, UnknownNameError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.auto_explore.repo import open_repository
@@ -35,6 +30,11 @@ from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.tau.package import SPLITS
 from reflectkit.envs.tau.problems import tasks_of
+from reflectkit.errors import ConfigError, DataError, IllegalActionError, UnknownNameError
+from reflectkit.eventloop import result_of
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
 from tests.explore import explore_task, write_repository
 from tests.household import write_games
 from tests.taubench import Talker, installed, write_package

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core.errors import ConfigError, IllegalActionError
-from reflectkit.core.protocols import Context
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.tools import HERMES, PLAIN, Form, parse
-from reflectkit.core.types import Decision, Message, Observation, Task, ToolCall, ToolSpec, ToolUse, to_json
-from reflectkit.core.users import UserTurn
+from reflectkit.env import Context, UserTurn
 from reflectkit.envs.conversation import (
     LONGEST,
     LONGEST_RESULT,
@@ -22,6 +17,10 @@ from reflectkit.envs.conversation import (
     read_action,
     spoken,
 )
+from reflectkit.errors import ConfigError, IllegalActionError
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.tools import HERMES, PLAIN, Form, parse
+from reflectkit.types import Decision, Message, Observation, Task, ToolCall, ToolSpec, ToolUse, to_json
 
 FIND = ToolSpec("find_order", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}})
 CREDIT = ToolSpec("credit", "Gives a credit.", {"type": "object"})

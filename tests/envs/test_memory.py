@@ -12,10 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
-from reflectkit.core.readers import Query
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Decision, Status, Task, ToolCall, ToolUse
+from reflectkit.env import Query
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
@@ -26,6 +23,9 @@ from reflectkit.envs.memory.rewards import calls_done, compression, content
 from reflectkit.envs.memory.scoring import Question, as_question, score
 from reflectkit.envs.memory.store import CORE, CORE_TOKENS, EPISODIC, SEMANTIC, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, UPDATE, Outcome, apply
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse
 from tests.commands import error_of
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Task
 from reflectkit.envs.memory import mem1, memagent
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.rewriting import METHODS, beginning
 from reflectkit.envs.memory.tools import INSERT, UPDATE
+from reflectkit.text import count_tokens
+from reflectkit.types import Task
 
 
 class Noted:

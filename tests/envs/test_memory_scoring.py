@@ -18,15 +18,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.readers import Claim
+from reflectkit.env import Claim
 from reflectkit.envs.memory.content import read
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.judging import scores
 from reflectkit.envs.memory.published import read_parquet, read_titles
 from reflectkit.envs.memory.scoring import RULES, Question, as_question, nearest, score
 from reflectkit.envs.memory.sources import SOURCES, answers_of, source_of
+from reflectkit.errors import DataError
+from reflectkit.eventloop import run_sync
 
 AUTHORS = os.environ.get("MEM_ALPHA", "")
 TITLES = {"1": "Heat", "2": "Toy Story", "3": "Alien", "4": "Aliens", "5": "Jaws", "6": "Up", "7": "Big"}

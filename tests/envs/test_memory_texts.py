@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.text import count_tokens
 from reflectkit.envs.memory.texts import chunked, read_text, text_files
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json
+from reflectkit.text import count_tokens
 from tests.commands import error_of
 
 BOOK = "Anna went to Rome.\nShe liked it.\n\nBen stayed in Oslo! Did he like it? Nobody knows."

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
-from reflectkit.core.tools import PLAIN, parse
-from reflectkit.core.types import Message, Task, ToolCall, ToolUse
-from reflectkit.core.users import UserTurn
+from reflectkit.env import UserTurn
 from reflectkit.envs.support.database import Ledger, euros
 from reflectkit.envs.support.desk import ANSWER, DO, REPORT
 from reflectkit.envs.support.desk import REFUSE as REFUSAL
@@ -27,6 +22,11 @@ from reflectkit.envs.support.requests import CANCEL, CHANGES, STOCK, Request, fr
 from reflectkit.envs.support.rules import PAYMENT, RULES
 from reflectkit.envs.support.tasks import ALL, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.eventloop import result_of
+from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
+from reflectkit.tools import PLAIN, parse
+from reflectkit.types import Message, Task, ToolCall, ToolUse
 
 SOURCE = source_of(3, CUSTOMERS)
 

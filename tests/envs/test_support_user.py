@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from reflectkit.core.seeding import generator
-from reflectkit.core.users import UserTurn
+from reflectkit.env import UserTurn
 from reflectkit.envs.support.persona import CHATTY, PATIENCE, PUSHY, TERSE, WAVERING, Identity, Persona
 from reflectkit.envs.support.requests import CANCEL, DANGER, PAID, RETURN, STOCK, SWAP, Request
 from reflectkit.envs.support.rules import PAYMENT, SHIPPED
+from reflectkit.seeding import generator
 
 CANCELLING = Request(
     CANCEL,

@@ -14,18 +14,17 @@ import pytest
 
 from reflectkit.agents.scripted import Demonstrator, Oracle
 from reflectkit.cli.main import main
-from reflectkit.core.config import build
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Message, Status, Task, ToolCall, ToolUse
-from reflectkit.core.users import User, UserTurn
+from reflectkit.config import build
+from reflectkit.console import Quiet
+from reflectkit.env import StepResult, User, UserTurn
 from reflectkit.envs import env_class, make
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.eventloop import result_of
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
 from tests.commands import error_of
 from tests.server import serve
 from tests.taubench import FILES, Talker, installed, write_package

@@ -14,17 +14,16 @@ import pytest
 from pydantic import ValidationError
 
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.protocols import Context
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.seeding import generator
-from reflectkit.core.tools import check_call
-from reflectkit.core.types import Message, Observation, Status, Task, ToolCall, ToolUse
-from reflectkit.core.users import UserTurn
+from reflectkit.env import Context, UserTurn
 from reflectkit.envs import make
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import tasks_of
+from reflectkit.eventloop import result_of
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.seeding import generator
+from reflectkit.tools import check_call
+from reflectkit.types import Message, Observation, Status, Task, ToolCall, ToolUse
 from tests.server import serve
 from tests.taubench import CHECKOUT, THERE, installed
 

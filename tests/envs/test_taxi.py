@@ -10,9 +10,9 @@ import gymnasium
 import pytest
 
 import reflectkit  # noqa: F401
-from reflectkit.core.types import Task
 from reflectkit.envs.taxi.env import STATES, Taxi, draw, world
 from reflectkit.envs.taxi.world import ACTIONS, View, build, decode, encode, write_reflection
+from reflectkit.types import Task
 
 
 def at(state: int, level: str = "full") -> Taxi:

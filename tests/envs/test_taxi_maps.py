@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.core.console import Quiet
-from reflectkit.core.types import Task
+from reflectkit.commands import gen_trajectory, split
+from reflectkit.console import Quiet
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs.taxi.maps import MAPS, SIDE, STATES, TaxiMaps, draw, layout, world
 from reflectkit.envs.taxi.world import ABOARD, View, decode, encode
-from reflectkit.stages import gen_trajectory, split
+from reflectkit.types import Task
 
 
 def at(number: int, view: View, level: str = "full") -> TaxiMaps:

@@ -17,15 +17,15 @@ import pytest
 
 import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.errors import AgentError, ConfigError
-from reflectkit.core.prompts import policy_prompt, reflection_prompt
-from reflectkit.core.rollout import Episode, rollout
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi.world import ACTIONS
+from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import LoadedModel, load_player, save_player
-from reflectkit.models.local import LocalSampler
+from reflectkit.prompts import policy_prompt, reflection_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
 from tests.server import serve
 
 
@@ -50,7 +50,7 @@ def test_it_acts_as_the_two_players_do_on_the_prompt_of_training(
 ) -> None:
     reflector = Reflector(LocalSampler(load_player(checkpoints["reflection"], device="cpu"), frozen=True, rank=0))
     by_hand = TwoPlayerAgent(LocalSampler(load_player(checkpoints["policy"], device="cpu")), reflector, temperature=0)
-    from reflectkit.core.protocols import Context
+    from reflectkit.env import Context
 
     for seen in observations[:3]:
         expected = asyncio.run(by_hand.decide(seen, Context(0, None)))  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_requests_of_coroutines_and_threads_share_batches(
 
 
 def test_episodes_are_those_of_evaluate(agent: LoadedAgent, checkpoints: dict[str, Path]) -> None:
-    from reflectkit.core.rollout import Episode, rollout
+    from reflectkit.rollout.episode import Episode, rollout
 
     kind = reflectkit.env_class("taxi")
     episodes = [Episode(task, 0) for task in kind.taskset.tasks("full")[:4]]

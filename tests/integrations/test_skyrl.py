@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
-from reflectkit.core.jsonl import write_json
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.tools import HERMES, form_text
-from reflectkit.core.types import Message, Observation, Task, ToolSpec, ToolUse
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import StepResult
 from reflectkit.envs.base import BaseEnv
 from reflectkit.envs.support.env import Support
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
 from reflectkit.integrations import skyrl
+from reflectkit.jsonl import write_json
+from reflectkit.tools import HERMES, form_text
+from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
 skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym")
 
@@ -71,8 +71,8 @@ def oracle_answers(env: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("env", ["corridor", "taxi"])
 def test_choices_are_played_as_in_our_own_loop(env: str) -> None:
     from reflectkit.agents.scripted import Oracle
-    from reflectkit.core.rollout import Episode, rollout
     from reflectkit.envs import make
+    from reflectkit.rollout.episode import Episode, rollout
 
     skyrl.register(env)
     for row in skyrl.rows(env)[:20]:
@@ -166,7 +166,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_choice_of_an_answer(text: str) -> None:
-    from reflectkit.core.errors import IllegalActionError
+    from reflectkit.errors import IllegalActionError
 
     if ANSWERS[text] is None:
         with pytest.raises(IllegalActionError, match="from 0 to 2"):

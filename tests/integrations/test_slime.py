@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from transformers import GPT2Config
 
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
-from reflectkit.core.eventloop import result_of, run_sync
-from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.tau.problems import tasks_of
 from reflectkit.envs.taxi import Taxi
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.eventloop import result_of, run_sync
 from reflectkit.integrations.slime import generate, log_rollout, normalise_rewards
 from reflectkit.integrations.slime.episodes import episode_of, to_samples
 from reflectkit.integrations.slime.metrics import figures
@@ -29,7 +28,8 @@ from reflectkit.integrations.slime.prompts import prompt_row, write_prompts
 from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.integrations.slime.settings import check_arguments, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.sampler import SampleRequest
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
 from tests.integrations.slime_samples import FakeSample
 from tests.models.test_chat import byte_by_byte, make_tokenizer
 from tests.taubench import installed, write_package

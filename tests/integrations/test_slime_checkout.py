@@ -27,17 +27,17 @@ import yaml
 from transformers import GPT2Config, PreTrainedTokenizerFast
 from transformers.utils import import_utils
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.types import THINKING, Task
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.taxi import Taxi
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import result_of
 from reflectkit.integrations import slime as plugin
 from reflectkit.integrations.slime.episodes import episode_of
 from reflectkit.integrations.slime.prompts import prompt_row
 from reflectkit.integrations.slime.settings import read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.tokens import label_ids
+from reflectkit.types import THINKING, Task
 from tests.models.test_chat import byte_by_byte, make_tokenizer
 from tests.router import Router, serve_router
 
@@ -321,8 +321,8 @@ def test_choices_are_sampled_from_the_whole_vocabulary(
 
 @pytest.fixture(scope="module")
 def taxi_tokenizer() -> PreTrainedTokenizerFast:
-    from reflectkit.core.prompts import label
     from reflectkit.models.tiny import build_tokenizer
+    from reflectkit.prompts import label
 
     return build_tokenizer(["Actions:", "Action: x"], [label(index) for index in range(6)])
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from reflectkit.models.agreement import disagreement
+from reflectkit.sampling.checks import disagreement
 
 
 @pytest.mark.parametrize(

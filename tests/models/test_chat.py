@@ -10,11 +10,16 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from reflectkit.agents.two_player import TwoPlayerAgent
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.protocols import Context
-from reflectkit.core.tools import HERMES, LLAMA, PLAIN, form_text, parse, plain_text
-from reflectkit.core.types import (
+from reflectkit.env import Context
+from reflectkit.errors import CheckpointError
+from reflectkit.models.chat import Dialogue
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.prompts import policy_prompt
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.tools import HERMES, LLAMA, PLAIN, form_text, parse, plain_text
+from reflectkit.train import batch
+from reflectkit.types import (
     Decision,
     Message,
     Observation,
@@ -27,12 +32,7 @@ from reflectkit.core.types import (
     Trajectory,
     Turn,
 )
-from reflectkit.models.chat import Dialogue
-from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.rl import batch
-from tests.rl.training import decide_all
+from tests.train.training import decide_all
 
 QWEN = """\
 {%- if tools %}<|im_start|>system

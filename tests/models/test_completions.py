@@ -11,12 +11,12 @@ import torch
 from trl import SFTTrainer
 from trl.trainer import utils
 
-from reflectkit.core.console import Quiet
-from reflectkit.data.sft import read_rows
-from reflectkit.models import completions
-from reflectkit.models.completions import CompletionTrainer
+from reflectkit.console import Quiet
+from reflectkit.data.sft_rows import read_rows
 from reflectkit.models.load import save_player
-from reflectkit.stages.tuning import sft as sft_training
+from reflectkit.train import sft as completions
+from reflectkit.train import sft as sft_training
+from reflectkit.train.sft import CompletionTrainer
 from tests.sft_runs import config, write_rows
 
 ROWS = [([5, 6, 7, 8, 9, 10], 2), ([11, 12, 13], 1), ([7, 7, 9, 5], 4)]

@@ -11,23 +11,23 @@ import pytest
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import AGENT_MARKER, TURN_END, policy_prompt
-from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.tools import HERMES, LLAMA, PLAIN, parse
-from reflectkit.core.types import Message, Observation, Status, ToolSpec, ToolUse, Trajectory
-from reflectkit.data.sft import joined, lessons, plain_row, policy_row, read_rows
+from reflectkit.data.sft_rows import joined, lessons, plain_row, policy_row, read_rows
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.wrappers import Horizon
+from reflectkit.errors import CheckpointError
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.rl import batch
-from reflectkit.stages.tuning.sft import encode
+from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.base import SampleOutput, SampleRequest
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.tools import HERMES, LLAMA, PLAIN, parse
+from reflectkit.train import batch
+from reflectkit.train.sft import encode
+from reflectkit.types import Message, Observation, Status, ToolSpec, ToolUse, Trajectory
 from tests.models.test_chat import QWEN, byte_by_byte, make_tokenizer
 
 TASKS = [
@@ -132,7 +132,7 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
 
 
 def test_a_row_in_parts_is_checked_like_any_other(tmp_path: Path) -> None:
-    from reflectkit.core.errors import DataError
+    from reflectkit.errors import DataError
 
     path = tmp_path / "rows.jsonl"
     for then, field in [
@@ -186,7 +186,7 @@ def test_speakers_are_named_and_cannot_be_imitated() -> None:
 
 
 def test_comments_lie_in_the_history_of_a_template_where_they_were_read() -> None:
-    from reflectkit.core.prompts import with_comments
+    from reflectkit.prompts import with_comments
 
     dialogue = Dialogue(make_tokenizer("qwen"))
     observation = Observation(

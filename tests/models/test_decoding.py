@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
-from reflectkit.core.seeding import uniform
-from reflectkit.models import decoding
-from reflectkit.models.decoding import Generated, decode
 from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.sampling import decoding
+from reflectkit.sampling.decoding import Generated, decode
+from reflectkit.seeding import uniform
 
 PROMPTS, LONGEST = 10, 24
 KINDS = ["gpt2", "lfm2"]

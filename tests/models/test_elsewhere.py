@@ -13,8 +13,8 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.errors import CheckpointError
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import base_of, context_of
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 

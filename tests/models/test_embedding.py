@@ -12,9 +12,9 @@ pytest.importorskip("sentence_transformers", reason="needs sentence-transformers
 from sentence_transformers import SentenceTransformer, models
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from reflectkit.core.errors import CheckpointError
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
+from reflectkit.errors import CheckpointError
 from reflectkit.models.embedding import Embedder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "city", "rome"]

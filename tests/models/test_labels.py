@@ -12,21 +12,20 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from reflectkit.agents.two_player import TwoPlayerAgent
-from reflectkit.core.errors import CheckpointError, ConfigError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.prompts import answers, listed_answers, policy_prompt
-from reflectkit.core.protocols import Context
-from reflectkit.core.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
+from reflectkit.env import Context
+from reflectkit.errors import CheckpointError, ConfigError
+from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import Path, trie, with_ends
 from reflectkit.models.load import LoadedModel, checkpoint_gradients
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import choice_ids, completion_ids, label_ids, prompt_ids
-from reflectkit.rl import batch
-from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.logprobs import Unit, packed, score, units
+from reflectkit.prompts import answers, listed_answers, policy_prompt
+from reflectkit.sampling.base import SampleOutput, SampleRequest
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.train import batch
+from reflectkit.train.learner import Learner, Settings, Unit, packed, score, units
+from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.families import FAMILIES
 from tests.models.test_scoring import BUILDERS, gpt2, lfm2, llama, prompts
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.identity import digest
-from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.errors import CheckpointError
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import context_of
 from reflectkit.models.load import load_player, save_player
+from reflectkit.runs.identity import digest
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reflectkit.core.errors import CheckpointError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.models.decoding import truncated_rows
+from reflectkit.errors import CheckpointError
+from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import Path
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import SampleOutput, SampleRequest, Truncation, draw, truncated
 from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw, truncated
+from reflectkit.sampling.decoding import truncated_rows
+from reflectkit.sampling.hf import LocalSampler
 
 
 def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:

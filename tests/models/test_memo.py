@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.memo import ScoreMemo
-from reflectkit.models.sampler import SampleRequest
 from reflectkit.models.tokens import label_ids
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.sampling.memo import ScoreMemo
 from tests.models.test_local import sample
 
 

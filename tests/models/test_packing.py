@@ -11,14 +11,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from trl import SFTTrainer
 
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.jsonl import read_jsonl
-from reflectkit.data.sft import read_rows
+from reflectkit.console import Quiet
+from reflectkit.data.sft_rows import read_rows
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import checkpoint_gradients, save_player
-from reflectkit.models.packing import NOT_TRAINED, PackTrainer, can_pack, collate, pack
 from reflectkit.models.scoring import unwrapped
-from reflectkit.stages.tuning import sft as sft_training
+from reflectkit.train import sft as sft_training
+from reflectkit.train.packing import NOT_TRAINED, PackTrainer, can_pack, collate, pack
 from tests.sft_runs import Interrupting, config, train, write_rows
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -25,15 +25,15 @@ from transformers import (
 )
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.rollout import Episode, rollout
 from reflectkit.envs import env_class, make
-from reflectkit.models.decoding import Generated, decode
+from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.prefix_cache import LONG, PrefixCache, Read, serves
-from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.base import SampleOutput, SampleRequest
+from reflectkit.sampling.decoding import Generated, decode
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.sampling.prefix_cache import LONG, PrefixCache, Read, serves
 from tests.models.test_local import sample
 
 WORDS = 60
@@ -253,7 +253,7 @@ def test_a_service_desk_is_played_alike(hybrid: bool, monkeypatch: pytest.Monkey
         return [turn.decision for one in trajectories for turn in one.turns], sum(mine) + sum(others)
 
     decisions, read = played()
-    monkeypatch.setattr("reflectkit.models.prefix_cache.LONG", 10**6)
+    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 10**6)
     fresh, afresh = played()
     assert [(one.token_ids, one.reflection) for one in decisions] == [(one.token_ids, one.reflection) for one in fresh]
     for one, other in zip(decisions, fresh, strict=True):

@@ -14,9 +14,8 @@ from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import DEPTH, hidden_at, tree_of
 from reflectkit.models.scoring import can_share, trunk_of
 from reflectkit.models.tiny import build_model
-from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.logprobs import packed_as_trees, units
-from tests.rl.training import gradients_after, play, rows_of
+from reflectkit.train.learner import Learner, Settings, packed_as_trees, units
+from tests.train.training import gradients_after, play, rows_of
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from reflectkit.cli.main import main
-from reflectkit.core.console import Quiet
-from reflectkit.core.jsonl import read_json, write_json, write_jsonl
-from reflectkit.core.prompts import label, policy_prompt
-from reflectkit.core.types import Observation
+from reflectkit.commands import sft
+from reflectkit.console import Quiet
+from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.load import REPACKS, load_player
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import label_ids, prompt_ids
-from reflectkit.stages import sft
+from reflectkit.prompts import label, policy_prompt
+from reflectkit.types import Observation
 
 
 @pytest.mark.parametrize("quantize", ["8bit", "4bit"])

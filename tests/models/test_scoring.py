@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from reflectkit.core.prompts import label, policy_prompt
-from reflectkit.core.types import Observation
-from reflectkit.models.decoding import decode
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.scoring import behind_prefix, choice_logprobs, token_logprobs
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
+from reflectkit.prompts import label, policy_prompt
+from reflectkit.sampling.decoding import decode
+from reflectkit.types import Observation
 
 VOCABULARY = 101
 

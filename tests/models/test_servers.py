@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure, ReflectkitError
-from reflectkit.core.eventloop import run_sync
-from reflectkit.core.keys import secrets
-from reflectkit.models.choices import backend
+from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure, ReflectkitError
+from reflectkit.eventloop import run_sync
+from reflectkit.keys import secrets
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
-from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Opening, SampleOutput, SampleRequest, Truncation
 from reflectkit.models.scoring import token_logprobs
-from reflectkit.models.servers.sampler import ServerSampler
-from reflectkit.models.servers.wire import GoneError, RefusedError, Wire
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest, Truncation
+from reflectkit.sampling.choices import backend
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.sampling.server import ServerSampler
+from reflectkit.sampling.wire import GoneError, RefusedError, Wire
 from tests.fakes.inference import Inference, serve_model
 from tests.server import serve
 

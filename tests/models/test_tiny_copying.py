@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reflectkit.core.errors import DivergedError
+from reflectkit.errors import DivergedError
 from reflectkit.models.tiny import build_model, build_tokenizer, teach_copying
 
 

@@ -1,5 +1,5 @@
 """The fixtures of the stages' tests."""
 
-from tests.stages.conftest import corridor_folder, taxi_data
+from tests.commands.conftest import corridor_folder, taxi_data
 
 __all__ = ["corridor_folder", "taxi_data"]

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.jsonl import read_jsonl
-from reflectkit.core.reports import Report
+from reflectkit.commands import sft
+from reflectkit.console import Quiet, Report
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
-from reflectkit.models.local import LocalSampler
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import choice_ids, prompt_ids
-from reflectkit.stages import sft
+from reflectkit.sampling.hf import LocalSampler
 from research import gen_comments
 from research.own_comments import judged_from_json
 from tests.commands import error_of, prepare

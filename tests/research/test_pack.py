@@ -17,13 +17,9 @@ import pytest
 from PIL import Image
 
 from reflectkit.cli.main import main
-from reflectkit.core.errors import DataError
-from reflectkit.core.identity import digest
-from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
-from reflectkit.core.seeding import generator
 from reflectkit.data.episodes import read_compared
-from reflectkit.stages.shared.eval_tables import differences, pooled
-from reflectkit.stages.shared.figures import (
+from reflectkit.errors import DataError
+from reflectkit.evals.figures import (
     LONGEST_NAME,
     MOST_COLUMNS,
     TALLEST,
@@ -32,7 +28,11 @@ from reflectkit.stages.shared.figures import (
     draw_intervals,
     in_columns,
 )
-from reflectkit.stages.shared.seeds import curve_figures, seed_differences
+from reflectkit.evals.seeds import curve_figures, seed_differences
+from reflectkit.evals.tables import differences, pooled
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.runs.identity import digest
+from reflectkit.seeding import generator
 from research.effects import (
     Effect,
     curves,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError, DataError
 
 PACKAGES = ("alfworld", "textworld", "fast_downward")
 HANDCODED, PLANNER = "handcoded", "planner"

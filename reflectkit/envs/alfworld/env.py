@@ -7,7 +7,7 @@ refused, as there.
 Observation
     The task, the room's receptacles by kind and number, and the commands so far with what the engine answered, oldest
     first, without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
-    `prompt_tokens` (both as counted by `core.text`): the oldest commands go first, the newest is kept whole.
+    `prompt_tokens` (both as counted by `text`): the oldest commands go first, the newest is kept whole.
 Choices
     The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to
     examine it, so that each keeps its number through the game; then the others in the engine's order, those that change
@@ -30,13 +30,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError, EnvironmentFailure, IllegalActionError
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.seeding import uniform
-from reflectkit.core.text import count_short, shorten
-from reflectkit.core.types import Message, Observation, Task, ToolUse
+from reflectkit.config import Config, option
+from reflectkit.console import Progress
+from reflectkit.env import StepResult
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import LOOK, SEARCH, TYPES, Goal, good, progress, rules
@@ -46,6 +42,10 @@ from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 from reflectkit.envs.taskset import Taskset
+from reflectkit.errors import DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.seeding import uniform
+from reflectkit.text import count_short, shorten
+from reflectkit.types import Message, Observation, Task, ToolUse
 
 ALL = "all"
 HORIZON = 50

@@ -15,12 +15,12 @@ from os.path import realpath
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.types import Task
 from reflectkit.envs.alfworld.engine import GAME, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
 from reflectkit.envs.alfworld.package import BLANK
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json
+from reflectkit.types import Task
 
 ENV = "alfworld"
 FOLDER = "games"

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.seeding import derive, generator
 from reflectkit.envs.alfworld.engine import GAME, RECORD
 from reflectkit.envs.alfworld.expert import CLEAN, COOL, HEAT, LOOK, TWO, TYPES
 from reflectkit.envs.alfworld.games import PROBLEM, matches
 from reflectkit.envs.alfworld.layouts import Receptacle, Room, rooms
 from reflectkit.envs.alfworld.package import domain, grammar, table, task_text
+from reflectkit.errors import ConfigError
+from reflectkit.seeding import derive, generator
 
 TOOLS = {CLEAN: ("Cleanable", "SinkBasin"), HEAT: ("Heatable", "Microwave"), COOL: ("Coolable", "Fridge")}
 LAMP = "DeskLamp"

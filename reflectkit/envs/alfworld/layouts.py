@@ -14,8 +14,8 @@ from functools import cache
 
 import numpy
 
-from reflectkit.core.seeding import generator
 from reflectkit.envs.alfworld.package import folder, table
+from reflectkit.seeding import generator
 
 Place = tuple[int, int, int, int]
 """Where one stands: x and z in quarters of a metre, quarter turns, degrees of the head."""

@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.core.eventloop import deliver
 from reflectkit.envs.alfworld.engine import State, check_installed
 from reflectkit.envs.alfworld.worker import DONE, REFUSED
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.eventloop import deliver
 
 START_SECONDS = 60.0
 

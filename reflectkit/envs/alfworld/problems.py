@@ -13,20 +13,19 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_text
-from reflectkit.core.locks import locked
-from reflectkit.core.reports import Table
-from reflectkit.core.text import pluralize
-from reflectkit.core.types import Task
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Table
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
 from reflectkit.envs.alfworld.games import FOLDER, SPLITS, VERSION, find, read, task, usable
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
 from reflectkit.envs.alfworld.solution import Solution, find_solution
 from reflectkit.envs.problems import Generated, ProblemGenerator
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import TEMPORARY_PREFIX, sweep, write_text
+from reflectkit.runs.locks import locked
+from reflectkit.text import pluralize
+from reflectkit.types import Task
 
 GAMES = 180  # default of --instances
 SIDE_BY_SIDE = 2  # games that are checked concurrently

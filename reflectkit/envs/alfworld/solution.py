@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectkit.core.errors import DataError, EnvironmentFailure
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER, State
 from reflectkit.envs.alfworld.pool import Engine, pool
+from reflectkit.errors import DataError, EnvironmentFailure
 
 STEPS = 100  # within which a game must be won
 SECONDS = 60.0

@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import ReflectkitError
 from reflectkit.envs.alfworld.engine import Game, lacking
 from reflectkit.envs.alfworld.fast import memoised
+from reflectkit.errors import ReflectkitError
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 

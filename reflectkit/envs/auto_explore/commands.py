@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from reflectkit.core.errors import IllegalActionError
-from reflectkit.core.prompts import LABELS
 from reflectkit.envs.auto_explore.repo import Folder, Repository
+from reflectkit.errors import IllegalActionError
+from reflectkit.prompts import LABELS
 
 UP = "cd .."
 

@@ -6,7 +6,7 @@ named is an accepted answer only on request; a prompt that is too long loses its
 Observation
     The question, the current folder and what is in it, the commands so far, and the last command's output. Lines of an
     output are indented, so that a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its
-    two ends; the whole prompt is kept within `prompt_tokens` (both as counted by `core.text`): first the oldest
+    two ends; the whole prompt is kept within `prompt_tokens` (both as counted by `text`): first the oldest
     commands go, then output, then names.
 Choices
     `cd ..` (but not at the root), `cd DIR`, `cat FILE` unless it was shown, `id FILE`; at most 252.
@@ -27,14 +27,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError, IllegalActionError
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.seeding import generator as stream
-from reflectkit.core.seeding import uniform
-from reflectkit.core.text import count_short, count_tokens, shorten
-from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
+from reflectkit.config import Config, option
+from reflectkit.console import Progress
+from reflectkit.env import StepResult
 from reflectkit.envs.auto_explore import costs
 from reflectkit.envs.auto_explore.commands import UP, Output, Walk, offered, shortest_path
 from reflectkit.envs.auto_explore.keyword import keyword_choice
@@ -42,6 +37,11 @@ from reflectkit.envs.auto_explore.reflections import write_reflection
 from reflectkit.envs.auto_explore.repo import Folder, Repository, open_repository
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 from reflectkit.envs.taskset import Taskset
+from reflectkit.errors import DataError, IllegalActionError
+from reflectkit.seeding import generator as stream
+from reflectkit.seeding import uniform
+from reflectkit.text import count_short, count_tokens, shorten
+from reflectkit.types import Message, Observation, Task, ToolUse, Trajectory
 
 ALL = "all"
 DEEPEST = 9

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflectkit.core.text import keywords, stem, words
 from reflectkit.envs.auto_explore.commands import UP
+from reflectkit.text import keywords, stem, words
 
 ENOUGH = 0.7
 """Share of the question's words that a file must have to be named."""

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from reflectkit.core.text import WORD, keywords, stem, words
 from reflectkit.envs.auto_explore.commands import UP
 from reflectkit.envs.auto_explore.repo import Folder
+from reflectkit.text import WORD, keywords, stem, words
 
 NAMED = 4  # number of the question's words that a comment checks
 NAME = re.compile(r"\w+")

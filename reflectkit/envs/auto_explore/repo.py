@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.text import LEFT_OUT, notebook_source, shorten
+from reflectkit.errors import DataError
+from reflectkit.text import LEFT_OUT, notebook_source, shorten
 
 FILES = 200_000  # maximum in one repository
 READ_WHOLE = 1 << 18  # bytes; of a larger file only the two ends are read

@@ -18,9 +18,9 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
-from reflectkit.core.types import Task
 from reflectkit.envs.base import ChoiceEnv, task_int
 from reflectkit.envs.taskset import Taskset
+from reflectkit.types import Task
 
 STEP_REWARD = -0.1
 GOAL_REWARD = 1.0

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.readers import ANSWER_TOKENS, Query
-from reflectkit.core.text import pluralize
-from reflectkit.core.types import Task
+from reflectkit.env import ANSWER_TOKENS, Query
 from reflectkit.envs.memory.facts import Fact, as_facts
 from reflectkit.envs.memory.scoring import Question, as_questions
+from reflectkit.errors import DataError
+from reflectkit.text import pluralize
+from reflectkit.types import Task
 
 LONGEST_SHORT = 10  # chunks of a short conversation
 MOST_ANSWER_TOKENS = 32_768

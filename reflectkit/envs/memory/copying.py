@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from reflectkit.core.text import count_tokens
-from reflectkit.core.tools import use_of
-from reflectkit.core.types import ToolUse
 from reflectkit.envs.memory.reader import SENTENCES
 from reflectkit.envs.memory.store import EPISODIC, ITEM_TOKENS, Store
 from reflectkit.envs.memory.tools import deletion, insertion
+from reflectkit.text import count_tokens
+from reflectkit.tools import use_of
+from reflectkit.types import ToolUse
 
 RAG, LONG_CONTEXT, MOST_RECENT = "rag", "long-context", "most-recent"
 BASELINES = ("keep-everything", MOST_RECENT, RAG, LONG_CONTEXT)

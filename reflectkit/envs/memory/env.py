@@ -23,15 +23,9 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import Config
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError, IllegalActionError
-from reflectkit.core.eventloop import followed
-from reflectkit.core.protocols import StepResult
-from reflectkit.core.readers import Judge, Reader
-from reflectkit.core.text import count_tokens, pluralize
-from reflectkit.core.tools import PLAIN, parse, use_of
-from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
+from reflectkit.config import Config
+from reflectkit.console import Progress
+from reflectkit.env import Judge, Reader, StepResult
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.content import LONGEST_SHORT, read
@@ -48,6 +42,11 @@ from reflectkit.envs.memory.settings import MemorySettings
 from reflectkit.envs.memory.store import EPISODIC, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply
 from reflectkit.envs.taskset import Taskset
+from reflectkit.errors import DataError, IllegalActionError
+from reflectkit.eventloop import followed
+from reflectkit.text import count_tokens, pluralize
+from reflectkit.tools import PLAIN, parse, use_of
+from reflectkit.types import Message, Observation, Task, ToolUse, Trajectory
 
 MOST_REFUSALS = 5  # shown with the next chunk
 LONGEST_REFUSAL = 200  # characters

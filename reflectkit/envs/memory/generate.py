@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Task
 from reflectkit.envs.memory.facts import Fact
 from reflectkit.envs.memory.reader import UNKNOWN
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
+from reflectkit.seeding import generator
+from reflectkit.types import Task
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from reflectkit.core.eventloop import followed
-from reflectkit.core.readers import Claim, Judge
+from reflectkit.env import Claim, Judge
 from reflectkit.envs.memory.scoring import RUBRIC, Question, score
+from reflectkit.eventloop import followed
 
 
 def scores(

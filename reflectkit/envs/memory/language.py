@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from reflectkit.core.text import STOP_WORDS, stem
+from reflectkit.text import STOP_WORDS, stem
 
 SCRIPTS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 UNSPACED = re.compile(f"[{SCRIPTS}]")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from reflectkit.core.types import Message
+from reflectkit.types import Message
 
 STATE_TOKENS = 1024
 TASK = (

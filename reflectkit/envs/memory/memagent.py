@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from reflectkit.core.tools import OPENED, PYTHON_TAG
-from reflectkit.core.types import Message
+from reflectkit.tools import OPENED, PYTHON_TAG
+from reflectkit.types import Message
 
 MEMORY_TOKENS = 1024
 WORDS = 700  # that the model is asked for; about MEMORY_TOKENS

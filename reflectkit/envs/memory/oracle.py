@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reflectkit.core.tools import use_of
-from reflectkit.core.types import ToolCall, ToolUse
 from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.store import CORE, LISTS, SEMANTIC, Item
 from reflectkit.envs.memory.tools import UPDATE, deletion, insertion
+from reflectkit.tools import use_of
+from reflectkit.types import ToolCall, ToolUse
 
 
 @dataclass(frozen=True, slots=True)

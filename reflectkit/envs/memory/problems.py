@@ -10,16 +10,15 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.reports import figures_table
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Task
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, figures_table
 from reflectkit.envs.memory.generate import LONG, SHORT, conversation
 from reflectkit.envs.memory.published import read_parquet, read_titles
 from reflectkit.envs.memory.texts import read_text, text_files
 from reflectkit.envs.problems import Generated, ProblemGenerator
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.seeding import generator
+from reflectkit.types import Task
 
 CONVERSATIONS = 400
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json
-from reflectkit.core.readers import ANSWER_TOKENS
-from reflectkit.core.types import Task
+from reflectkit.env import ANSWER_TOKENS
 from reflectkit.envs.memory.content import level_of
 from reflectkit.envs.memory.sources import Source, answers_of, source_of
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json
+from reflectkit.types import Task
 
 COLUMNS = ("chunks", "questions_and_answers")
 ROWS_AT_ONCE = 64

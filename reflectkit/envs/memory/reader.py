@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from reflectkit.core.readers import Query
+from reflectkit.env import Query
 from reflectkit.envs.memory.language import content_words
 
 EXTRACTIVE = "extractive"
@@ -24,7 +24,7 @@ class Extractive:
     """
 
     def answer(self, queries: Sequence[Query], memories: Sequence[Sequence[str]]) -> list[str]:
-        """See `core.readers.Reader`."""
+        """See `env.Reader`."""
         return [self._one(query.question, texts) for query, texts in zip(queries, memories, strict=True)]
 
     def _one(self, question: str, texts: Sequence[str]) -> str:

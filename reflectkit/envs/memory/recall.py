@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from reflectkit.core.text import count_tokens
 from reflectkit.envs.memory.retrieval import Related
 from reflectkit.envs.memory.store import LISTS, Store
 from reflectkit.envs.memory.tools import search
+from reflectkit.text import count_tokens
 
 RETRIEVED = 20  # items of each list that the reader gets at most, as in the paper
 READER_TOKENS = 8192  # of these items

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.registry import resolve
 from reflectkit.envs.memory.language import words
+from reflectkit.errors import ConfigError
+from reflectkit.registry import resolve
 
 BM25 = "bm25"
 EMBEDDING = "embedding:"

@@ -10,12 +10,12 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reflectkit.core.text import count_tokens
-from reflectkit.core.tools import plain_text
-from reflectkit.core.types import Message, ToolCall, ToolUse
 from reflectkit.envs.memory import mem1, memagent
 from reflectkit.envs.memory.store import SEMANTIC, Store
 from reflectkit.envs.memory.tools import UPDATE, insertion
+from reflectkit.text import count_tokens
+from reflectkit.tools import plain_text
+from reflectkit.types import Message, ToolCall, ToolUse
 
 LONGEST_TOKEN = 8  # characters, with a space behind them
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from reflectkit.core.errors import ConfigError
 from reflectkit.envs.memory.language import UNSPACED, content_words
+from reflectkit.errors import ConfigError
 
 RUBRIC = "rubric"
 ROUGE = "rouge"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import field_validator
 
-from reflectkit.core.config import Config, option
+from reflectkit.config import Config, option
 from reflectkit.envs.memory.reader import EXTRACTIVE
 from reflectkit.envs.memory.retrieval import BM25, check_retrieval
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.readers import ANSWER_TOKENS
+from reflectkit.env import ANSWER_TOKENS
 from reflectkit.envs.memory.scoring import RUBRIC
 
 SUMMARY = (
@@ -30,7 +30,7 @@ LONG, WORDS, RUBRIC_WORDS = 2048, 300, 300
 @dataclass(frozen=True, slots=True)
 class Source:
     """kind: a rule of `scoring.RULES`. split: where a right answer that is one text is cut into parts; "" does not.
-    advice, tokens: see `core.readers.Query`.
+    advice, tokens: see `env.Query`.
     """
 
     kind: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from reflectkit.core.text import count_tokens
+from reflectkit.text import count_tokens
 
 CORE, SEMANTIC, EPISODIC = "core_memory", "semantic_memory", "episodic_memory"
 LISTS = (SEMANTIC, EPISODIC)

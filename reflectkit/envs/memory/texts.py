@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import file_text, read_json
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Task
 from reflectkit.envs.memory.content import level_of
 from reflectkit.envs.memory.reader import SENTENCES
 from reflectkit.envs.memory.scoring import as_question
+from reflectkit.errors import DataError
+from reflectkit.jsonl import file_text, read_json
+from reflectkit.text import count_tokens
+from reflectkit.types import Task
 
 TEXTS = (".txt", ".md", ".rst")
 QUESTIONS = ".questions.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.tools import check_call
-from reflectkit.core.types import ToolCall, ToolSpec
 from reflectkit.envs.memory.retrieval import Related, related
 from reflectkit.envs.memory.store import CORE, EPISODIC, LISTS, SEMANTIC, Item, RefusedError, Store
+from reflectkit.tools import check_call
+from reflectkit.types import ToolCall, ToolSpec
 
 INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
 ID = {"type": "string", "description": "of the item, as shown; not for core_memory"}

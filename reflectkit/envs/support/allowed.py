@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from reflectkit.core.types import ToolCall
 from reflectkit.envs.support.database import Record
 from reflectkit.envs.support.generate import DELIVERED, PENDING, SHIPPED, another_address
 from reflectkit.envs.support.policy import LATE_DAYS
@@ -27,6 +26,7 @@ from reflectkit.envs.support.rules import RULES
 from reflectkit.envs.support.rules import STOCK as STOCK_RULE
 from reflectkit.envs.support.shopper import Shopper, UnfitError, is_recent, money, split
 from reflectkit.envs.support.tools import REASONS, TEN
+from reflectkit.types import ToolCall
 
 
 def _cancel(shopper: Shopper) -> Request:

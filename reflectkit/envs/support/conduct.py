@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reflectkit.core.types import ToolCall
 from reflectkit.envs.support.database import Database
 from reflectkit.envs.support.requests import QUESTIONS, Request
 from reflectkit.envs.support.rules import RULES
 from reflectkit.envs.support.tools import ESCALATE, READING
+from reflectkit.types import ToolCall
 
 FINDING = READING[:2]
 

@@ -8,8 +8,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reflectkit.core.tools import use_of
-from reflectkit.core.types import ToolCall, ToolUse
 from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Ledger
 from reflectkit.envs.support.generate import DELIVERED, PENDING, RETURN_DAYS
@@ -31,6 +29,8 @@ from reflectkit.envs.support.requests import (
     Request,
 )
 from reflectkit.envs.support.tools import ESCALATE, REASONS, TEN
+from reflectkit.tools import use_of
+from reflectkit.types import ToolCall, ToolUse
 
 ELSE = "Anything else?"
 QUESTIONS = {

@@ -21,12 +21,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Task, ToolCall, ToolSpec, ToolUse
-from reflectkit.core.users import UserTurn
+from reflectkit.config import Config, option
+from reflectkit.console import Progress
+from reflectkit.env import UserTurn
 from reflectkit.envs.base import check_task
 from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, UserSettings
 from reflectkit.envs.support.conduct import Conduct
@@ -42,6 +39,9 @@ from reflectkit.envs.support.requests import Request, from_json
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import TOOLS, execute
 from reflectkit.envs.taskset import Taskset
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.seeding import generator
+from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse
 
 SCRIPTED = "scripted"
 NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"

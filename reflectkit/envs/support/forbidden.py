@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from reflectkit.core.types import ToolCall
 from reflectkit.envs.support.generate import DELIVERED, PENDING, SHIPPED, another_address
 from reflectkit.envs.support.policy import LATE_DAYS
 from reflectkit.envs.support.requests import (
@@ -30,6 +29,7 @@ from reflectkit.envs.support.rules import SHIPPED as SHIPPED_RULE
 from reflectkit.envs.support.rules import STOCK as STOCK_RULE
 from reflectkit.envs.support.shopper import Shopper, UnfitError, is_recent, split
 from reflectkit.envs.support.tools import ESCALATE, REASONS
+from reflectkit.types import ToolCall
 
 BAD_REASON = "cheaper elsewhere"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from reflectkit.core.seeding import generator
 from reflectkit.envs.support.database import Database, Record, euros
+from reflectkit.seeding import generator
 
 FIRST = str.split(
     "Ada Amir Anna Ben Carla Chen Dana David Elif Emma Eric Fatima Felix Grace Hana Hugo Ida Ines Ivan Jana Jonas Julia"

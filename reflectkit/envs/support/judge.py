@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.errors import DataError
 from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
 from reflectkit.envs.support.hearing import names, numbers, statements
@@ -14,6 +13,7 @@ from reflectkit.envs.support.requests import STOCK, Request
 from reflectkit.envs.support.rules import RULES, refuses, rules_named
 from reflectkit.envs.support.rules import STOCK as STOCK_RULE
 from reflectkit.envs.support.tools import execute
+from reflectkit.errors import DataError
 
 MOST_NUMBERS = 4
 """Amounts and counts in a reply; one with more of them tells none, as a list of all numbers would."""

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reflectkit.core.users import UserTurn
+from reflectkit.env import UserTurn
 from reflectkit.envs.support.hearing import (
     ASKS,
     CLAIM,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.reports import figures_table
-from reflectkit.core.types import Task
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, figures_table
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import result_of
+from reflectkit.types import Task
 
 INSTANCES = 400
 

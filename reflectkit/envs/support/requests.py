@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reflectkit.core.types import ToolCall
 from reflectkit.envs.support.rules import RULES
+from reflectkit.types import ToolCall
 
 CANCEL, ADDRESS, PAYMENT, SWAP = "cancel", "address", "payment", "swap"
 RETURN, EXCHANGE, MOVE, CREDIT = "return", "exchange", "move", "credit"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Task
 from reflectkit.envs.support.allowed import ALLOWED
 from reflectkit.envs.support.database import Database, city_of
 from reflectkit.envs.support.forbidden import FORBIDDEN, extra
@@ -21,6 +19,8 @@ from reflectkit.envs.support.generate import shop
 from reflectkit.envs.support.persona import MOODS, PUSHY, WAVERING
 from reflectkit.envs.support.requests import CHANGES, DANGER, EXTRA, QUESTIONS, Request, to_json
 from reflectkit.envs.support.shopper import Shopper, UnfitError
+from reflectkit.seeding import generator
+from reflectkit.types import Task
 
 NAME = "support"
 ONE, SEVERAL, REFUSE, ALL = "one", "several", "refuse", "all"

@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from reflectkit.core.tools import check_call
-from reflectkit.core.types import ToolCall, ToolSpec
 from reflectkit.envs.support.database import Ledger, Record, euros
 from reflectkit.envs.support.generate import CANCELLED, DELIVERED, PENDING
+from reflectkit.tools import check_call
+from reflectkit.types import ToolCall, ToolSpec
 
 STRING = {"type": "string"}
 REASONS = ("no longer needed", "ordered by mistake")

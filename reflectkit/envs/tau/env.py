@@ -26,18 +26,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.text import pluralize
-from reflectkit.core.tools import use_of
-from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
-from reflectkit.core.users import User, UserTurn
+from reflectkit.config import Config, option
+from reflectkit.env import User, UserTurn
 from reflectkit.envs.base import check_task, task_int
 from reflectkit.envs.conversation import CHAT_USER, FIRST, ConversationEnv, Refusal, Reply, UserSettings
 from reflectkit.envs.taskset import Taskset
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
 from reflectkit.envs.tau.simulator import parse_simulator, simulator
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.text import pluralize
+from reflectkit.tools import use_of
+from reflectkit.types import Message, Task, ToolCall, ToolSpec, ToolUse
 
 NAME = "tau"
 NOBODY = "none"

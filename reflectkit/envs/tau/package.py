@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.types import ToolCall, ToolSpec
 from reflectkit.envs.tau.database import Changes, Database, Table
+from reflectkit.errors import ConfigError
+from reflectkit.types import ToolCall, ToolSpec
 
 SPLITS = {"retail": ("train", "dev", "test"), "airline": ("test",)}
 """The splits of each domain."""

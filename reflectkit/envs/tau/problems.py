@@ -6,14 +6,13 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, unknown_name
-from reflectkit.core.reports import Table
-from reflectkit.core.types import Task
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Table
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.tau.env import FILE_OF_SPLIT, NAME, Tau
 from reflectkit.envs.tau.package import SPLITS, problems
+from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.types import Task
 
 EVERY = tuple(dict.fromkeys(split for splits in SPLITS.values() for split in splits))
 

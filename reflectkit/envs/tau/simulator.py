@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.core.eventloop import in_thread
-from reflectkit.core.keys import masked
-from reflectkit.core.types import Message
-from reflectkit.core.users import UserTurn
+from reflectkit.env import UserTurn
 from reflectkit.envs.tau.package import installed
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.eventloop import in_thread
+from reflectkit.keys import masked
+from reflectkit.types import Message
 
 STOP = "###STOP###"
 GREETING = "Hi! How can I help you today?"  # the package's, at the start of each conversation
@@ -45,7 +45,7 @@ class Simulator:
         self._module.completion = _litellm().completion
 
     async def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
-        """The user's next message; see `core.users.User`. Raises EnvironmentFailure if the model cannot be asked."""
+        """The user's next message; see `env.User`. Raises EnvironmentFailure if the model cannot be asked."""
         try:
             text = await in_thread(self._ask, instructions, conversation)
         except Exception as error:  # litellm's errors have many types, and no common base

@@ -24,8 +24,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, ClassVar
 
-from reflectkit.core.config import Config, option
-from reflectkit.core.types import Task
+from reflectkit.config import Config, option
 from reflectkit.envs.base import task_int
 from reflectkit.envs.taskset import Taskset
 from reflectkit.envs.taxi.world import (
@@ -40,6 +39,7 @@ from reflectkit.envs.taxi.world import (
     states,
     write_rules,
 )
+from reflectkit.types import Task
 
 SIDE = 5
 STATES = states(SIDE)

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import ClassVar
 
-from reflectkit.core.seeding import generator
-from reflectkit.core.types import Task
 from reflectkit.envs.base import task_int
 from reflectkit.envs.taskset import Taskset
 from reflectkit.envs.taxi.world import (
@@ -37,6 +35,8 @@ from reflectkit.envs.taxi.world import (
     states,
     write_rules,
 )
+from reflectkit.seeding import generator
+from reflectkit.types import Task
 
 SIDE = 7
 STATES = states(SIDE)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
-from reflectkit.core.types import Task
 from reflectkit.envs.base import ChoiceEnv
+from reflectkit.types import Task
 
 STEP, FATAL, BONUS = -1 / 20, -10 / 20, 20 / 20
 STANDS = 4

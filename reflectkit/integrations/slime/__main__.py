@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from reflectkit.cli import screen
-from reflectkit.core.errors import ReflectkitError
-from reflectkit.core.text import pluralize
+from reflectkit.errors import ReflectkitError
 from reflectkit.integrations.slime.prompts import write_prompts
+from reflectkit.text import pluralize
 
 
 def main() -> None:

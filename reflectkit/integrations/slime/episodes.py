@@ -1,7 +1,7 @@
 """Plays one episode for slime: `generate`, for `--custom-generate-function-path`.
 
 A conversation whose prompts only grow is one row; where a chat template rewrites the history, and at each choice, a new
-row starts (`rl/batch.py`). The rows share their `rollout_id`, so that slime's loss counts the episode once.
+row starts (`train/batch.py`). The rows share their `rollout_id`, so that slime's loss counts the episode once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.checked import Checked, checked
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.rollout import Episode, play
-from reflectkit.core.seeding import derive
-from reflectkit.core.types import Decision, Observation, Status, Trajectory, Turn
+from reflectkit.errors import ConfigError
 from reflectkit.integrations.slime.metrics import EPISODE
 from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
 from reflectkit.integrations.slime.settings import (
@@ -33,7 +29,11 @@ from reflectkit.integrations.slime.settings import (
     reflector_of,
 )
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
-from reflectkit.rl.batch import rows
+from reflectkit.rollout.checked import Checked, checked
+from reflectkit.rollout.episode import Episode, play
+from reflectkit.seeding import derive
+from reflectkit.train.batch import rows
+from reflectkit.types import Decision, Observation, Status, Trajectory, Turn
 
 HELD_OUT = ("validate", "test", "unseen")
 """The splits that nobody trains on."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from reflectkit.core.stats import pass_all, pass_at
+from reflectkit.evals.stats import pass_all, pass_at
 from reflectkit.integrations.slime.rewards import failed, first_rows
 
 EPISODE = "episode"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json, write_jsonl
-from reflectkit.core.types import Task, to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import data_folder, env_class
-from reflectkit.stages.shared.environments import at_level, check_level
+from reflectkit.envs.setup import at_level, check_level
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json, write_jsonl
+from reflectkit.types import Task, to_json
 
 SPLITS = ("train", "validate", "test", "unseen")
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.errors import CheckpointError, EnvironmentFailure
-from reflectkit.models.sampler import SampleOutput, SampleRequest
+from reflectkit.errors import CheckpointError, EnvironmentFailure
+from reflectkit.sampling.base import SampleOutput, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)

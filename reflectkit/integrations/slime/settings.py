@@ -14,13 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import Config, build, option
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import file_text
-from reflectkit.core.types import Task, Thinking, from_json
-from reflectkit.core.yaml_text import parse_yaml
-from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.config import Config, build, option, parse_yaml
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import file_text
+from reflectkit.runs.folders import RunConfig
+from reflectkit.types import Task, Thinking, from_json
 
 KEY = "reflectkit"
 """The settings in the file of --custom-config-path, and in a prompt's metadata."""

@@ -1,0 +1,342 @@
+"""Creates the players that --policy describes: scripted agents, baselines of an env, checkpoints and chat models."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.chat.budget import Budget
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
+from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.console import Progress
+from reflectkit.env import Agent
+from reflectkit.envs import ENVS
+from reflectkit.envs.base import BaseEnv
+from reflectkit.envs.setup import model_source
+from reflectkit.errors import ConfigError
+from reflectkit.models.checkpoint_metadata import TOKENIZERS, model_facts
+from reflectkit.models.hub import hub_options, looks_local
+from reflectkit.registry import plugins, resolve
+from reflectkit.runs.folders import CHECKPOINT, checkpoints
+from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
+from reflectkit.sampling.config import SamplerConfig
+from reflectkit.train.reflector import FOLDER
+
+SCRIPTED = ("oracle", "random")
+TEACHER = Path("oracle")
+SILENCE = Path("nothing")
+WITHOUT_MODEL = (TEACHER, SILENCE)
+"""In a reflector's place: the env's own teacher, and empty comments."""
+LONGEST_NAME = 100  # characters of a model's name in a file name
+PLUGINS = "reflectkit.players"
+"""The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
+agent.
+"""
+
+
+def method_of(text: str, methods: Iterable[str]) -> tuple[str, str]:
+    """(method, model) of a --policy METHOD:MODEL; ("", text) of any other.
+
+    >>> method_of("mem1:openai:small", ("mem1",)), method_of("openai:small", ("mem1",))
+    (('mem1', 'openai:small'), ('', 'openai:small'))
+    """
+    method, _, model = text.partition(":")
+    return (method, model) if method in methods else ("", text)
+
+
+def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
+    """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies. One
+    of `methods` has one.
+    """
+    method, model = method_of(text, methods)
+    parts = model.split("+") if model.partition(":")[0] in KEYS and "=" not in model else []
+    most = 1 if method else 2
+    return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
+
+
+def is_chat(model: Path | None) -> bool:
+    """Whether a reflector is a chat model instead of a checkpoint."""
+    return model is not None and str(model).partition(":")[0] in KEYS
+
+
+def chat_models(text: str, methods: Iterable[str] = ()) -> list[str]:
+    """The chat models that a --policy asks: those of `chat_parts`, or a checkpoint's reflector."""
+    _, equals, models = text.partition("=")
+    reflector = models.partition("+")[2]
+    return [reflector] if equals and is_chat(Path(reflector)) else chat_parts(text, methods)
+
+
+def parse_policy(
+    text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()
+) -> tuple[str, Path | None, Path | None]:
+    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint, and `methods`
+    that of their model. Raises ConfigError.
+
+    >>> parse_policy("ours=a/b+c/d")
+    ('ours', PosixPath('a/b'), PosixPath('c/d'))
+    """
+    if text in SCRIPTED or text in baselines or chat_parts(text, methods) or text in _plugins(text):
+        return text, None, None
+    method, model = method_of(text, methods)
+    if method and (not model or model.partition(":")[0] in KEYS):
+        raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
+    if method:
+        return text, Path(model), None
+    name, equals, paths = text.partition("=")
+    policy, plus, reflector = paths.partition("+")
+    names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
+    if not (name and equals and policy) or (plus and not reflector):
+        place = Path(text.partition("+")[0])
+        run = place.parent if CHECKPOINT.fullmatch(place.name) else place
+        hint = f", e.g. {run.name}={text}" if not equals and os.path.isdir(place) else ""
+        raise ConfigError(
+            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
+        )
+    refuse_without_model(Path(policy))
+    return name, Path(policy), Path(reflector) if reflector else None
+
+
+def refuse_without_model(*models: Path | None) -> None:
+    """Raises ConfigError if one of the players to load has a name that stands for comments without a model."""
+    for model in models:
+        if model in WITHOUT_MODEL:
+            raise ConfigError(
+                f"'{model}' is no model; evaluate and play take it behind the + of --policy NAME=CHECKPOINT+{model}"
+            )
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The newest checkpoint in `path` if that is a run of sft or rlft; otherwise `path` itself."""
+    inside = checkpoints(path)
+    if inside and not any((path / name).is_file() for name in TOKENIZERS):
+        return inside[-1]
+    return path
+
+
+def newest_name(model: str) -> str:
+    """The newest checkpoint of `model` if that is a run of sft or rlft; otherwise `model`, which may be a hub id."""
+    newest = newest_checkpoint(Path(model))
+    return model if newest == Path(model) else str(newest)
+
+
+def resolve_model_path(
+    model: Path | None, data_dir: Path, progress: Progress, *, reflects: bool = False
+) -> Path | None:
+    """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
+    stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
+
+    Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
+    """
+    if model is None or model in WITHOUT_MODEL or is_chat(model):
+        return model
+    source = model_source(str(newest_checkpoint(model)), data_dir, progress)
+    hub_options(source)
+    place = Path(source)
+    return place / FOLDER if reflects and looks_local(source) and (place / FOLDER).is_dir() else place
+
+
+def model_folders(models: Iterable[Path | None]) -> list[Path]:
+    """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
+    known = (model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and not is_chat(model))
+    return [model for model in known if looks_local(model)]
+
+
+def _plugins(text: str) -> list[str]:
+    """The players of installed packages, if `text` may name one."""
+    return [] if "=" in text else sorted(plugins(PLUGINS))
+
+
+def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
+    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" where nothing says
+    so.
+
+    A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
+    """
+    commented = None if policy is None else trained_with_comments(policy)
+    if commented is None or commented == (reflector is not None):
+        return ""
+    if commented:
+        return (
+            f"{name}: {policy} was trained with comments but plays without; give its reflector,"
+            f" {name}={policy}+REFLECTOR"
+        )
+    return f"{name}: {policy} was trained without comments but plays with a reflector; leave out +{reflector}"
+
+
+def trained_with_comments(policy: Path) -> bool | None:
+    """Whether a reflector commented when checkpoint `policy` was trained; None if nothing says so."""
+    facts = model_facts(policy)
+    if "reflector" in facts:
+        return bool(facts["reflector"])
+    return {"policy": True, "plain": False}.get(str(facts.get("role")))
+
+
+def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
+    """What to warn of: each of the `models` that was trained in another env than `env`, as far as they say."""
+    trained = {model: model_facts(model).get("env") for model in models if model not in (None, *WITHOUT_MODEL)}
+    return [
+        f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or --env {other}"
+        for model, other in trained.items()
+        if isinstance(other, str) and ENVS.get(other, other) != ENVS.get(env, env)
+    ]
+
+
+def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
+    """Where a chat model's answers are kept, and where earlier versions kept them. A model whose name cannot be a
+    file's gets a checksum of it into the name of its journal, so that no two models share one.
+
+    >>> [path.name for path in journals(Path(), Endpoint("local", "a_b"))]
+    ['evaluate_local_a_b.jsonl', 'evaluate_local_a_b.jsonl']
+    >>> [path.name for path in journals(Path(), Endpoint("local", "a/b"))]
+    ['evaluate_local_a_b~c14cddc0.jsonl', 'evaluate_local_a_b.jsonl']
+    """
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.model)
+    earlier = folder / f"evaluate_{endpoint.kind}_{plain}.jsonl"
+    if re.fullmatch(r"[A-Za-z0-9._-]+", endpoint.model):
+        return folder / f"evaluate_{endpoint.kind}_{endpoint.model}.jsonl", earlier
+    checksum = hashlib.sha256(endpoint.model.encode()).hexdigest()[:8]
+    return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl", earlier
+
+
+@dataclass(frozen=True)
+class PlayersSetup:
+    """What players are made with."""
+
+    kind: type[BaseEnv]
+    """The env's class."""
+    env_folder: Path
+    """Where the answers of chat models are kept."""
+    folder: Path
+    """The folder of the env's rows."""
+    sampler: SamplerConfig
+    chat: ChatConfig
+    policies: tuple[str, ...]
+    """All of --policy."""
+    temperature: float
+    max_new_tokens: int
+    history_tokens: int
+    """Of earlier turns that a chat model reads."""
+    device: str
+    truncation: Truncation = EVERYTHING
+    """What of the policy's distribution may be drawn."""
+
+    def endpoint_of(self, part: str) -> Endpoint:
+        """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
+        ConfigError.
+        """
+        models = (model for text in self.policies for model in chat_models(text, self.kind.methods))
+        local = any(model.startswith("local:") for model in models)
+        base_url = self.chat.base_url if part.startswith("local:") or not local else None
+        return parse_endpoint(part, base_url, "--policy", "")
+
+
+class Players:
+    """Creates the players; each reflector is loaded once, and players share its memo."""
+
+    def __init__(self, settings: PlayersSetup) -> None:
+        self.settings = settings
+        self._reflectors: dict[Path, Any] = {}
+        self._clients: dict[str, ChatClient] = {}
+        self._budget = Budget(settings.chat.max_cost_usd)
+        self._stack = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._stack.close()
+
+    def stop_if_spent(self, name: str) -> None:
+        """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
+        for part in chat_parts(name, self.settings.kind.methods):
+            client = self._clients.get(str(self.settings.endpoint_of(part)))
+            if client is not None:
+                stop_if_spent(self.settings.chat, client, "finished episodes are kept")
+
+    def report_damage(self, progress: Progress) -> None:
+        """Report unusable lines in the chat models' journals."""
+        for client in self._clients.values():
+            report_damage(client, progress)
+
+    @property
+    def usage(self) -> dict[str, dict[str, float]]:
+        """Usage of each chat model."""
+        return {name: client.usage for name, client in self._clients.items()}
+
+    def _chat(self, endpoints: list[Endpoint]) -> Agent:
+        from reflectkit.chat.players import ChatPolicy
+
+        clients = [self._client(endpoint) for endpoint in endpoints]
+        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.settings.history_tokens)
+
+    def _client(self, endpoint: Endpoint, *, reflects: bool = False) -> ChatClient:
+        """The client of `endpoint`, which players share. reflects: for the comments that a checkpoint reads, which are
+        greedy and have a journal of their own.
+        """
+        settings, name = self.settings, f"reflector {endpoint}" if reflects else str(endpoint)
+        if name not in self._clients:
+            journal, earlier = journals(settings.env_folder, endpoint)
+            kept = {"temperature": settings.temperature, "earlier": earlier}
+            if reflects:
+                journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
+                kept = {"temperature": 0.0}
+            client = settings.chat.client_at(endpoint, journal, budget=self._budget, **kept)
+            self._clients[name] = self._stack.enter_context(client)
+        return self._clients[name]
+
+    def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+        """The agent called `name`."""
+        settings, kind = self.settings, self.settings.kind
+        from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+        from reflectkit.chat.players import ChatMethod, ModelMethod
+
+        method, _ = method_of(name, kind.methods)
+        if chat := chat_parts(name, kind.methods):
+            endpoints = [settings.endpoint_of(part) for part in chat]
+            return ChatMethod(method, self._client(endpoints[0])) if method else self._chat(endpoints)
+        if policy is None:
+            if name in _plugins(name) and name not in (*SCRIPTED, *kind.baselines):
+                return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
+            return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
+        from reflectkit.agents.two_player import TwoPlayerAgent
+
+        commentator = self.reflector(reflector) if reflector else None
+        player = TwoPlayerAgent(
+            settings.sampler.open_policy(Opening(str(policy), settings.device)),
+            commentator and settings.sampler.swapped(commentator, settings.folder),
+            answer=settings.sampler.answer_of(policy),
+            temperature=settings.temperature,
+            truncation=settings.truncation,
+            max_new_tokens=kind.methods.get(method, settings.max_new_tokens),
+            episode_tokens=settings.sampler.episode_tokens,
+            thinking=settings.sampler.thinking,
+            show=True,
+        )
+        return ModelMethod(method, player) if method else player
+
+    def reflector(self, checkpoint: Path) -> Any:
+        """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
+        from reflectkit.agents.comments import NoComments, TeacherComments
+        from reflectkit.agents.two_player import Reflector
+        from reflectkit.env import require_oracle
+
+        if checkpoint == TEACHER:
+            require_oracle(self.settings.kind, ["reflection"])
+            return TeacherComments()
+        if checkpoint == SILENCE:
+            return NoComments()
+        if is_chat(checkpoint) and checkpoint not in self._reflectors:
+            from reflectkit.chat.players import ChatReflector
+
+            endpoint = self.settings.endpoint_of(str(checkpoint))
+            self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = Reflector(
+                self.settings.sampler.open_reflector(str(checkpoint), self.settings.device)
+            )
+        return self._reflectors[checkpoint]

@@ -1,0 +1,223 @@
+"""Code shared by the stages that use chat models: settings, a cost estimate, and the final figures."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
+from typing_extensions import override
+
+from reflectkit.chat.budget import Budget, BudgetSpentError, Prices, prices_of
+from reflectkit.chat.client import (
+    ASKED_AGAIN,
+    PROMPT_MARGIN,
+    THINKING_TOKENS,
+    ChatClient,
+    Rejected,
+    Request,
+    open_client,
+    written_limit,
+)
+from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
+from reflectkit.chat.journal import open_journal
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Table
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import write_jsonl
+from reflectkit.text import pluralize
+
+ORACLE = "oracle"
+OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
+"""Settings that do nothing where no chat model is asked."""
+CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
+"""Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
+
+
+class ChatConfig(Config):
+    """Chat models: how they are asked."""
+
+    base_url: str | None = option(
+        None,
+        help="URL of a server with OpenAI's protocol; default: for local: http://localhost:1234/v1, for openai:"
+        " OPENAI_BASE_URL, or OpenAI's own.",
+    )
+    concurrency: int = option(8, help="Number of concurrent requests.", ge=1, identity=False)
+    timeout_s: float = option(
+        120.0,
+        help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice.",
+        gt=0,
+        identity=False,
+    )
+    max_cost_usd: float | None = option(
+        None,
+        help="Stop cleanly before this budget is exceeded; what the journal paid for counts.",
+        gt=0,
+        identity=False,
+    )
+    price_in: float | None = option(
+        None,
+        help="US dollars per million prompt tokens, for models with an unknown price.",
+        ge=0,
+        identity=False,
+    )
+    price_out: float | None = option(
+        None,
+        help="US dollars per million completion tokens, for models with an unknown price.",
+        ge=0,
+        identity=False,
+    )
+    dry_run: bool = option(
+        False,
+        help="Show the expected and maximum number of calls, tokens and dollars, without sending requests.",
+        identity=False,
+    )
+
+    def check_budget(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError if the budget cannot be enforced for `endpoint`."""
+        if self.max_cost_usd is not None and not self.prices_at(endpoint).known:
+            raise ConfigError(f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out")
+
+    def prices_at(self, endpoint: Endpoint) -> Prices:
+        """The token prices of `endpoint`. Raises ConfigError."""
+        return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
+
+    @contextlib.contextmanager
+    def client_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
+        """A client for `endpoint` that keeps its answers in `journal`."""
+        settings: dict[str, Any] = {
+            "concurrency": self.concurrency,
+            "budget": Budget(self.max_cost_usd),
+            "timeout_s": self.timeout_s,
+        }
+        with open_client(endpoint, journal, self.prices_at(endpoint), **(settings | more)) as client:
+            yield client
+
+
+class TeacherConfig(Config):
+    """Teacher: who demonstrates, comments or asks questions."""
+
+    name: str = option(
+        ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.", name="teacher"
+    )
+    chat: ChatConfig = ChatConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.is_oracle:
+            self.chat.check_budget(self.endpoint)
+        return self
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether it is the oracle, which is free."""
+        return self.name == ORACLE
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The teacher's endpoint. Raises ConfigError."""
+        return parse_endpoint(self.name, self.chat.base_url)
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use([] if self.is_oracle else [self.endpoint])
+
+    @property
+    def prices(self) -> Prices:
+        """The teacher's token prices. Raises ConfigError."""
+        return self.chat.prices_at(self.endpoint)
+
+    @property
+    def model_name(self) -> str:
+        """The teacher's name in records."""
+        return ORACLE if self.is_oracle else self.endpoint.model
+
+    @contextlib.contextmanager
+    def client(self, journal: Path) -> Iterator[ChatClient]:
+        """A client for the teacher that keeps its answers in `journal`."""
+        with self.chat.client_at(self.endpoint, journal) as client:
+            yield client
+
+
+def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
+    """Figures, outputs and tables of a dry run of the oracle, which is free."""
+    rows = tuple((name, "0", "0") for name in ("calls", "prompt tokens", "completion tokens", "US dollars"))
+    figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
+    return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)
+
+
+def estimate(
+    teacher: TeacherConfig,
+    requests: Sequence[Request],
+    written: int | Callable[[Request], int],
+    journal: Path,
+    most: Sequence[Request] | None = None,
+) -> tuple[dict[str, Any], Table]:
+    """The expected and maximum cost of `requests`, without those already answered in the journal.
+
+    written: tokens of a usual answer, or a function of the request. most: all that may be asked, where that is not
+    `requests` alone. At most, each is asked as often as useless answers allow, has a prompt longer than we count, and
+    is answered up to the limit, thinking included.
+    """
+    with open_journal(journal, write=False) as answered:
+        client = ChatClient(teacher.endpoint, answered, teacher.prices)
+        calls = {request: client.calls_left(request) for request in requests}
+    endpoint = teacher.endpoint
+    new = [request for request in requests if calls[request]]
+    usual = sum(written(request) if callable(written) else written for request in new)
+    thinking = len(new) * THINKING_TOKENS if endpoint.thinks else 0
+    expected = (len(new), sum(request.prompt_tokens for request in new), usual + thinking)
+    bounds = [(one, calls[one]) for one in requests] if most is None else [(one, 1 + ASKED_AGAIN) for one in most]
+    at_most = (
+        sum(times for _, times in bounds),
+        math.ceil(sum(times * request.prompt_tokens * PROMPT_MARGIN for request, times in bounds)),
+        sum(times * written_limit(endpoint, request) for request, times in bounds),
+    )
+    usd = [teacher.prices.cost(*tokens) if teacher.prices.known else None for _, *tokens in (expected, at_most)]
+    answered_count = len(requests) - len(new)
+    figures = {
+        "already_answered": answered_count,
+        "calls": expected[0],
+        "prompt_tokens": expected[1],
+        "completion_tokens": expected[2],
+        "usd": None if usd[0] is None else round(usd[0], 4),
+        "most_usd": None if usd[1] is None else math.ceil(usd[1] * 1e4) / 1e4,
+    }
+    names = ("calls", "prompt tokens", "completion tokens")
+    rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
+    dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
+    title = f"Estimate for {endpoint}; already answered: {pluralize(answered_count, 'call')}"
+    if not teacher.prices.known:
+        title += "; for the price give --price-in and --price-out"
+    return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
+
+
+def report_damage(client: ChatClient, progress: Progress) -> None:
+    """Report unusable lines of the journal."""
+    if client.journal.damaged:
+        lines = pluralize(client.journal.damaged, "damaged line")
+        progress.news(f"{client.journal.path}: ignored {lines}; what they answered was asked again")
+
+
+def call_figures(client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
+    """Write the rejected items to `path`, and return the figures of the client's calls."""
+    if rejected or path.exists():
+        write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
+    report_damage(client, progress)
+    if rejected:
+        progress.news(f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}")
+    figures = client.usage | {"rejected": len(rejected)}
+    return {name: figures.get(name) for name in CALL_FIGURES}
+
+
+def stop_if_spent(chat: ChatConfig, client: ChatClient, done: str) -> None:
+    """Raises BudgetSpentError if the budget left requests unanswered; called after all files are written."""
+    if client.stopped:
+        raise BudgetSpentError(
+            f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {chat.max_cost_usd:g} spent; {done};"
+            " run it again with a larger one to continue"
+        )

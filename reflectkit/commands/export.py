@@ -1,0 +1,171 @@
+"""export: write a checkpoint as a plain Hugging Face folder with a model card; a LoRA adapter is merged.
+
+The folder loads with `AutoModelForCausalLM.from_pretrained` and with reflectkit's own commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reflectkit.agents.players import newest_checkpoint
+from reflectkit.config import Config, option, with_values
+from reflectkit.console import Progress, Report, figures_table
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import read_json
+from reflectkit.models.checkpoint_metadata import DType
+from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import open_run
+from reflectkit.version import VERSION
+
+EXAMPLES = (
+    "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy",
+    "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy --dtype bfloat16"
+    " --license apache-2.0",
+)
+READS = {
+    "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
+    "policy": (
+        f"an observation, a reflection model's comment, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}"
+    ),
+    "plain": f"an observation, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}",
+}
+ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actions", "the words of one of them")}
+"""How the actions are listed, and what is answered, by the form of the answer."""
+
+
+class ExportConfig(Config):
+    """Settings of export."""
+
+    load_dir: Path = option(name="policy", help="Checkpoint of sft or rlft, or a run, for its newest one.")
+    out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
+    dtype: DType = option("float32", help="float32, bfloat16 or float16.")
+    license: str = option(
+        "", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
+    )
+    run: RunConfig = RunConfig()
+
+
+def run(config: ExportConfig, progress: Progress) -> Report:
+    """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
+    config = with_values(config, policy=newest_checkpoint(config.load_dir))
+    with open_run("export", config, [config.load_dir]) as current:
+        if current.done:
+            return current.done
+        progress.news(f"export: loading {config.load_dir}")
+        from reflectkit.models.checkpoint_metadata import base_of, model_facts
+        from reflectkit.models.load import export
+
+        target = config.out_dir
+        earlier = model_facts(target).get("exported_from")
+        if target.exists() and earlier is None:
+            raise ConfigError(f"{target} already exists and is not an export; choose another --out-dir")
+        if earlier not in (None, str(config.load_dir)) and not config.run.force:
+            raise ConfigError(f"{target} already exists, from {earlier}; choose another --out-dir (or use --force)")
+        with progress.bar(f"export {config.load_dir}", 1) as bar:
+            origin_facts = model_facts(config.load_dir)
+            base = base_of(config.load_dir)
+            facts = {
+                name: origin_facts[name]
+                for name in ("env", "step", "reflector", "model")
+                if origin_facts.get(name) is not None
+            }
+            facts |= {"base": base, "exported_from": str(config.load_dir)}
+            player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
+            bar.advance()
+        parameters = sum(weight.numel() for weight in player.model.parameters())
+        figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}
+        current.tables.append(figures_table(f"Exported to {target}", "value", figures))
+        return current.finish(figures, [target])
+
+
+def card(config: ExportConfig, origin_facts: dict[str, Any], base: str | None) -> str:
+    """The model card: description, origin, metrics, settings and use."""
+    role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
+    settings = _recorded(run_dir / "config.json", "settings")
+    figures = _recorded(run_dir / "report.json", "figures")
+    listed, answer = ANSWERED.get(origin_facts.get("answer", ""), ANSWERED["label"])
+    header = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reflectkit", "reinforcement-learning"],
+    }
+    if config.license:
+        header["license"] = config.license
+    origin = base or origin_facts.get("model")
+    if isinstance(origin, str) and origin.count("/") == 1 and not Path(origin).exists():
+        header["base_model"] = origin
+    lines = [
+        "---",
+        *(f"{name}: {json.dumps(value)}" for name, value in header.items()),
+        "---",
+        "",
+        f"# {config.out_dir.name}",
+        "",
+        f"A {role} model for the environment `{origin_facts.get('env', 'unknown')}`, trained with reflectkit {VERSION}."
+        f" It reads {READS.get(role, READS['policy']).format(listed=listed, answer=answer)}.",
+        "",
+        "## Made from",
+        "",
+        f"- checkpoint: `{config.load_dir}`",
+        f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
+    ]
+    if origin_facts.get("reflector"):
+        lines.append(f"- comments by: `{origin_facts['reflector']}`")
+    lines += ["", "## Training metrics", "", "| figure | value |", "|---|---|"]
+    lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or [
+        "| none recorded | |"
+    ]
+    lines += ["", "Rates are for sampled play on training problems; `reflectkit evaluate` measures held-out ones.", ""]
+    lines += ["## Settings", "", "```json", json.dumps(settings, indent=1, ensure_ascii=False), "```", ""]
+    lines += _use(config, origin_facts, role)
+    lines += [
+        "As a plain language model:",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(str(config.out_dir))})",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(str(config.out_dir))})",
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _use(config: ExportConfig, origin_facts: Mapping[str, Any], role: str) -> list[str]:
+    """The card's lines about acting with the model and its partner."""
+    target = config.out_dir
+    reflector = origin_facts.get("reflector") or ("PATH/OF/ITS/REFLECTOR" if role == "policy" else None)
+    pair = (target, reflector) if role != "reflection" else ("PATH/OF/ITS/POLICY", target)
+    partner = f", reflector={json.dumps(str(pair[1]))}" if pair[1] else ""
+    return [
+        "## Use",
+        "",
+        "To act with it:",
+        "",
+        "```python",
+        "import reflectkit",
+        "",
+        f"agent = reflectkit.load_agent({json.dumps(str(pair[0]))}{partner})",
+        'act = agent.act("what is seen, as the environment shows it", choices=["one action", "another"])',
+        "print(act.action, act.comment, act.probabilities)",
+        "```",
+        "",
+    ]
+
+
+def _recorded(path: Path, part: str) -> dict[str, Any]:
+    """A part of a run's file; empty if it is missing."""
+    try:
+        value = read_json(path)[part]
+    except (DataError, KeyError, TypeError):
+        return {}
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,169 @@
+"""gen-sft: write the five SFT files by replaying the training split's demonstrations through the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from reflectkit.agents.players import model_folders, resolve_model_path
+from reflectkit.commands import Traits
+from reflectkit.config import Config, option, with_values
+from reflectkit.console import Progress, Report, Table
+from reflectkit.data.replaying import drawn_records, replayed_lessons
+from reflectkit.data.sft_rows import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
+from reflectkit.envs.setup import EnvConfig, EnvSetup
+from reflectkit.errors import ConfigError, DataError, memory_explained
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import write_jsonl
+from reflectkit.runs.folders import RunConfig, write_permission
+from reflectkit.runs.run import open_run
+from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
+from reflectkit.types import Answer
+
+EXAMPLES = (
+    "reflectkit gen-sft --env taxi",
+    "reflectkit gen-sft --env auto_explore --shuffle-action --repeats 3",
+    "reflectkit gen-sft --env taxi --comments both --reflector results/taxi-tiny/reflector/checkpoint-700"
+    " --out-dir data/taxi/both",
+    "reflectkit gen-sft --env auto_explore --answer text",
+)
+
+
+TRAITS = Traits(writes_data=True, makes_arm=True, output="out_dir")
+
+
+class GenSFTConfig(Config):
+    """Settings of gen-sft."""
+
+    env: EnvConfig
+    task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
+    out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
+    demonstrations: int = option(
+        0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0
+    )
+    comments: Literal["teacher", "reflector", "both", "nothing"] = option(
+        "teacher",
+        help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
+    )
+    reflector: Path | None = option(
+        None, help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both."
+    )
+    answer: Answer = option(
+        "label",
+        help="What the policy answers where it chooses: label (the choice's number) or text (its own words).",
+    )
+    repeats: int = option(
+        1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action.", ge=1
+    )
+    mismatch: float = option(
+        0.0,
+        help="Share of the policy's rows that show another step's comment, so that it learns to check them.",
+        ge=0,
+        le=1,
+    )
+    run: RunConfig = RunConfig()
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup.of(self.env, self.run)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.comments in ("teacher", "nothing")) != (self.reflector is None):
+            needs = "takes no" if self.reflector else "needs"
+            raise ConfigError(f"--comments {self.comments} {needs} --reflector")
+        return self
+
+
+@memory_explained("use a smaller --reflector model")
+def run(config: GenSFTConfig, progress: Progress) -> Report:
+    """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
+    completion a line.
+    """
+    source = config.task_file or config.setup.folder / "train.json"
+    target = config.out_dir or config.setup.folder
+    write_permission(target)
+    config = with_values(
+        config, reflector=resolve_model_path(config.reflector, config.run.data_dir, progress, reflects=True)
+    )
+    reflector = model_folders([config.reflector])
+    records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
+    with open_run(
+        "gen-sft", config, [source, *reflector, *config.setup.input_files(record.task for record in records)]
+    ) as current:
+        if current.done:
+            return current.done
+        steps, faults = replayed_lessons(
+            config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
+        )
+        if not steps:
+            raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
+        for fault, number in faults.items():
+            progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
+        right = [step for step in steps if step.note != "mistake"]
+        positive = [step for step in steps if step.note == "positive"]
+        own = _reflector_comments(config, right, progress)
+        rows: dict[str, list[dict[str, Any]]] = {
+            "sft": joined([plain_row(step) for step in right]),
+            "sft_reflection": [reflection_row(step) for step in steps],
+            "sft_policy": _policy_rows(config, right, own),
+            "sft_reflection_positive": [reflection_row(step) for step in positive],
+            "sft_policy_positive": _policy_rows(config, positive, own),
+        }
+        outputs, figures = [], {}
+        for name in FILES:
+            path = target / f"{name}.jsonl"
+            figures[name] = write_jsonl(path, rows[name])
+            outputs.append(path)
+        table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in FILES))
+        current.tables.append(table)
+        return current.finish(figures, outputs)
+
+
+def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Progress) -> dict[str, str]:
+    """The trained reflector's own comment on each step, by the step's text; empty if only the teacher comments."""
+    if config.reflector is None:
+        return {}
+    from reflectkit.agents.two_player import Reflector
+    from reflectkit.models.load import load_player
+    from reflectkit.sampling.hf import LocalSampler
+
+    parts = {id(part): part for step in steps for part in (*step.earlier, step)}  # conversations share their steps
+    steps = list({part.observation.text: part for part in parts.values()}.values())
+    sampler = LocalSampler(load_player(config.reflector, "reflection"), frozen=True)
+    reflector = Reflector(sampler)
+    own: dict[str, str] = {}
+    with progress.bar("The reflector comments", len(steps)) as bar:
+        for start in range(0, len(steps), sampler.batch):
+            part = steps[start : start + sampler.batch]
+            comments = run_sync(reflector.comments([step.observation for step in part], [0] * len(part)))
+            own |= {step.observation.text: comment for step, comment in zip(part, comments, strict=True)}
+            bar.advance(len(part))
+    return own
+
+
+def _policy_rows(config: GenSFTConfig, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, Any]]:
+    sources: dict[str, Callable[[Lesson], str]] = {
+        "teacher": lambda step: step.reflection,
+        "reflector": lambda step: own.get(step.observation.text, ""),
+        "nothing": lambda step: "",
+    }
+    rows: list[dict[str, Any]] = []
+    for name in ("teacher", "reflector") if config.comments == "both" else (config.comments,):
+        if steps:
+            chance = generator(derive(config.run.seed, "mismatch"), name)
+            comment_on = sources[name]
+            shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
+            read: dict[str, str] = {}  # the comment on each state, as the policy reads it later in the conversation
+            parts = []
+            for step, comment in zip(steps, shown, strict=True):
+                read[step.observation.text] = comment
+                earlier = [read.get(before.observation.text, comment_on(before)) for before in step.earlier]
+                parts.append(policy_row(step, comment, earlier))
+            rows += joined(parts)
+    return rows

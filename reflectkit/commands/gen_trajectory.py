@@ -1,0 +1,382 @@
+"""gen-trajectory: generate demonstrations with reflections from a teacher: correct ones, and ones with a mistake and
+its correction.
+
+Problems come from the env itself or from a file (`data.json` in its folder). The oracle teacher needs no network; with
+probability `--noise` it makes a deliberate mistake. A chat teacher acts, by choices or by calls of tools, and comments.
+With `--actor oracle`, the oracle acts, and the chat teacher sees the best action and comments without naming it.
+`--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those that did badly.
+
+With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the oracle comments on the
+states that it visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from reflectkit.agents.scripted import Baseline, Demonstrator, Recovery
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.config import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
+from reflectkit.chat.journal import open_journal
+from reflectkit.chat.teacher import ChatTeacher, Rehearsal
+from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS, fullest
+from reflectkit.commands import Traits
+from reflectkit.config import Config, flag, non_default, option
+from reflectkit.console import Progress, Report, Table, figures_table
+from reflectkit.data.demonstrations import Planned, add_demonstrations, figures_of, low_rewards, rejected
+from reflectkit.data.trajectories import Record, read_records, record_to_json
+from reflectkit.data.visited import read_visits, visited
+from reflectkit.env import Agent
+from reflectkit.envs import listed
+from reflectkit.envs.setup import (
+    RECORDS,
+    EnvConfig,
+    EnvSetup,
+    RolloutConfig,
+    check_level,
+    refuse_uncounted,
+)
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
+from reflectkit.jsonl import write_json
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.runs.folders import RunConfig, write_permission
+from reflectkit.runs.run import open_run
+from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
+from reflectkit.types import Status, Task, Trajectory
+
+DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
+EXAMPLES = (
+    "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
+    "reflectkit gen-trajectory --env auto_explore --negatives 2",
+    "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
+    "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
+    "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
+)
+TEACHER = "teacher"
+MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
+ANALYSIS_TOKENS = 90  # that a teacher writes per step
+CALLS_TOKENS = 300  # and of calls
+
+
+TRAITS = Traits(writes_data=True)
+
+
+class GenTrajectoryConfig(Config):
+    """Settings of gen-trajectory."""
+
+    env: EnvConfig
+    task_file: Path | None = option(
+        None, help="Problems, for envs that do not list their own; default: data.json in its folder."
+    )
+    level: str = option("", help="Curriculum level of the problems; default: the env's last, which is the full task.")
+    demonstrations: int | None = option(
+        None, help="Number of problems to demonstrate; default: 57, or all if they come from a file.", ge=1
+    )
+    actor: Literal["teacher", "oracle"] = option(
+        TEACHER, help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
+    )
+    noise: float | None = option(
+        None,
+        help="Probability that a step of the oracle is a mistake; default: the env's own, usually 0.2.",
+        ge=0,
+        le=1,
+    )
+    negatives: int | None = option(
+        None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0.", ge=0
+    )
+    min_reward: float | None = option(
+        None,
+        help="Keep only demonstrations with at least this reward: the return; in memory the mean of the chunks'"
+        " rewards, r1 + r2 + β r3 + γ r4. Default: keep all.",
+    )
+    states_of: Path | None = option(
+        None,
+        help="An evaluation on training problems, or a file of demonstrations: comment on the states visited there"
+        " (DAgger) and add them to the training split's, in train_visited.json.",
+    )
+    player: str = option("", help="Whose episodes to take from --states-of, if it has several players.")
+    states: int = option(0, help="Comment on at most this many of these states; 0: all.", ge=0)
+    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
+    teacher: TeacherConfig = TeacherConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.teacher.chat)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind, teacher = self.env.kind, self.teacher
+        refuse_uncounted(self.env, dry_run=teacher.chat.dry_run, max_cost_usd=teacher.chat.max_cost_usd)
+        if self.states_of is None and (self.states or self.player):
+            raise ConfigError(f"{'--states' if self.states else '--player'} needs --states-of; leave it out")
+        if self.states_of is not None:
+            self._check_states()
+            return self
+        if self.task_file is not None and not self.from_file:
+            raise ConfigError(f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}")
+        if self.negatives and not kind.has("slips"):
+            raise ConfigError(
+                f"env '{self.env.name}' has no negative examples (no slips()); use --noise, and --negatives 0"
+            )
+        if self.level:
+            check_level(self.env.name, self.level)
+        if self.oracle_acts:
+            self.env.require_oracle()
+            return self
+        if not kind.taught_by_chat(self.env.settings):
+            raise ConfigError(
+                f"--teacher {teacher.name} acts by choosing from a list, and env '{self.env.name}' has none here; add"
+                " --actor oracle"
+            )
+        if self.noise:
+            raise ConfigError(
+                f"--noise {self.noise:g} needs the oracle to act, but {teacher.name} acts here; add --actor oracle, or"
+                " leave out --noise"
+            )
+        return self
+
+    def _check_states(self) -> None:
+        """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
+        self.env.require_oracle()
+        names = (
+            "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
+            "max_cost_usd", "base_url", "history_tokens", "horizon",
+        )  # fmt: skip
+        if given := non_default(self, *names):
+            raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
+
+    @property
+    def oracle_acts(self) -> bool:
+        """Whether the env's oracle acts."""
+        return self.actor == ORACLE or self.teacher.is_oracle
+
+    @property
+    def from_file(self) -> bool:
+        """Whether the env's problems come from a file, such as `gen-task` writes."""
+        kind = self.env.kind
+        if not kind.taskset.has("tasks"):
+            return True
+        return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / "data.json").exists()))
+
+
+def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
+    """Write `data_reflection_negative.json`. Raises ConfigError, also if no episode becomes a demonstration, DataError,
+    ApiError, BudgetSpentError, and EnvironmentFailure if every episode was aborted.
+    """
+    if config.states_of is not None:
+        return _comment_on_visited(config, config.states_of, progress)
+    level = config.level or config.env.kind.levels[-1]
+    source = (config.task_file or config.setup.folder / "data.json") if config.from_file else None
+    source_records = _problems(config, level, source)
+    tasks = [record.task for record in source_records]
+    eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
+    count = _count(config, level, len(eligible))
+    chosen = sorted(generator(config.run.seed, "chosen").sample(eligible, count))
+    negatives = config.env.kind.negatives if config.negatives is None else config.negatives
+    planned = [("positive", 0, tasks[index]) for index in chosen]
+    planned += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
+    journal = config.setup.env_folder / "journal.jsonl"
+    if config.teacher.chat.dry_run and config.teacher.is_oracle:
+        return Report("gen-trajectory", config.setup.env_folder, *free_estimate())
+    if config.teacher.chat.dry_run:
+        return _dry_run(config, level, planned, journal, progress)
+    write_permission(config.setup.folder)
+    with open_run(
+        "gen-trajectory", config, [*([source] if source else []), *config.setup.input_files(tasks)]
+    ) as current:
+        if current.done:
+            return current.done
+        path = config.setup.folder / RECORDS
+        if config.teacher.is_oracle:
+            played, usage = _play(config, level, planned, _oracle(config), progress), {}
+        else:
+            with config.teacher.client(journal) as client:
+                played = _play(config, level, planned, _chat_teacher(config, client), progress)
+                usage = call_figures(client, rejected(played), config.setup.folder / "rejected.jsonl", progress)
+        demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
+        given = sum(map(len, demonstrations.values()))
+        add_demonstrations(config, level, planned, played, demonstrations)
+        made = sum(map(len, demonstrations.values())) - given
+        records = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
+        if made:
+            write_json(path, [record_to_json(record) for record in records])
+        if usage:
+            done = pluralize(given + made, "demonstration")
+            stop_if_spent(
+                config.teacher.chat, client, f"{done} in {path}" if made else "no episode has become a demonstration"
+            )
+        low = low_rewards(config, played)
+        if not made:
+            raise _nothing_kept(config, played, low)
+        if low:
+            rewards = f"{min(low):.3g} to {max(low):.3g}" if len(low) > 1 else f"{low[0]:.3g}"
+            progress.news(f"{pluralize(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
+        if given:
+            progress.news(f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones")
+        figures = figures_of(planned, played, demonstrations, len(tasks)) | usage
+        if config.min_reward is not None:
+            figures["below_min_reward"] = len(low)
+        current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
+        if failed := {
+            trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED
+        }:
+            figures["aborted_because"] = failed
+            current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
+        if asked := config.setup.asked(progress):
+            figures["asked"] = asked
+        return current.finish(figures, [path])
+
+
+def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
+    """Write the source's records with the demonstrations of `visited` added, next to the source."""
+    source = config.task_file or config.setup.folder / "train.json"
+    records = read_records(source, config.setup.env_name)
+    write_permission(config.setup.folder)
+    tasks = {record.task.id: record.task for record in records}
+    run = states_of.parent if states_of.name == "eval.json" else states_of
+    played = run / "episodes.jsonl" if run.is_dir() else run
+    with open_run("gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]) as current:
+        if current.done:
+            return current.done
+        visits = read_visits(played, config.setup.env_name, config.player)
+        visits = generator(config.run.seed, "visits").sample(visits, len(visits))
+        with progress.bar("Visited states", config.states or len(visits)) as bar:
+            found = visited(
+                visits,
+                tasks,
+                config.setup.make,
+                config.teacher.model_name,
+                config.states,
+                lambda steps: bar.advance(steps if config.states else 1),
+            )
+        path = source.with_name(f"{source.stem}_visited.json")
+        every = [Record(record.task, (*record.trajectories, *found.get(record.task.id, ()))) for record in records]
+        write_json(path, [record_to_json(record) for record in every])
+        steps = [step for some in found.values() for one in some for step in one.trajectory]
+        figures = {
+            "demonstrations": sum(len(record.trajectories) for record in records),
+            "episodes": sum(map(len, found.values())),
+            "states": len(steps),
+            "mistakes": sum(step.note == "mistake" for step in steps),
+        }
+        current.tables.append(figures_table(f"Visited states in {path}", "count", figures))
+        return current.finish(figures, [path])
+
+
+def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low: Sequence[float]) -> ReflectkitError:
+    """Why no episode became a demonstration, and what to do."""
+    ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
+    if not ended:
+        return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
+    if len(low) == len(ended):
+        return ConfigError(
+            f"no episode reaches --min-reward {config.min_reward:g}; the highest reward is {max(low):.4g}. Lower it, or"
+            " use another teacher"
+        )
+    return ConfigError(
+        f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name} is a demonstration in env"
+        f" '{config.env.name}'; use another teacher, or more problems"
+    )
+
+
+def _oracle(config: GenTrajectoryConfig) -> Demonstrator:
+    return Demonstrator(config.env.kind.noise if config.noise is None else config.noise)
+
+
+def _chat_teacher(config: GenTrajectoryConfig, client: ChatClient) -> ChatTeacher:
+    return ChatTeacher(client, _oracle(config) if config.oracle_acts else None, config.history_tokens)
+
+
+def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> list[Record]:
+    """The problems, with the demonstrations that their file already has."""
+    if source is None:
+        return [Record(task, ()) for task in listed(config.env.name, level)]
+    records = read_records(source, config.setup.env_name)
+    kept = [record for record in records if _has_level(config, record.task, level)]
+    if not kept:
+        raise DataError(source, f"has no task of level '{level}'")
+    return records if config.env.kind.taskset.keeps_other_levels else kept
+
+
+def _has_level(config: GenTrajectoryConfig, task: Task, level: str) -> bool:
+    return config.env.kind.taskset.at_level(task, level) is not None
+
+
+def _count(config: GenTrajectoryConfig, level: str, problems: int) -> int:
+    usual = problems if config.from_file else min(DEMONSTRATIONS, problems)
+    count = usual if config.demonstrations is None else config.demonstrations
+    if count > problems:
+        raise ConfigError(
+            f"--demonstrations is {count}, but level '{level}' has {pluralize(problems, 'problem')}; lower it"
+        )
+    return count
+
+
+def _play(
+    config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
+) -> list[Trajectory]:
+    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
+    played: list[Trajectory] = []
+    for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
+        episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in planned if sort == kind]
+        if episodes:
+            with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
+                played += rollout(
+                    episodes,
+                    config.setup.maker(level),
+                    agent,
+                    width=config.rollout.width,
+                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
+                )
+    return played
+
+
+def _seed(config: GenTrajectoryConfig, kind: str, number: int, task: Task) -> int:
+    path = ("demonstration", task.id) if kind == "positive" else ("negative", number, task.id)
+    return derive(config.run.seed, *path)
+
+
+def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal: Path, progress: Progress) -> Report:
+    """The expected and maximum cost of a teacher, without the answers that are already in the journal.
+
+    A teacher that acts is assumed to act like the oracle after the end of the journal; with tools, like the env's first
+    baseline, which needs no oracle.
+    """
+    called = config.env.kind.offers_tools and not config.oracle_acts
+    stand_in: Agent = Baseline(config.env.kind.baselines[0]) if called else Demonstrator(0.0)
+    with open_journal(journal, write=False) as answered:
+        client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)
+        rehearsal = Rehearsal(_chat_teacher(config, client), stand_in)
+        _play(config, level, planned, rehearsal, progress)
+        if config.oracle_acts:
+            longest_requests = [
+                fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)
+            ]
+            usual, bound = (
+                "comments as short as the oracle's own",
+                "every request of the full length that --history-tokens allows",
+            )
+        elif called:
+            told = zip(rehearsal.requests, rehearsal.steps, strict=True)
+            longest_requests = [fullest(request, steps * request.max_tokens) for request, steps in told]
+            usual = f"a memory as large as that of {config.env.kind.baselines[0]}"
+            bound = "every answer has its full length, and later states show all of it"
+        else:
+            longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
+            longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
+            longest_requests = longest * (len(planned) * config.setup.horizon_at(level))
+            usual = "a teacher that makes no mistake"
+            bound = "every episode runs to its horizon, and every prompt has the maximum length"
+        client.close()
+    written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
+    figures, table = estimate(config.teacher, rehearsal.requests, written, journal, longest_requests)
+    progress.news(f"expected: {usual}; at most: {bound}")
+    return Report("gen-trajectory", config.setup.env_folder, figures, (), (table,))

@@ -1,0 +1,371 @@
+"""play: watch an environment or play it yourself, step by step. The player is a person, the oracle, a rule or a
+checkpoint.
+
+Each step shows the observation as the players see it, a reflector's comment, the chosen action and the reward. At a
+prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+from typing_extensions import override
+
+from reflectkit.agents.human import Human, PersonUser
+from reflectkit.agents.players import (
+    TEACHER,
+    Players,
+    PlayersSetup,
+    chat_parts,
+    is_chat,
+    mismatch,
+    model_folders,
+    parse_policy,
+    resolve_model_path,
+    trained_elsewhere,
+)
+from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
+from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
+from reflectkit.config import Config, flag, non_default, option
+from reflectkit.console import Progress, Report, Table
+from reflectkit.data.episodes import episode_line, episode_to_json
+from reflectkit.data.trajectories import read_records
+from reflectkit.env import Agent, Context, require_oracle
+from reflectkit.envs import cluster_of, listed
+from reflectkit.envs.setup import (
+    HORIZON_HELP,
+    EnvConfig,
+    EnvSetup,
+    at_level,
+    chat_endpoint,
+    check_level,
+    refuse_uncounted,
+)
+from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.evals.estimate import estimate_comments
+from reflectkit.evals.narrator import Commentator, Narrator, Reporter, verdict_text
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import open_run
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.config import SamplerConfig
+from reflectkit.seeding import derive, generator
+from reflectkit.types import Decision, Observation, Status, Task, Trajectory
+
+if TYPE_CHECKING:
+    from reflectkit.agents.two_player import TwoPlayerAgent
+    from reflectkit.train.critic import Critic
+
+EXAMPLES = (
+    "reflectkit play --env taxi",
+    "reflectkit play --env taxi --teacher --level pickup --seed 7",
+    "reflectkit play --env memory --policy oracle --auto",
+    "reflectkit play --env taxi"
+    ' --policy "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
+)
+PERSON, ORACLE = "person", "oracle"
+AGENT, USER = "agent", "user"
+NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
+NO_USER = "standard input is closed or empty; use a terminal, or pipe in what you say"
+
+
+class PlayConfig(Config):
+    """Settings of play."""
+
+    env: EnvConfig
+    policy: str = option(
+        PERSON,
+        help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]; the reflector may be"
+        " a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL).",
+    )
+    reflector: Path | None = option(
+        None, help="Reflector that comments for a player without one; a checkpoint or a chat model."
+    )
+    teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
+    task_file: Path | None = option(
+        None, help="Problems; default: the env's own, or test.json or data.json in its folder."
+    )
+    level: str = option("", help="Curriculum level; default: the last, or any level in a file.")
+    task: str = option("", help="The problem's id; default: a random one, by --seed.")
+    episodes: int = option(1, name="count", help="Number of episodes to play.", ge=1)
+    as_: Literal["agent", "user"] = option(
+        AGENT, help="Who you are: agent; or user, who talks with the agent of --policy in an environment with a user."
+    )
+    auto: bool = option(False, help="Do not wait for a key between the steps of a player other than a person.")
+    temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.", ge=0)
+    max_new_tokens: int = option(
+        128, help="Maximum tokens of an answer in environments without enumerated actions.", ge=1
+    )
+    device: str = option("auto", help="auto, cpu, cuda, …")
+    horizon: int = option(0, help=HORIZON_HELP, ge=0)
+    sampler: SamplerConfig = SamplerConfig()
+    chat: ChatConfig = ChatConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup.of(self.env, self.run, self.horizon, self.chat)
+
+    @property
+    def players(self) -> PlayersSetup:
+        """What the players are made with."""
+        return PlayersSetup(
+            self.env.kind,
+            self.setup.env_folder,
+            self.setup.folder,
+            self.sampler,
+            self.chat,
+            (self.policy,),
+            self.temperature,
+            self.max_new_tokens,
+            0,
+            self.device,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.level:
+            check_level(self.env.name, self.level)
+        if self.reflector is not None and self.teacher:
+            raise ConfigError("--reflector and --teacher both comment; leave one out")
+        if (self.reflector is not None or self.teacher) and self.player[1] is not None:
+            raise ConfigError(
+                "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
+            )
+        if self.policy == ORACLE:
+            self.env.require_oracle(["oracle"])
+        if self.teacher or self.player[2] == TEACHER:
+            self.env.require_oracle(["reflection"])
+        refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
+        for endpoint in self.asked_endpoints:
+            self.chat.check_budget(endpoint)
+        if not self.asked_endpoints and (given := non_default(self, *OF_CHAT_MODELS)):
+            raise ConfigError(f"{flag(given[0])} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
+        if self.as_ == USER:
+            self._check_user()
+        return self
+
+    def _check_user(self) -> None:
+        """Raises ConfigError where a person cannot be the user."""
+        if USER not in self.env.kind.chat_settings:
+            raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
+        if chat_endpoint(self.env.settings, USER):
+            raise ConfigError("--as user and --user are both the user; leave one out")
+        if self.policy == PERSON:
+            raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
+        if self.policy == ORACLE:
+            raise ConfigError(
+                "--as user: the oracle reads the scripted user's mind, and not what you write; give another --policy"
+            )
+        if self.teacher or self.reflector is not None:
+            raise ConfigError("--as user shows the agent's words only; leave out --teacher and --reflector")
+        if self.auto:
+            raise ConfigError("--as user waits for what you write; leave out --auto")
+
+    @property
+    def asked_endpoints(self) -> list[Endpoint]:
+        """The chat model that comments, if one does."""
+        return [self.players.endpoint_of(str(model)) for model in (self.player[2], self.reflector) if is_chat(model)]
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use(self.asked_endpoints)
+
+    @property
+    def player(self) -> tuple[str, Path | None, Path | None]:
+        """(name, policy's checkpoint, reflector's checkpoint) of the player."""
+        if chat_parts(self.policy):
+            raise ConfigError(
+                f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
+            )
+        return parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
+
+
+def run(config: PlayConfig, progress: Progress) -> Report:
+    """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
+    name, *models = config.player
+    user = PersonUser(progress) if config.as_ == USER else None
+    if name != PERSON and user is None and not config.auto and not progress.attended:
+        raise ConfigError("there is no terminal to wait for keys; add --auto")
+    source, tasks = _problems(config)
+    policy, *commenting = *models, config.reflector
+    policy = resolve_model_path(policy, config.run.data_dir, progress)
+    reflector, commentator = (
+        resolve_model_path(model, config.run.data_dir, progress, reflects=True) for model in commenting
+    )
+    if policy is not None:
+        config.sampler.answer_of(policy)
+    if config.chat.dry_run:
+        parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
+        return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
+    for endpoint in config.asked_endpoints:
+        key_of(endpoint)
+    folders = model_folders((policy, reflector, commentator))
+    for warning in filter(None, (mismatch(name, policy, reflector), *trained_elsewhere(config.env.name, folders))):
+        progress.show(f"warning: {warning}")
+    if folders:
+        progress.news(f"loading {' and '.join(map(str, folders))}")
+    inputs = [
+        *([source] if source else []),
+        *folders,
+        *config.setup.input_files(tasks),
+        *config.sampler.code_files,
+        *config.sampler.comment_files(config.setup.folder),
+    ]
+    with (
+        open_run("play", config, inputs, again=True) as current,
+        contextlib.closing(Players(config.players)) as players,
+    ):
+        path = current.folder / "episodes.jsonl"
+        agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
+        shown = Narrator(
+            agent, _commentator(config, players, commentator), progress, wait=name != PERSON and not config.auto
+        )
+        played: list[Trajectory] = []
+        for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
+            progress.show(f"{config.env.name}, level {task.level}, task {task.id}")
+            shown.begin()
+            env = config.setup.make(config.setup.horizon_at(task.level), user)
+            episode = Episode(task, derive(config.run.seed, "play", task.id, number))
+            if user is None:
+                played += rollout([episode], lambda env=env: Reporter(env, shown), shown, width=1)  # type: ignore[misc]
+            else:
+                played += rollout([episode], lambda env=env: env, agent, width=1)  # type: ignore[misc]
+            person = agent if name == PERSON else user
+            if person is not None and not person.answered and not progress.attended:
+                raise ConfigError(NOBODY if user is None else NO_USER)
+            progress.show("\n".join(filter(None, (_ending(played[-1]), verdict_text(played[-1])))))
+            with path.open("a", encoding="utf-8") as file:
+                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env.name, task))))
+            if shown.left or (user is not None and user.left):
+                break
+        if len(played) > 1:
+            current.tables.append(_table(name, played))
+        figures = {
+            "episodes": len(played),
+            "successes": sum(trajectory.success for trajectory in played),
+            "steps": sum(len(trajectory.turns) for trajectory in played),
+            "return": sum(trajectory.total_return for trajectory in played) / len(played),
+        }
+        players.report_damage(progress)
+        asked = {"asked": players.usage} if players.usage else {}
+        return current.finish(figures | asked, [path])
+
+
+def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
+    """(file of the problems, problems to draw from)."""
+    kind, source = config.env.kind, config.task_file
+    if source is None and kind.taskset.has("tasks"):
+        tasks = listed(config.env.name, config.level or kind.levels[-1])
+    else:
+        existing = [
+            config.setup.folder / name for name in ("test.json", "data.json") if (config.setup.folder / name).is_file()
+        ]
+        source = source or next(iter(existing), None)
+        if source is None and kind.taskset.has("example"):
+            return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
+        if source is None:
+            hint = (
+                f"run `reflectkit gen-task --env {config.env.name}` first, or "
+                if kind.taskset.problem_generator
+                else ""
+            )
+            advice = kind.taskset.problems_advice or f"{hint}give --task-file"
+            raise ConfigError(f"env '{config.env.name}' has no problems yet; {advice}")
+        tasks = [record.task for record in read_records(source, config.setup.env_name)]
+        if config.level:
+            tasks = at_level(config.env.name, tasks, config.level, source)
+    if not config.task:
+        return source, tasks
+    by_id = {task.id: task for task in tasks}
+    if config.task not in by_id:
+        raise unknown_name(f"task of {source or config.env.name}", config.task, by_id)
+    return source, [by_id[config.task]]
+
+
+def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
+    """A problem for each episode, in a random order that the seed determines; they repeat if there are too few."""
+    order = list(tasks)
+    generator(config.run.seed, "play").shuffle(order)
+    return [order[number % len(order)] for number in range(config.episodes)]
+
+
+def _player(players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+    """The agent that plays; with the critic's values if it was trained with a critic."""
+    agent: Any = players.agent(name, policy, reflector)
+    if policy is not None:
+        from reflectkit.sampling.hf import LocalSampler
+        from reflectkit.train.checkpoint import saved_critic
+
+        if isinstance(agent.policy, LocalSampler) and (critic := saved_critic(policy, agent.policy.player)) is not None:
+            return _Valued(agent, critic)
+    return agent  # type: ignore[no-any-return]
+
+
+class _Valued:
+    """Adds the critic's values to the decisions of `agent`."""
+
+    def __init__(self, agent: TwoPlayerAgent, critic: Critic) -> None:
+        self.agent, self.critic = agent, critic
+        self.values: dict[tuple[int, ...], float] = {}
+        sampler: Any = agent.policy
+        sampler.watch = self._observe
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The agent's decision, and its value."""
+        decision = await self.agent.decide(observation, context)
+        prompt = decision.prompt_ids
+        if prompt and prompt not in self.values:  # text was generated; sampling any label runs the critic on the prompt
+            await self.agent.policy.sample(SampleRequest(prompt, ((0,),)))
+        return replace(decision, value=self.values.get(prompt))
+
+    def _observe(self, hidden_BD: Any, prompts: Sequence[tuple[int, ...]]) -> None:
+        self.values |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
+
+
+def _commentator(config: PlayConfig, players: Players, model: Path | None) -> Commentator | None:
+    """The commentator for a player without its own reflector. model: where that of --reflector lies."""
+    if config.teacher:
+        return _oracle_comment
+    if model is None:
+        return None
+    return players.reflector(model).remark  # type: ignore[no-any-return]
+
+
+async def _oracle_comment(observation: Observation, context: Context) -> str:
+    return str(require_oracle(context.env, ["reflection"]).reflection(generator(context.seed, "teacher")))
+
+
+def _outcome(trajectory: Trajectory) -> str:
+    if trajectory.success:
+        return "success"
+    if trajectory.status is Status.COMPLETED:
+        return "no success"
+    return (
+        trajectory.reason or "out of steps"
+        if trajectory.status is Status.TRUNCATED
+        else f"aborted: {trajectory.reason}"
+    )
+
+
+def _ending(trajectory: Trajectory) -> str:
+    count, outcome = len(trajectory.turns), _outcome(trajectory)
+    forfeited = trajectory.forfeit + sum(turn.info.get("forfeit", 0.0) for turn in trajectory.turns)
+    unplayed = f", {forfeited:+.3g} of it for the steps not taken" if forfeited else ""
+    played = f"{trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}"
+    return f"{outcome[:1].upper()}{outcome[1:]}: return {played}{unplayed}."
+
+
+def _table(name: str, played: Sequence[Trajectory]) -> Table:
+    rows = [
+        (trajectory.task.id, _outcome(trajectory), f"{trajectory.total_return:.3g}", str(len(trajectory.turns)))
+        for trajectory in played
+    ]
+    return Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))

@@ -1,0 +1,209 @@
+"""plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.
+
+A run that resumed from another one's checkpoint (`--resume-from`) continues its curve. `--live` follows a run in the
+terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from reflectkit.commands import Traits
+from reflectkit.config import Config, flag, non_default, option
+from reflectkit.console import Progress, Report, Table
+from reflectkit.envs.setup import distinct_names
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.evals.figures import Curve, draw_bars, draw_curves, number_in, read_curves
+from reflectkit.evals.seeds import curve_figures, curve_table
+from reflectkit.jsonl import read_json, rows_so_far
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.locks import is_locked
+from reflectkit.runs.run import open_run
+from reflectkit.types import LARGEST
+
+EXAMPLES = (
+    "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
+    "reflectkit plot --runs ours=results/seed0/taxi-tiny/reflect-rl --runs ours=results/seed1/taxi-tiny/reflect-rl"
+    " --figure return --against tokens",
+    "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success --figure"
+    " compression --out parts.svg",
+    "reflectkit plot --runs ours=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl' --smooth 1"
+    " --reach 0.9",
+    "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
+    "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
+)
+FOLLOWED = ("success_rate", "return", "loss")
+POLL_S = 1.0  # seconds between looks at a run that is followed
+IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
+
+
+TRAITS = Traits(reports=True, arms=("runs",))
+
+
+class PlotConfig(Config):
+    """Settings of plot."""
+
+    runs: tuple[str, ...] = option(
+        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
+    )
+    evals: tuple[Path, ...] = option((), help="Evaluation runs, for bars by level instead of curves (repeat the flag).")
+    figure: tuple[str, ...] = option(
+        (),
+        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag).",
+    )
+    against: Literal["episodes", "step", "tokens", "seconds"] = option(
+        "episodes", help="Horizontal axis: episodes, step, tokens or seconds."
+    )
+    smooth: int = option(10, help="Size of the moving average, in updates.", ge=1)
+    reach: float = option(
+        0.0,
+        help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither.",
+        ge=0,
+        le=LARGEST,
+    )
+    out: Path | None = option(
+        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder."
+    )
+    live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.runs) == bool(self.evals):
+            raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
+        if self.evals and (given := non_default(self, "against", "smooth", "reach")):
+            raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
+        if self.live and not self.runs:
+            raise ConfigError("--live needs --runs NAME=FOLDER")
+        if self.out is not None and self.out.suffix not in (".png", ".svg"):
+            raise ConfigError(f"--out {self.out}: must end in .png or .svg")
+        if self.out is not None and self.out.is_dir():
+            raise ConfigError(f"--out {self.out}: is a folder; choose another name")
+        for text in self.runs:
+            parse_run(text)
+        return self
+
+
+def parse_run(text: str) -> tuple[str, Path]:
+    """(name, metrics file) of a value of --runs; a checkpoint's path means its run. Raises ConfigError."""
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise ConfigError(f"--runs {text!r}: write NAME=FOLDER")
+    path = Path(folder)
+    return name, (path.parent if path.name.startswith("checkpoint-") else path) / "metrics.jsonl"
+
+
+def run(config: PlotConfig, progress: Progress) -> Report:
+    """Draw. Raises DataError if a run or an evaluation does not have the figure."""
+    if config.live:
+        return _follow(config, progress)
+    named = [parse_run(text) for text in config.runs]
+    inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
+    with open_run("plot", config, inputs) as current:
+        if current.done and (config.out is None or config.out.exists()):
+            return current.done
+        out = config.out or current.folder / ("curves.png" if named else "bars.png")
+        if config.evals:
+            figures = _bars(config, out)
+            cells = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
+            current.tables.append(
+                Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), cells)
+            )
+            return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
+        panels: dict[str, dict[str, list[Curve]]] = {}
+        for figure in dict.fromkeys(config.figure or ("success_rate",)):
+            read = read_curves([path for _, path in named], figure, config.against, config.smooth)
+            for (name, _), curve in zip(named, read, strict=True):
+                panels.setdefault(figure, {}).setdefault(name, []).append(curve)
+        draw_curves(panels, config.against, config.smooth, out)
+        ends = {figure: {name: _end(seeds) for name, seeds in curves.items()} for figure, curves in panels.items()}
+        columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
+        rows = tuple(
+            (name, str(len(seeds)), *(f"{ends[figure][name]:.3f}" for figure in panels))
+            for name, seeds in next(iter(panels.values())).items()
+        )
+        current.tables.append(Table(f"Learning curves in {out}", columns, rows))
+        if config.reach:
+            summed = {figure: curve_figures(curves, config.reach) for figure, curves in panels.items()}
+            for figure, one in summed.items():
+                current.tables.append(curve_table(one, figure, config.reach, config.against))
+            return current.finish({"last": ends, "curves": summed}, [out])
+        return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
+
+
+def _end(seeds: Sequence[Curve]) -> float:
+    ends = sorted(values[-1] for _, values in seeds)
+    middle = len(ends) // 2
+    return ends[middle] if len(ends) % 2 else (ends[middle - 1] + ends[middle]) / 2
+
+
+def _bars(config: PlotConfig, out: Path) -> dict[tuple[str, str], float]:
+    """Draw the bars and return the means by (player, level)."""
+    if len(config.figure) > 1:
+        raise ConfigError("--evals takes a single --figure")
+    figure = (config.figure or ("success",))[0]
+    bars: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for folder, label in zip(config.evals, distinct_names(config.evals), strict=True):
+        path = folder / "eval.json"
+        value = read_json(path)
+        rows = value.get("rows") if isinstance(value, dict) else None
+        if not isinstance(rows, list) or not rows:
+            raise DataError(path, "is not a result of evaluate: it has no rows")
+        having = [row for row in rows if isinstance(row, dict) and figure in (row.get("figures") or ())]
+        for row in (figure != "success" and having) or rows:  # a figure may be of some levels
+            try:
+                if figure == "success":
+                    interval = (row["success"], row["low"], row["high"])
+                else:
+                    mean, *ends = (row["figures"][figure][part] for part in ("mean", "low", "high"))
+                    interval = (mean, *(mean if end is None else end for end in ends))  # unknown ends: no whisker
+                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({label})"
+                mean, low, high = (_finite(value) for value in interval)
+                bars.setdefault(name, {})[row["level"]] = (mean, low, high)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                available = ", ".join(["success", *(row.get("figures", {}) if isinstance(row, dict) else {})])
+                raise DataError(path, f"a row has no '{figure}'; available: {available}", field=figure) from None
+    draw_bars(figure, bars, out)
+    return {(name, level): mean for name, by_level in bars.items() for level, (mean, _, _) in by_level.items()}
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def _follow(config: PlotConfig, progress: Progress) -> Report:
+    """Show a run's latest figures until it ends or no process works on it. Raises DataError if there is no run."""
+    name, path = parse_run(config.runs[0])
+    if not path.with_name("config.json").is_file():
+        raise DataError(path.parent, "no such run; give the folder that rlft writes to")
+    try:
+        total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
+    except (DataError, KeyError, TypeError, ValueError):
+        total = 0
+    seen = idle = 0
+    newest: dict[str, float] = {}
+    with progress.bar(name, total) as bar:
+        while True:
+            ended = path.with_name("report.json").is_file()
+            rows = rows_so_far(path)
+            step = int(number_in(path, len(rows), rows[-1], "step")) if rows else 0
+            if rows and step != seen:
+                missing = [figure for figure in config.figure if not any(figure in row for row in rows)]
+                shown = [*missing, *(figure for figure in config.figure or FOLLOWED if figure in rows[-1])]
+                newest = {figure: float(number_in(path, len(rows), rows[-1], figure)) for figure in shown}
+                bar.advance(step - seen, **newest)
+                seen, idle = step, 0
+            idle += not ended and not is_locked(path.parent)
+            if idle > IDLE_POLLS:
+                progress.news(f"no process is working on {path.parent}; the command that started it resumes it")
+            if ended or idle > IDLE_POLLS:
+                return Report("plot", path.parent, {"updates": seen} | newest)
+            time.sleep(POLL_S)

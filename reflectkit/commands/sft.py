@@ -1,0 +1,128 @@
+"""sft: supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the completions only.
+
+Rows are tokenised by the same functions as prompts at inference; a row that is too long is an error rather than cut
+off. A killed run resumes from its last trainer checkpoint with valid checksums.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reflectkit.agents.players import newest_name
+from reflectkit.commands import Traits
+from reflectkit.config import with_values
+from reflectkit.console import Progress, Report, figures_table
+from reflectkit.data.sft_rows import Row, form_of, read_rows
+from reflectkit.envs.setup import model_source
+from reflectkit.errors import memory_explained
+from reflectkit.jsonl import write_jsonl
+from reflectkit.models.hub import TINY, hub_options
+from reflectkit.runs.checksums import seal
+from reflectkit.runs.run import open_run
+from reflectkit.text import pluralize
+from reflectkit.train.estimate import plan_report
+from reflectkit.train.sft import (
+    encoded_rows,
+    inputs_of,
+    last_whole,
+    player_of,
+    train,
+    with_steps,
+)
+from reflectkit.train.sft_config import SFTConfig as SFTConfig
+from reflectkit.train.trackers import require_trackers
+
+if TYPE_CHECKING:
+    from reflectkit.models.load import LoadedModel
+
+EXAMPLES = (
+    "reflectkit sft --env taxi --role reflection --max-steps 700",
+    "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700 --task-file"
+    " data/taxi/both/sft_policy.jsonl",
+    "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
+    "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
+)
+TRAITS = Traits(trains=True, makes_arm=True)
+
+
+def run(config: SFTConfig, progress: Progress) -> Report:
+    """Train and write `checkpoint-<steps>/`.
+
+    Raises
+    ------
+    DataError: a row is too long. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became
+    NaN or infinite. ReflectkitError: out of memory.
+    """
+    require_trackers(config.checkpoints.report_to)
+    source = config.rows_file
+    rows = read_rows(source)
+    form = "" if config.role == "reflection" else form_of(source, rows)
+    start = config.model if config.model in TINY else newest_name(config.model)
+    config = with_values(config, model=model_source(start, config.run.data_dir, progress))
+    if config.checkpoints.plan:
+        return _plan(config, source, rows, progress)
+    with open_run("sft", config, inputs_of(config, source)) as current:
+        if current.done:
+            return current.done
+        progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
+        if config.model not in TINY:
+            hub_options(config.model)  # whether it can be fetched is known before torch is imported
+        from reflectkit.models.load import checkpoint_gradients, save_player
+
+        resume = last_whole(current.folder / "trainer", progress)
+        smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
+        with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
+            player = replace(player_of(config, source, rows), answer=form)
+            if config.gradient_checkpointing:
+                checkpoint_gradients(player.model)
+            encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
+            config = with_steps(config, len(encoded))
+            if config.tiny.copy_steps and not resume:
+                _teach_copying(config, player, progress)
+            log = train(config, current.folder / "trainer", resume, player, encoded, progress)
+
+        target = current.folder / f"checkpoint-{config.max_steps}"
+        save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps}, seal)
+        write_jsonl(current.folder / "metrics.jsonl", log)
+        shutil.rmtree(current.folder / "trainer", ignore_errors=True)
+        figures = {
+            "rows": len(rows),
+            "parameters": sum(weight.numel() for weight in player.model.parameters()),
+            "longest_group" if config.share_prefixes else "longest_row": max(len(row["input_ids"]) for row in encoded),
+            "loss": log[-1]["loss"] if log else None,
+        }
+        current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
+        return current.finish(figures, [target])
+
+
+def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
+    """What training takes, by arithmetic."""
+    player = player_of(config, source, rows)
+    lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
+    steps = with_steps(config, len(lengths)).max_steps
+    mean = sum(lengths) / len(lengths)
+    return plan_report(
+        "sft",
+        config.run.results_dir,
+        [player.model],
+        config.optim.optimizer,
+        config.batch_size // config.gradient_accumulation * max(lengths),
+        recompute=config.gradient_checkpointing,
+        tokens={
+            "longest_row": max(lengths),
+            "tokens_an_update": round(config.batch_size * mean),
+            "steps": steps,
+            "tokens": round(steps * config.batch_size * mean),
+        },
+    )
+
+
+def _teach_copying(config: SFTConfig, player: LoadedModel, progress: Progress) -> None:
+    from reflectkit.models.tiny import teach_copying
+
+    with progress.bar("Copying", config.tiny.copy_steps) as bar:
+        teach_copying(player.model, config.tiny.copy_steps, config.run.seed, lambda loss: bar.advance(1, loss=loss))

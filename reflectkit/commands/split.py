@@ -1,0 +1,200 @@
+"""split: divide the problems into train, validate and test, 7:2:1 or as asked, keeping each group (a start state, a
+repository, a game) in one split.
+
+If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that comes with a split of
+its own, as a benchmark's, stays in it, except with `--by question`. A file of problems is never replaced by an empty
+one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from reflectkit.commands import Traits
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Report, Table
+from reflectkit.data.splits import NAMES, split_groups, split_weighted
+from reflectkit.data.trajectories import Record, read_records, record_to_json
+from reflectkit.envs import env_class, split_of
+from reflectkit.envs.setup import ENV_HELP, RECORDS, EnvSetup
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import read_json, write_json
+from reflectkit.runs.folders import RunConfig, write_permission
+from reflectkit.runs.run import open_run
+from reflectkit.seeding import generator
+from reflectkit.text import pluralize
+
+EXAMPLES = (
+    "reflectkit split --env taxi",
+    "reflectkit split --env auto_explore --by repo",
+    "reflectkit split --env auto_explore --by question --seed 3",
+    "reflectkit split --env auto_explore --ratio 8:2:2",
+    "reflectkit split --env alfworld --unseen-rooms 0.2",
+)
+UNSEEN = "unseen"
+UNBALANCED = 0.05  # deviation of a split's share of all questions above which a message appears
+
+
+TRAITS = Traits(writes_data=True)
+
+
+class SplitConfig(Config):
+    """Settings of split."""
+
+    env: str = option(help=ENV_HELP)
+    task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
+    by: Literal["", "group", "repo", "question"] = option(
+        "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
+    )
+    ratio: str = option("7:2:1", help="Shares of train, validate and test.")
+    unseen_rooms: float = option(
+        0.0,
+        help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one) whose problems"
+        " all go to unseen.json; 0: none.",
+        ge=0,
+        le=1,
+    )
+    run: RunConfig = RunConfig()
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup(self.env, self.run.data_dir)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.by and self.by not in env_class(self.env).taskset.split_by:
+            raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
+        _ = self.shares
+        return self
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """`ratio` in numbers. Raises ConfigError."""
+        parts = self.ratio.split(":")
+        if len(parts) != len(NAMES) or not all(re.fullmatch("0*[1-9][0-9]{0,5}", part) for part in parts):
+            raise ConfigError(f"--ratio {self.ratio!r:.40}: write three whole numbers from 1, e.g. 7:2:1")
+        return tuple(map(int, parts))
+
+
+def run(config: SplitConfig, progress: Progress) -> Report:
+    """Write `{train,validate,test}.json`.
+
+    By repository the splits hold about --ratio of the questions. Else groups with demonstrations and groups without are
+    each split so.
+    """
+    source = config.task_file or config.setup.folder / RECORDS
+    write_permission(config.setup.folder)
+    with open_run("split", config, [source, *config.setup.code_files]) as current:
+        if current.done:
+            return current.done
+        records = read_records(source, config.setup.env_name)
+        by, kinds = config.by or config.setup.kind.taskset.split_by[0], ""
+        group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
+        room_of = {record.task.id: config.setup.kind.taskset.room_of(record.task) for record in records}
+        unseen = _unseen_rooms(set(room_of.values()), config, source)
+        held_out = [record for record in records if room_of[record.task.id] in unseen]
+        records = [record for record in records if room_of[record.task.id] not in unseen]
+        own = {record.task.id: "" if by == "question" else split_of(config.env, record.task) for record in records}
+        free = [record for record in records if not own[record.task.id]]
+        if by == "repo":
+            sizes = Counter(group_of[record.task.id] for record in free)
+            name_of_group = split_weighted(sizes, generator(config.run.seed, "split"), config.shares)
+            _say_if_unbalanced(sizes, name_of_group, config.shares, progress)
+        else:
+            taught = {group_of[record.task.id] for record in free if record.trajectories}
+            strata = {
+                group: (group in taught, record.task.level if room_of[record.task.id] else "")
+                for record in free
+                for group in [group_of[record.task.id]]
+            }
+            kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
+            name_of_group = split_groups(strata, generator(config.run.seed, "split"), config.shares)
+        outputs, rows, figures = [], [], {}
+        parts: dict[str, list[Record]] = {name: [] for name in NAMES}
+        for record in records:
+            parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
+        for name, part in parts.items():
+            if not part:
+                _refuse_emptying(config, config.setup.folder / f"{name}.json", source, come_with_splits=not free)
+        (config.setup.folder / f"{UNSEEN}.json").unlink(
+            missing_ok=True
+        )  # of an earlier split; its rooms may be in this one's training split
+        for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
+            path = config.setup.folder / f"{name}.json"
+            write_json(path, [record_to_json(record) for record in part])
+            outputs.append(path)
+            demonstrated = sum(bool(record.trajectories) for record in part)
+            figures[name] = {"tasks": len(part), "demonstrated": demonstrated}
+            rows.append(
+                (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
+            )
+            if not part:
+                groups = pluralize(len(name_of_group), "group")
+                too_few = f"{config.ratio} needs more than {groups}{kinds}; use another --ratio, or smaller groups"
+                progress.news(f"{path} has no tasks: {too_few if free else 'none comes with this split'}")
+        current.tables.append(
+            Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
+        )
+        return current.finish(figures, outputs)
+
+
+def _refuse_emptying(config: SplitConfig, path: Path, source: Path, *, come_with_splits: bool) -> None:
+    """Raises ConfigError if `path`, which would get no problems, has some."""
+    if not path.is_file() or not (kept := len(read_json(path))):
+        return
+    why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
+    other = "add --by question" if "question" in config.setup.kind.taskset.split_by else "use another --ratio"
+    raise ConfigError(
+        f"{path} has {pluralize(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
+        " away"
+    )
+
+
+def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) -> frozenset[str]:
+    """The held-out rooms. rooms: those of all problems; "" for a problem without one.
+
+    Raises ConfigError for tasks that are set in none, DataError where no room is left.
+    """
+    if not config.unseen_rooms:
+        return frozenset()
+    if "" in rooms:
+        raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
+    chance = generator(config.run.seed, "unseen rooms")
+    unseen: set[str] = set()
+    for kind in sorted(set(map(config.setup.kind.taskset.kind_of_room, rooms))):
+        of_kind = sorted(room for room in rooms if config.setup.kind.taskset.kind_of_room(room) == kind)
+        unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
+    if unseen == rooms:
+        raise DataError(
+            source,
+            f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in all; use a smaller share",
+        )
+    return frozenset(unseen)
+
+
+def _say_if_unbalanced(
+    sizes: Mapping[str, int], name_of_group: Mapping[str, str], shares: Sequence[int], progress: Progress
+) -> None:
+    total = sum(sizes.values())
+    actual = {
+        name: sum(size for group, size in sizes.items() if name_of_group[group] == name) / total for name in NAMES
+    }
+    wanted = [share / sum(shares) for share in shares]
+    if all(abs(actual[name] - share) <= UNBALANCED for name, share in zip(NAMES, wanted, strict=True)):
+        return
+    largest = max(sizes, key=lambda group: sizes[group])
+    asked, got = (":".join(f"{100 * part:.0f}" for part in parts) for parts in (wanted, actual.values()))
+    progress.news(
+        f"whole repositories cannot be split {asked}, this is {got}: {largest} alone has"
+        f" {100 * sizes[largest] / total:.0f} % of the questions of"
+        f" {pluralize(len(sizes), 'repository', 'repositories')};"
+        " add some, or use --by question"
+    )

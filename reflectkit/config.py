@@ -1,0 +1,501 @@
+"""Settings as nested, frozen pydantic models, and their flat names: flags, recipe keys and keys of config.json.
+
+A command's settings are a tree of `Config`s. A leaf of the tree is a setting; its name is a flag of the command, so no
+two leaves share one. `build` makes a tree from values by name, and `flat` takes it apart again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUndefinedAnnotation,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from reflectkit.errors import ConfigError, DataError, unknown_name
+
+Kind = TypeVar("Kind", bound="Config")
+REQUIRED: Any = PydanticUndefined
+"""The default of a setting without one."""
+NO_VALUES: Mapping[str, Any] = {}
+RENAMED = {
+    "load_dir": ("policy",), "reflect_load_dir": ("reflector",), "is_cap": ("importance_weight_max",),
+    "width": ("max_concurrency",), "kl": ("kl_coef",), "entropy": ("entropy_coef",),
+    "adapter_dir_there": ("server_adapter_dir",), "episodes": ("count", "from_"),
+}  # fmt: skip
+"""Former names of settings, each with the names that it has now, in one command or another."""
+
+
+class Config(BaseModel):
+    """Settings, each a field made by `option`, or more `Config`s. Values are checked strictly: "3" is no number."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), validate_default=False
+    )
+
+    @classmethod
+    def from_flat(cls, **values: Any) -> Self:
+        """The tree with these values by their flat names. Raises what `build` raises."""
+        return build(cls, values)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment's variables, by name, that act as settings: part of a run's identity, and shown first."""
+        return {}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _accept(cls, value: Any, info: ValidationInfo) -> Any:
+        """Make a path of a text, a tuple of a list or a single text, and the settings of a choice of their values."""
+        field = cls.model_fields[str(info.field_name)]
+        if choice := _choice(field):
+            made = choice.made(info.data)
+            return value if isinstance(value, made) else made.model_validate(value)
+        if get_origin(field.annotation) is tuple:
+            values = [value] if isinstance(value, str | Path) else value
+            return tuple(_usable(part, field) for part in values) if isinstance(values, list | tuple) else value
+        return _usable(value, field)
+
+
+def _usable(value: Any, field: FieldInfo) -> Any:
+    """`value`, if a setting can have it. Raises ValueError."""
+    if is_path(field.annotation) and isinstance(value, str):
+        if not value or "\0" in value:
+            problem = "holds a NUL character" if value else "is empty"
+            raise ValueError(f"{problem}; name a file or folder (. for the current one), or leave it out")
+        value = Path(value)
+    if isinstance(value, str | Path) and not _is_utf8(str(value)):
+        raise ValueError(f"{str(value)!r:.60} is not valid UTF-8; rename the file or folder")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("must fit into 64 bits")
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class NoSettings(Config):
+    """The settings of a choice that brings none."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A sub-config whose class depends on other settings. by: their attributes, in the same `Config`. settings: from
+    their values to the class. names: the values to look through for the owner of a setting that is not here.
+    """
+
+    by: tuple[str, ...]
+    settings: Callable[..., type[Config]]
+    names: Callable[[], Iterable[str]]
+
+    def made(self, values: Mapping[str, Any]) -> type[Config]:
+        """The class of the settings. values: of the attributes so far; one may be missing because it is wrong."""
+        chosen = [values.get(name) for name in self.by]
+        return self.settings(*chosen) if all(isinstance(value, str) for value in chosen) else NoSettings
+
+
+def option(
+    default: Any = REQUIRED, *, help: str, identity: bool = True, name: str = "", argument: bool = False, **bounds: Any
+) -> Any:
+    """A setting with its `help` and bounds (`ge`, `gt`, `le`, `lt`); without `default` it is required.
+
+    identity: whether it may change the results of a run. name: its flat name, if that is not the attribute's. argument:
+    whether it is an argument of the command instead of a flag.
+    """
+    extra: Any = {"identity": identity, "name": name, "argument": argument}
+    return Field(default, description=help, json_schema_extra=extra, **bounds)
+
+
+def chosen_by(*by: str, settings: Callable[..., type[Config]], names: Callable[[], Iterable[str]] = lambda: ()) -> Any:
+    """A sub-config whose class the settings `by` choose; see `Choice`."""
+    extra: Any = {"choice": Choice(by, settings, names)}
+    return Field(default_factory=dict, validate_default=True, json_schema_extra=extra)
+
+
+def _extra(field: FieldInfo) -> Mapping[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def _choice(field: FieldInfo) -> Choice | None:
+    choice: Any = _extra(field).get("choice")
+    return choice if isinstance(choice, Choice) else None
+
+
+def _name(attribute: str, field: FieldInfo) -> str:
+    return str(_extra(field).get("name") or attribute)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `as_` → `--as`, a Python keyword."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union but None, or `hint` alone."""
+    parts = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    return tuple(part for part in parts if part is not NoneType)
+
+
+def is_path(hint: Any) -> bool:
+    """Whether a setting with this type is a path, or a list of them."""
+    return hint is Path or Path in get_args(hint)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A setting in a tree."""
+
+    name: str
+    """Its flat name."""
+    path: tuple[str, ...]
+    """The attributes that lead to it from the root."""
+    field: FieldInfo
+    default: Any
+    """REQUIRED if it has none."""
+    panel: str | None
+    """The heading of its sub-config in the help; None for the command's own settings."""
+
+    @property
+    def hint(self) -> Any:
+        """Its type."""
+        return self.field.annotation
+
+    @property
+    def help(self) -> str:
+        """Its help text."""
+        return self.field.description or ""
+
+    @property
+    def shown(self) -> str:
+        """How errors and pages call it."""
+        return self.name.upper() if self.is_argument else flag(self.name)
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the command instead of a flag."""
+        return bool(_extra(self.field).get("argument"))
+
+
+def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Leaf]:
+    """The settings of the tree `kind`, with those that the choices in `values` (by flat name) bring.
+
+    Raises UnknownNameError for an unknown choice, and ConfigError if one has a setting with a name that is taken.
+    """
+    found: dict[str, Leaf] = {}
+    for leaf in _leaves(kind, values, None, (), None):
+        if leaf.name in found:
+            owner = found[leaf.name].panel or leaf.panel
+            raise ConfigError(f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it")
+        found[leaf.name] = leaf
+    return list(found.values())
+
+
+def _leaves(
+    kind: type[Config], values: Mapping[str, Any], defaults: Config | None, path: tuple[str, ...], panel: str | None
+) -> Iterator[Leaf]:
+    """defaults: the instance whose values are the defaults, if the parent has one."""
+    chosen: dict[str, Any] = {}
+    for attribute, field in kind.model_fields.items():
+        default = field.default if defaults is None else getattr(defaults, attribute)
+        place = (*path, attribute)
+        if choice := _choice(field):
+            made = choice.made(chosen)
+            owner = " and ".join(f"{_name(name, kind.model_fields[name])} '{chosen[name]}'" for name in choice.by)
+            yield from _leaves(made, values, None, place, owner)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            inner = default if isinstance(default, Config) else None
+            yield from _leaves(field.annotation, values, inner, place, heading(field.annotation))
+        else:
+            name = _name(attribute, field)
+            chosen[attribute] = values.get(name, default)
+            yield Leaf(name, place, field, default, panel)
+
+
+def heading(kind: type[Config]) -> str:
+    """The heading of a sub-config in the help: its docstring up to the first colon or full stop."""
+    return (kind.__doc__ or kind.__name__).partition(":")[0].partition(".")[0].strip()
+
+
+def choosers(kind: type[Config]) -> list[str]:
+    """The flat names of the settings that choose further settings."""
+    return list(dict.fromkeys(_choosers(kind)))
+
+
+def _choosers(kind: type[Config]) -> Iterator[str]:
+    for field in kind.model_fields.values():
+        if choice := _choice(field):
+            yield from (_name(name, kind.model_fields[name]) for name in choice.by)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            yield from _choosers(field.annotation)
+
+
+def elsewhere(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> dict[str, tuple[str, Any]]:
+    """(owner, e.g. "env 'memory'", default) of each setting that the tree has only with other choices."""
+    own = {leaf.name for leaf in leaves(kind, values)}
+    found: dict[str, tuple[str, Any]] = {}
+    for owner, rows in choices(kind).items():
+        for leaf in (leaf for leaf in rows if leaf.name not in own):
+            before = f"{found[leaf.name][0]} and " if leaf.name in found else ""
+            found[leaf.name] = before + owner, leaf.default
+    return found
+
+
+def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
+    """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice without any."""
+    found: dict[str, list[Leaf]] = {}
+    for field in kind.model_fields.values():
+        if choice := _choice(field):
+            by = _name(choice.by[0], kind.model_fields[choice.by[0]])
+            brought = {name: list(_leaves(choice.settings(name), NO_VALUES, None, (), None)) for name in choice.names()}
+            found |= {f"{by} '{name}'": rows for name, rows in brought.items() if rows}
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            found |= choices(field.annotation)
+    return found
+
+
+def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
+    """The tree `kind` from `values` by flat name, e.g. a recipe's step. A setting of another choice may be given at its
+    default.
+
+    Raises
+    ------
+    UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type or out of its bounds, a missing
+    one, or a contradiction. Both name `where`, the command or step.
+    """
+    rows = leaves(kind, values)
+    values = without_foreign(kind, values, where)
+    tree: dict[str, Any] = {}
+    for leaf in rows:
+        if leaf.default is REQUIRED and leaf.name not in values:
+            raise ConfigError(f"{where or 'this'} needs {leaf.shown} ({leaf.help.rstrip('.')})")
+        inner = tree
+        for attribute in leaf.path[:-1]:
+            inner = inner.setdefault(attribute, {})
+        inner[leaf.path[-1]] = values.get(leaf.name, leaf.default)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise _explained(error, rows, where) from None
+
+
+def _explained(error: ValidationError, rows: Iterable[Leaf], where: str) -> ConfigError:
+    """The first problem as one line with the flag, the value and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    leaf = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
+    text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
+    if leaf is None:
+        return ConfigError(prefix + text)
+    name = leaf.shown
+    if first["type"] == "literal_error" and isinstance(value, str):
+        allowed = [str(each) for each in literals(leaf.hint) if each]
+        return unknown_name(name, value, allowed)
+    if first["type"] == "value_error":
+        return ConfigError(f"{prefix}{name} {text}")
+    shown = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
+    return ConfigError(f"{prefix}{name} {text.replace('Input should', 'must')}, got {shown}")
+
+
+def literals(hint: Any) -> Iterator[Any]:
+    """The values of a setting of this type that has only some; none for other types."""
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    for part in get_args(hint) if get_origin(hint) is not Literal else ():
+        yield from literals(part)
+
+
+def without_foreign(kind: type[Config], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` without default values of settings that `kind` has only with other choices.
+
+    Raises
+    ------
+    UnknownNameError: a key that is no setting; ConfigError: a setting that only another choice has. Both name `where`.
+    """
+    names = {leaf.name for leaf in leaves(kind, values)}
+    own = {key: value for key, value in values.items() if key in names}
+    foreign = elsewhere(kind, values) if len(own) < len(values) else {}
+    for key in (key for key in values if key not in names):
+        if key not in foreign:
+            refuse_renamed(str(key), names)
+            raise unknown_name(f"setting of {where or 'this'}", str(key), names)
+        owner, default = foreign[key]
+        if as_plain(values[key]) != as_plain(default):
+            raise ConfigError(f"{f'{where}: ' if where else ''}{foreign_setting(key, owner)}")
+    return own
+
+
+def refuse_renamed(name: str, names: Iterable[str]) -> None:
+    """Raises ConfigError if `name` is the former name of one of the settings `names`."""
+    for new in RENAMED.get(name, ()):
+        if new in names:
+            raise ConfigError(f"{flag(name)} is now {flag(new)}")
+
+
+def foreign_setting(name: str, owner: str) -> str:
+    """The error for setting `name` of another choice."""
+    return f"{flag(name)} is a setting of {owner}; leave it out"
+
+
+def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
+    """The settings by flat name."""
+    found: dict[str, Any] = {}
+    for attribute, field in type(config).model_fields.items():
+        value = getattr(config, attribute)
+        if isinstance(value, Config):
+            found |= flat(value, identity_only=identity_only)
+        elif not identity_only or _extra(field).get("identity", True):
+            found[_name(attribute, field)] = value
+    return found
+
+
+def identifying(config: Config) -> dict[str, Any]:
+    """The settings that belong to a run's identity by flat name, as JSON values, and the variables that act as such."""
+    values = flat(config, identity_only=True) | variables(config)
+    return {name: as_plain(value) for name, value in sorted(values.items())}
+
+
+def variables(config: Config) -> dict[str, str]:
+    """The environment's variables that act as settings of the tree."""
+    parts = (getattr(config, attribute) for attribute in type(config).model_fields)
+    found = [variables(part) for part in parts if isinstance(part, Config)]
+    return {name: value for part in (config.environment, *found) for name, value in part.items()}
+
+
+def is_identity(leaf: Leaf) -> bool:
+    """Whether the setting belongs to a run's identity."""
+    return bool(_extra(leaf.field).get("identity", True))
+
+
+def non_default(config: Config, *names: str) -> list[str]:
+    """The settings among `names`, or of all, that differ from their defaults."""
+    values = flat(config)
+    defaults = {leaf.name: leaf.default for leaf in leaves(type(config), values)}
+    return [name for name in names or values if values.get(name, ...) != defaults.get(name, ...)]
+
+
+def with_values(config: Kind, **values: Any) -> Kind:
+    """`config` with other values by flat name, which are not checked again."""
+    changed: dict[str, Any] = {}
+    for attribute, field in type(config).model_fields.items():
+        value = getattr(config, attribute)
+        if isinstance(value, Config):
+            changed[attribute] = with_values(value, **values)
+        elif (name := _name(attribute, field)) in values:
+            changed[attribute] = values[name]
+    return config.model_copy(update=changed)
+
+
+def check_own_settings(own: Any, whose: str) -> None:
+    """Raises ConfigError unless `own` is a `Config` of settings with defaults that can be flags; `whose` begins the
+    message.
+    """
+    if not (isinstance(own, type) and issubclass(own, Config)):
+        raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {own!r:.80}")
+    try:
+        own.model_rebuild()
+    except PydanticUndefinedAnnotation as error:
+        raise ConfigError(
+            f"{whose}: a type of its settings cannot be read (name '{error.name}' is not defined); import it"
+        ) from None
+    for name, field in own.model_fields.items():
+        if field.is_required():
+            raise ConfigError(f"{whose}: its setting '{name}' needs a default; write option(default, help=…)")
+        kinds = alternatives(field.annotation)
+        plain = (str, int, float, bool, Path, tuple[str, ...])
+        if len(kinds) != 1 or (kinds[0] not in plain and get_origin(kinds[0]) is not Literal):
+            raise ConfigError(
+                f"{whose}: its setting '{name}' has the type {field.annotation}; use str, int, float, bool, Path,"
+                " Literal or tuple[str, ...]"
+            )
+
+
+def as_plain(value: Any) -> Any:
+    """A setting's value as JSON: paths become text, tuples lists."""
+    if isinstance(value, Path):
+        return str(value)
+    return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+_DEEPEST, _MOST_PARTS = 50, 100_000
+_TOO_DEEP = f"not settings: nested more than {_DEEPEST} deep, or of more than {_MOST_PARTS:,} parts"
+
+
+def parse_yaml(text: str, where: Path | str) -> Any:
+    """The value of YAML `text`. Raises DataError, naming `where`; a key given twice is an error too, as in YAML 1.2."""
+    import yaml
+
+    try:
+        loader = _loader()(text)
+        node = loader.get_single_node()
+        if repeated := _repeated_key(node):
+            raise DataError(where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1)
+        value = loader.construct_document(node) if node else None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise DataError(
+            where, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None
+        ) from None
+    except ValueError as error:  # such as a date of a 13th month
+        raise DataError(where, f"not YAML: {error}") from None
+    except RecursionError:
+        raise DataError(where, _TOO_DEEP) from None
+    parts: list[tuple[Any, int]] = [(value, 1)]  # with their depth; aliases can make a short text endless
+    for number, (part, depth) in enumerate(parts):
+        if depth > _DEEPEST or number > _MOST_PARTS:
+            raise DataError(where, _TOO_DEEP)
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        parts += [(element, depth + 1) for element in inner]
+    return value
+
+
+@cache
+def _loader() -> Any:
+    """The class that reads YAML, where 1e-4 is a number as in YAML 1.2."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Its own table of how numbers look."""
+
+    number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader
+
+
+def _repeated_key(root: Any) -> Any:
+    """The node of a key that is given twice in one mapping of the YAML node `root`; None if there is none."""
+    import yaml
+
+    nodes, seen = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [part for pair in node.value for part in pair]
+            keys = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in keys:
+                    return key
+                keys.add((key.tag, key.value))
+    return None

@@ -1,0 +1,109 @@
+"""How a stage reports progress and asks questions without printing: progress bars, lines of text, and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Bar(Protocol):
+    """One progress bar. `advance` moves it by `amount` and shows `figures` (name → value) next to it."""
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """Move by `amount`."""
+        ...
+
+
+class Progress(Protocol):
+    """Receives bars and lines of text. The command line shows them; tests and libraries pass `Quiet()`."""
+
+    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
+        """A bar of `total` that starts at `done`; it disappears when the context ends."""
+        ...
+
+    def news(self, text: str) -> None:
+        """One line of text."""
+        ...
+
+    def show(self, text: str) -> None:
+        """Text to read, of one or several lines: wrapped at words where they are too long for the terminal."""
+        ...
+
+    @property
+    def attended(self) -> bool:
+        """Whether a person can answer questions; False if answers come from a file or nowhere."""
+        ...
+
+    def ask(self, question: str) -> str | None:
+        """The line entered in reply; None at the end of the input."""
+        ...
+
+
+class Quiet:
+    """Shows nothing and answers nothing."""
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """Nothing to show."""
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A bar that shows nothing."""
+        yield self
+
+    def news(self, text: str) -> None:
+        """Nothing to show."""
+
+    def show(self, text: str) -> None:
+        """Nothing to show."""
+
+    @property
+    def attended(self) -> bool:
+        """Nobody can answer."""
+        return False
+
+    def ask(self, question: str) -> str | None:
+        """No answer."""
+        return None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for a person. columns: headings. rows: cells as text, one for each column."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def figures_table(title: str, heading: str, figures: Mapping[str, Any]) -> Table:
+    """Figures by name as a table with two columns."""
+    rows = [
+        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+        for name, value in figures.items()
+    ]
+    return Table(title, ("what", heading), tuple(rows))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a stage did."""
+
+    stage: str
+    """Name of the stage."""
+    folder: Path
+    """Folder of the run."""
+    figures: dict[str, Any]
+    """JSON values by name."""
+    outputs: tuple[Path, ...] = ()
+    """Files and folders that it made."""
+    tables: tuple[Table, ...] = ()
+    """Results for a person."""
+    skipped: bool = False
+    """Whether the run had already finished."""
+    closing: tuple[str, ...] = ()
+    """Lines to end with, e.g. commands to type next."""
+    code: int = 0
+    """The command's exit code: 1 if something that it checked failed."""

@@ -1,0 +1,1 @@
+"""Evaluation: statistics, tables, figures and pages of episodes."""

@@ -1,0 +1,541 @@
+"""The results of evaluated episodes: figures with intervals, paired differences between players, and their tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+from reflectkit.console import Table
+from reflectkit.data.episodes import SUCCESS
+from reflectkit.envs import ENVS, cluster_of
+from reflectkit.evals.stats import (
+    adjusted,
+    amount_interval,
+    by_cluster,
+    by_task,
+    mean_interval,
+    mean_p,
+    paired,
+    pass_all,
+    pass_at,
+    rate_interval,
+)
+from reflectkit.rollout.checked import TAKEN
+from reflectkit.types import Task
+
+COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
+MANY = 6  # with more players than this, the table compares each with the first only
+MANY_TESTS = 10  # with more comparisons than this, a table has p-values after Benjamini and Hochberg too
+MORE = (
+    ("by seed", "by_seed"),
+    ("right, of those named", "named_episodes"),
+    ("no readable answer", "unreadable_share"),
+    ("illegal", "illegal_share"),
+    ("thoughts", "thoughts"),
+    ("US dollars", "price_usd"),
+)
+"""Columns of the table that are left out if they are all 0, with their figures."""
+NAMED = "named"
+"""The figure of an env whose episodes may end without an answer: 1 in those that give one."""
+OWN_FIGURES = TAKEN - {SUCCESS}
+"""Figures that are ours, and not every player has; every episode has those of its env."""
+LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
+
+Json = Mapping[str, Any]
+
+
+def rows_of(env: str, played: Sequence[tuple[str, str, Sequence[Json]]]) -> list[dict[str, Any]]:
+    """The rows of eval.json of an evaluation, from (player, level, lines of episodes.jsonl)."""
+    episodes = completed([episode for _, _, part in played for episode in part])
+    ranges, rest = ranges_of(episodes), iter(episodes)
+    return [row(name, env, level, [next(rest) for _ in part], ranges) for name, level, part in played]
+
+
+def completed(episodes: Sequence[Json]) -> list[Json]:
+    """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
+    off before that. ABORTED ones stay as they are.
+    """
+    reported = _reported(episodes)
+    return [
+        {**episode, "figures": {**reported[episode["level"]], **episode.get("figures", {})}}
+        if reported[episode["level"]] and episode["status"] != "aborted"
+        else episode
+        for episode in episodes
+    ]
+
+
+def _reported(episodes: Iterable[Json]) -> dict[str, dict[str, float]]:
+    """By level, the figures that the env reported, in the order of their first episode, with 0.0."""
+    reported: dict[str, dict[str, float]] = {}
+    for episode in episodes:
+        names = [name for name in episode.get("figures", {}) if name not in OWN_FIGURES]
+        reported.setdefault(episode["level"], {}).update(dict.fromkeys(names, 0.0))
+    return reported
+
+
+def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
+    """Sentences about the figures that one of several evaluations, given by name, never has at a level where another
+    one has them: it may have been recorded before the env reported them.
+    """
+    by_part = {name: _reported(part) for name, part in parts.items()}
+    every = _reported([episode for part in parts.values() for episode in part])
+    return [
+        f"{name}: no episode at level {level} reports {', '.join(sorted(missing))}, as others do; counted as 0 there"
+        for name, reported in by_part.items()
+        for level, figures in reported.items()
+        if (missing := every[level].keys() - figures.keys())
+    ]
+
+
+def ranges_of(episodes: Iterable[Json]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value of each figure, whoever played. From 0 to 1 it is a share, and from 0 up what
+    cannot be negative.
+    """
+    ranges: dict[str, tuple[float, float]] = {}
+    for episode in episodes:
+        for name, value in episode.get("figures", {}).items():
+            least, greatest = ranges.get(name, (value, value))
+            ranges[name] = min(least, value), max(greatest, value)
+    return ranges
+
+
+def is_share(values: tuple[float, float]) -> bool:
+    """Whether a figure with these least and greatest values is a share."""
+    return values[0] >= 0 and values[1] <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCounts:
+    """What the tables need of an episode's turns."""
+
+    turns: int
+    """Number of turns."""
+    comments: int
+    """Of them, those with a comment."""
+    words: int
+    """In the comments."""
+    illegal: int
+    """Turns whose answer was not legal or was refused, see `row`."""
+    unreadable: int
+    """Turns whose answer could not be read."""
+    tokens: int
+    """Written by the policy."""
+    thoughts: int
+    """Of these, in its reasoning."""
+    probabilities: bool
+    """Whether any turn tells the player's probabilities."""
+
+
+def lean(episode: Json) -> dict[str, Any]:
+    """A line of episodes.jsonl for the tables: with `TurnCounts` for its turns, and without what they do not need."""
+    unused = {"turns", "ending"} | ({"data"} if episode.get("cluster") is not None else set())
+    return {name: value for name, value in episode.items() if name not in unused} | {"turns": turn_counts(episode)}
+
+
+def turn_counts(episode: Json) -> TurnCounts:
+    """The counts of a line's turns; of a `lean` one, those that it has."""
+    turns = episode.get("turns", ())
+    if isinstance(turns, TurnCounts):
+        return turns
+    comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
+    return TurnCounts(
+        turns=len(turns),
+        comments=len(comments),
+        words=sum(comments),
+        illegal=sum(map(_illegal, turns)),
+        unreadable=sum(bool(turn.get("unreadable")) for turn in turns),
+        tokens=sum(turn.get("tokens", 0) for turn in turns),
+        thoughts=sum(turn.get("thoughts", 0) for turn in turns),
+        probabilities=any("probabilities" in turn for turn in turns),
+    )
+
+
+def row(
+    name: str,
+    env: str,
+    level: str,
+    played: Sequence[Json],
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, Any]:
+    """One row of eval.json, from `completed` lines of episodes.jsonl, which may be `lean`. Shares are from 0 to 1.
+    ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone.
+
+    success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. pass_at, pass_all: by
+    k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
+    action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
+    fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
+    named_episodes: how many gave an answer, if the env reports NAMED; right_of_named, with _low and _high: their
+    success. price_usd: the cost of the player's requests, including those answered from the journal; 0 for local
+    players, None if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per
+    episode, and how many of them are reasoning.
+    """
+    counted = [episode for episode in played if episode["status"] != "aborted"]
+    rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
+    cluster = clusters_of(counted)
+    clusters = by_cluster(rates, cluster)
+    low, high = rate_interval(clusters, len(counted))
+    turns = list(map(turn_counts, counted))
+    comments = sum(one.comments for one in turns)
+    unfit = [episode for episode in counted if episode.get("unfit")]
+    tried = max(1, sum(one.turns for one in turns) + len(unfit))
+    prices = [episode.get("price_usd", 0.0) for episode in played]
+    count = max(1, len(counted))
+    figures = {
+        "name": name,
+        "env": env,
+        "level": level,
+        "success": sum(rates.values()) / max(1, len(rates)),
+        "low": low,
+        "high": high,
+        "tasks": len(rates),
+        "clusters": len(clusters),
+        "episodes": len(counted),
+        "aborted": len(played) - len(counted),
+        "return": sum(episode["return"] for episode in counted) / count,
+        "steps": sum(one.turns for one in turns) / count,
+        "illegal_share": (sum(one.illegal for one in turns) + sum(map(_illegal, unfit))) / tried,
+        "unreadable_share": (
+            sum(one.unreadable for one in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
+        )
+        / tried,
+        "price_usd": None if None in prices else sum(prices),
+        "reflection_words": sum(one.words for one in turns) / comments if comments else None,
+        "tokens": sum(one.tokens for one in turns) / count,
+        "thoughts": sum(one.thoughts for one in turns) / count,
+        "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
+    }
+    return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
+
+
+def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, float]:
+    """Success of the episodes that gave an answer; empty if the env does not report NAMED."""
+    if not any(NAMED in episode.get("figures", {}) for episode in episodes):
+        return {}
+    named = [episode for episode in episodes if episode["figures"][NAMED]]
+    rates = by_task((episode["task"], float(episode["success"])) for episode in named)
+    low, high = rate_interval(by_cluster(rates, cluster), len(named))
+    mean = sum(rates.values()) / max(1, len(rates))
+    return {
+        "named_episodes": len(named),
+        "right_of_named": mean,
+        "right_of_named_low": low,
+        "right_of_named_high": high,
+    }
+
+
+def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
+    """The cluster of each task, from lines of episodes.jsonl.
+
+    Lines of earlier versions have none. It is then computed for our envs; for others, each task is a cluster.
+    """
+    task_clusters = {}
+    for episode in episodes:
+        if (cluster := episode.get("cluster")) is None and episode.get("env") in ENVS:
+            task = Task(
+                episode["task"], episode["env"], episode["level"], episode.get("group", ""), episode.get("data", {})
+            )
+            cluster = cluster_of(task.env, task)
+        task_clusters[episode["task"]] = episode["task"] if cluster is None else str(cluster)
+    return task_clusters
+
+
+def _illegal(turn: Json) -> bool:
+    refused = turn.get("info", {}).get("refused") and not turn.get("unreadable")
+    return bool(turn.get("illegal") or refused)
+
+
+def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """pass_at and pass_all by k, if every problem was tried several times by one model. parts: the episodes of each
+    model (seed); a problem's chance is its mean over them. One counts at k if k of its tries were not aborted.
+    """
+    tries: Counter[tuple[int, str]] = Counter()
+    outcomes: dict[tuple[int, str], list[bool]] = {}
+    for number, part in enumerate(parts):
+        for episode in part:
+            tries[number, episode["task"]] += 1
+            if episode["status"] != "aborted":
+                outcomes.setdefault((number, episode["task"]), []).append(bool(episode["success"]))
+    fewest = min(tries.values(), default=0)
+    if fewest < 2:
+        return {}
+    passes: dict[str, dict[str, float]] = {}
+    for kind, chance in (("pass_at", pass_at), ("pass_all", pass_all)):
+        for k in LADDER:
+            enough = {key: right for key, right in outcomes.items() if len(right) >= k}
+            if k <= fewest and enough:
+                rates = by_task((task, chance(k, sum(right), len(right))) for (_, task), right in enough.items())
+                low, high = rate_interval(by_cluster(rates, cluster), sum(map(len, enough.values())))
+                for name, value in (
+                    (kind, sum(rates.values()) / len(rates)),
+                    (f"{kind}_low", low),
+                    (f"{kind}_high", high),
+                ):
+                    passes.setdefault(name, {})[str(k)] = value
+    return passes
+
+
+def figures_of(
+    episodes: Sequence[Json], cluster: Mapping[str, str], ranges: Mapping[str, tuple[float, float]]
+) -> dict[str, dict[str, float | None]]:
+    """The mean of each figure with its 95 % interval by `cluster` of the tasks.
+
+    A figure that is a share has a rate's interval; one that is never negative that of an amount; any other has a t
+    interval. Ends that are infinite, with fewer than two clusters, are None.
+    """
+    means = {}
+    for name, values in _rates(episodes).items():
+        clusters = by_cluster(values, cluster)
+        method = amount_interval if ranges[name][0] >= 0 else mean_interval
+        low, high = (rate_interval if is_share(ranges[name]) else method)(clusters)
+        means[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
+    return means
+
+
+def _finite(value: float) -> float | None:
+    """`value`, or None if it is infinite: JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _rates(episodes: Sequence[Json]) -> dict[str, Mapping[str, float]]:
+    """The mean by task of each figure; an episode without it counts 0."""
+    names = dict.fromkeys(name for episode in episodes for name in episode.get("figures", {}))
+    return {
+        name: by_task((episode["task"], episode.get("figures", {}).get(name, 0.0)) for episode in episodes)
+        for name in names
+    }
+
+
+def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
+    """Paired differences, task by task, in success and the env's figures between any two players on the same level.
+
+    Each is `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first minus second. p is for
+    the single comparison. Players without a common finished task are not compared.
+    """
+    counted = [episode for episode in completed(episodes) if episode["status"] != "aborted"]
+    by_level: dict[str, dict[str, list[Json]]] = {}
+    for episode in counted:
+        by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append(episode)
+    cluster, ranges = clusters_of(counted), ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
+    compared = []
+    for level, players in by_level.items():
+        means = {
+            name: _rates(played)
+            | {SUCCESS: by_task((episode["task"], float(episode["success"])) for episode in played)}
+            for name, played in players.items()
+        }
+        for figure in dict.fromkeys([SUCCESS, *(name for one in means.values() for name in one)]):
+            having = [name for name in means if figure in means[name]]
+            for first, second in combinations(having, 2):
+                trials = min(len(players[name]) for name in (first, second)) if figure == SUCCESS else None
+                result = paired(
+                    means[first][figure], means[second][figure], cluster, shares=is_share(ranges[figure]), trials=trials
+                )
+                if result.tasks:
+                    ends = {"low": _finite(result.low), "high": _finite(result.high)}
+                    compared.append(
+                        {"figure": figure, "level": level, "first": first, "second": second} | asdict(result) | ends
+                    )
+    return compared
+
+
+def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
+    """`differences` of several evaluations (seeds), task by task over all of them. Where two or more have both players,
+    the interval is extended to the t interval over the seeds' own differences, and p is the larger one.
+    """
+    compared = differences([episode for part in parts for episode in part])
+    if len(parts) < 2:
+        return compared
+    gaps: dict[tuple[str, ...], list[list[float]]] = {}
+    limits = ranges_of(episode for part in parts for episode in part) | {SUCCESS: (0.0, 1.0)}
+    for part in parts:
+        for one in differences(part):
+            for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
+                key = one["figure"], one["level"], one[first], one[second]
+                gaps.setdefault(key, []).append([sign * one["difference"]])
+    for one in compared:
+        of_seeds = gaps.get((one["figure"], one["level"], one["first"], one["second"]), [])
+        if len(of_seeds) > 1 and one["low"] is not None:
+            low, high = mean_interval(of_seeds)
+            limit = 1.0 if is_share(limits[one["figure"]]) else math.inf
+            one["low"], one["high"] = max(-limit, min(low, one["low"])), min(limit, max(high, one["high"]))
+            one["p"] = max(one["p"], mean_p(of_seeds))
+    return compared
+
+
+def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
+    """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
+
+    Success is the mean over distinct tasks of each task's mean over seeds. The interval is by clusters of tasks; a task
+    is in the same cluster in every seed. A task's pass@k and pass^k are the means of its models'; plays of different
+    models are not several tries of one.
+    """
+    played: dict[tuple[str, str], list[list[Json]]] = {}
+    every = iter(completed([episode for part in parts for episode in part]))
+    parts = [[next(every) for _ in part] for part in parts]
+    ranges = ranges_of(episode for part in parts for episode in part)
+    for part in parts:
+        by_pair: dict[tuple[str, str], list[Json]] = {}
+        for episode in part:
+            by_pair.setdefault((episode["name"], episode["level"]), []).append(episode)
+        for key, episodes in by_pair.items():
+            played.setdefault(key, []).append(episodes)
+    rows = []
+    for (name, level), by_part in played.items():
+        env = by_part[0][0].get("env", "")
+        all_of_it = row(name, env, level, [episode for episodes in by_part for episode in episodes], ranges)
+        if len(parts) == 1:
+            rows.append(all_of_it)
+            continue
+        passes = _passes(by_part, clusters_of(episode for episodes in by_part for episode in episodes))
+        without_passes = {k: value for k, value in all_of_it.items() if not k.startswith(("pass_at", "pass_all"))}
+        by_seed = [row(name, env, level, episodes)["success"] for episodes in by_part]
+        rows.append(without_passes | passes | {"by_seed": by_seed})
+    return rows
+
+
+def table(title: str, rows: Sequence[Json]) -> Table:
+    """Rows of eval.json as a table; the last columns are omitted if they have nothing to show."""
+    more = [column for column, name in MORE if any(row.get(name, 0) != 0 for row in rows)]
+    return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
+
+
+def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
+    price = row["price_usd"]
+    last = {
+        "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
+        "right, of those named": _right_cell(row),
+        "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
+        "illegal": f"{100 * row['illegal_share']:.1f} %",
+        "thoughts": f"{row.get('thoughts', 0):.0f}",
+        "US dollars": "unknown" if price is None else f"{price:.4f}" if price else "0",
+    }
+    return (
+        row["name"],
+        row["level"],
+        f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
+        f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
+        str(row["tasks"]),
+        str(row["clusters"]),
+        str(row["episodes"]) + (f" + {row['aborted']} aborted" if row["aborted"] else ""),
+        f"{row['return']:.2f}",
+        f"{row['steps']:.1f}",
+        *(last[column] for column in more),
+    )
+
+
+def _right_cell(row: Json) -> str:
+    if not row.get("named_episodes"):
+        return "none named"
+    low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
+    return f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
+
+
+def figures_tables(rows: Sequence[Json]) -> list[Table]:
+    """One table for each of the env's own figures: means and their intervals."""
+    tables = []
+    for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
+        values = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
+        cells = tuple(
+            (row["name"], row["level"], f"{one['mean']:.3g}", _ends(one, 1, ".3g"), str(row["clusters"]))
+            for row, one in values
+        )
+        tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
+    return tables
+
+
+def differences_table(compared: Sequence[Json], figure: str) -> Table:
+    """Paired differences in one figure as a table, in percentage points."""
+    players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
+    rows_shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
+    title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
+    return _paired_table(title, "first − second", rows_shown, figure)
+
+
+def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
+    """Differences in `measure`, which is a share, between arms and their ablations in evaluation `step`; each names its
+    `ablation`.
+    """
+    of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
+    title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
+    return _paired_table(title, "ablation", effects, measure)
+
+
+def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:
+    rows_shown = [one for one in compared if one["figure"] == figure]
+    headings, p_cells = p_columns([one["p"] for one in rows_shown])
+    cells = tuple(
+        (
+            one.get("ablation", f"{one['first']} − {one['second']}"),
+            one["level"],
+            f"{100 * one['difference']:+.1f}",
+            _ends(one, 100, "+.1f"),
+            *shown,
+            str(one["tasks"]),
+            str(one["clusters"]),
+        )
+        for one, shown in zip(rows_shown, p_cells, strict=True)
+    )
+    return Table(title, (heading, "level", "difference", "95 % interval", *headings, "tasks", "clusters"), cells)
+
+
+def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(headings, cells of each row) of a table's p-values; with more than MANY_TESTS also adjusted ones. None: not
+    known, and not counted.
+    """
+    known = [p for p in p_values if p is not None]
+    among = iter(adjusted(known))
+    shown = [("", "") if p is None else (f"{p:.3g}", f"{next(among):.3g}") for p in p_values]
+    if len(known) <= MANY_TESTS:
+        return ("p",), [(p,) for p, _ in shown]
+    return ("p", f"p, adjusted for {len(known)}"), [*shown]
+
+
+def _ends(one: Json, unit: float, form: str) -> str:
+    return "unknown" if one["low"] is None else f"{unit * one['low']:{form}} to {unit * one['high']:{form}}"
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """The tables as Markdown."""
+    parts = []
+    for one in tables:
+        rows = [one.columns, tuple("---" for _ in one.columns), *one.rows]
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows
+        ]
+        parts.append(f"### {one.title}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def csv_text(rows: Sequence[Json]) -> str:
+    """Rows of eval.json as CSV, with the env's figures as columns (env_NAME if the name is taken). Text that a
+    spreadsheet would execute is quoted.
+    """
+    flat = []
+    for row in rows:
+        plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
+        for figure, one in row.get("figures", {}).items():
+            ends = ("", "_low", "_high")
+            taken = plain.keys() | row.keys() | row.get("figures", {}).keys() - {figure}
+            name = f"env_{figure}" if taken.intersection(f"{figure}{end}" for end in ends) else figure
+            plain |= dict(zip((f"{name}{end}" for end in ends), (one["mean"], one["low"], one["high"]), strict=True))
+        for kind in ("pass_at", "pass_all"):
+            for end in ("", "_low", "_high"):
+                plain |= {f"{kind}_{k}{end}": value for k, value in row.get(kind + end, {}).items()}
+        flat.append({name: _harmless(value) for name, value in plain.items()})
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    """`value`, quoted if a spreadsheet would execute it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -1,0 +1,66 @@
+"""Keys of servers: they come from the environment, go into a header, and are removed from every other text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from reflectkit.errors import ConfigError
+
+MARK = "[key]"
+PART = 8
+"""From so many characters on, the beginning or end of a key is removed as well: something else has cut it."""
+
+
+def header_text(name: str) -> str:
+    """The environment variable `name`, which is sent in a header; "" where it is not set. Raises ConfigError."""
+    text = os.environ.get(name, "")
+    if not (text.isascii() and text.isprintable() and text == text.strip()):
+        raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
+    return text
+
+
+def secrets() -> list[str]:
+    """The keys that are set, of any service, which no text may hold; the longest first."""
+    keys = {text for name, text in os.environ.items() if name.endswith("_API_KEY") or name == "HF_TOKEN"}
+    return sorted((key for key in keys if len(key) > 3), key=len, reverse=True)
+
+
+def without_keys(text: str) -> str:
+    """An answer with all keys replaced, and what is left of one that the text begins or ends within."""
+    for key in secrets():
+        text = text.replace(key, MARK)
+        for length in range(len(key) - 1, PART - 1, -1):
+            if text.endswith(key[:length]):
+                text = text[:-length] + MARK
+            if text.startswith(key[-length:]):
+                text = MARK + text[length:]
+    return text
+
+
+def masked(text: str) -> str:
+    """A message with all keys replaced, and their beginnings and ends wherever these are. To be called before the
+    message is cut.
+    """
+    for key in secrets():
+        text = text.replace(key, MARK)
+        if len(key) > PART and (key[:PART] in text or key[-PART:] in text):
+            for length in range(len(key) - 1, PART - 1, -1):
+                text = text.replace(key[:length], MARK).replace(key[-length:], MARK)
+    return text
+
+
+PLAIN = {"Accept-Encoding": "identity"}
+"""The header that asks for a body that is not compressed."""
+
+
+def encoding_fault(headers: Mapping[str, str]) -> str:
+    """What is wrong with the encoding of a response's body, which is then not to be read; "" if nothing is.
+
+    >>> encoding_fault({}), encoding_fault({"content-encoding": "identity"})
+    ('', '')
+    """
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return ""
+    return f"the body is encoded ({masked(encoding):.40}), though none was asked for; switch compression off there"

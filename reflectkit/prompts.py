@@ -1,0 +1,149 @@
+"""Renders all prompts: SFT rows and inference use the same functions, so they cannot differ.
+
+Layout of a policy prompt: the observation, the reflection (if any), the actions, the action marker. Tools come first,
+if there are any, and the marker then asks for calls. A reflection prompt ends before the actions. The actions are
+numbered where the answer is a label, and stand alone where it is their own words. Answers include their leading space,
+so that they are the same tokens in the list. In a conversation, each prompt begins with the one before it and its
+answer, comments included.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+
+from reflectkit.errors import ConfigError
+from reflectkit.tools import tools_text
+from reflectkit.types import AGENT_MARKER, Message, Observation, ToolUse
+
+REFLECTION_MARKER = "Reflection:"
+ACTIONS_MARKER = "Actions:"
+ACTION_MARKER = "Action:"
+CALLS_MARKER = "Calls:"
+RESULT_MARKER = "Result of"
+"""Begins a tool's result where a chat template has no role for it."""
+UNSEEN = "\u200b"  # zero-width space
+IMITATION = re.compile(
+    rf"(?:^|(?<=[\r\v\f\x85\u2028\u2029]))[^\S\n]{{0,40}}(?:{REFLECTION_MARKER}|{RESULT_MARKER}\b)",
+    re.MULTILINE | re.IGNORECASE,
+)
+TURN_END = "\x1e"
+"""Stands in prompts for the model's end token, after each of the agent's messages in a conversation."""
+
+LABELS: tuple[str, ...] = (*(str(number) for number in range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
+"""Labels of the choices, in order; at most 252."""
+
+
+def label(index: int) -> str:
+    """The answer for choice `index`: a space and its label. Raises ConfigError past the last label."""
+    if not 0 <= index < len(LABELS):
+        raise ConfigError(f"choice {index} has no label: an observation offers at most {len(LABELS)} actions")
+    return " " + LABELS[index]
+
+
+def answers(choices: Sequence[str], form: str) -> tuple[str, ...]:
+    """The policy's answer for each of `choices`, with its leading space.
+
+    form: "label", or "text" for the choice's own words.
+
+    Raises
+    ------
+    ConfigError: there are more choices than labels; a choice has no words, or the same as another.
+    """
+    if form == "label":
+        return tuple(label(index) for index in range(len(choices)))
+    texts = tuple(f" {one_line(choice)}" for choice in choices)
+    places: dict[str, int] = {}
+    for index, text in enumerate(texts):
+        if text == " ":
+            raise ConfigError(f"choice {index} has no words to answer with; use --answer label")
+        if places.setdefault(text, index) != index:
+            raise ConfigError(f"choices {places[text]} and {index} are both{text:.60}; use --answer label")
+    return texts
+
+
+def listed_answers(prompt: str, form: str) -> tuple[str, ...]:
+    """The legal answers that the policy's `prompt` lists, as `policy_prompt` wrote it; none without actions."""
+    _, marker, listed = prompt.rpartition(f"\n{ACTIONS_MARKER}\n")
+    if not marker or not listed.endswith(f"\n{ACTION_MARKER}"):
+        return ()
+    lines = listed.split("\n")[:-1]
+    if form != "label":
+        return tuple(lines)
+    found: list[str] = []
+    for line in lines:  # where a choice has several lines, those after the first have no label
+        if len(found) < len(LABELS) and line.startswith(f"{label(len(found))} "):
+            found.append(label(len(found)))
+    return tuple(found)
+
+
+def reflection_prompt(observation: Observation) -> str:
+    """The prompt of the reflection model, which answers with one line."""
+    return f"{observation.text}\n{REFLECTION_MARKER}"
+
+
+def reflection_completion(reflection: str) -> str:
+    """The completion that the reflection model is trained on."""
+    return " " + one_line(reflection)
+
+
+def policy_prompt(observation: Observation, reflection: str | None = None, form: str = "label") -> str:
+    """The prompt of the policy model, which answers with a choice, tool calls, or, without either, free text.
+
+    reflection: None for the plain arm or a dropped comment. form: of the answer for a choice, see `answers`.
+    """
+    comment = "" if reflection is None else f"{REFLECTION_MARKER} {one_line(reflection)}\n"
+    if observation.replies:
+        tools = f"{tools_text(observation.tools)}\n\n" if observation.tools else ""
+        return f"{tools}{_conversation(observation.messages)}\n{comment}{AGENT_MARKER}"
+    if observation.tools:
+        return f"{tools_text(observation.tools)}\n\n{observation.text}\n{comment}{CALLS_MARKER}"
+    if not observation.choices:
+        return f"{observation.text}\n{comment}{ACTION_MARKER}"
+    listed = answers(observation.choices, form)
+    if form == "label":
+        listed = tuple(f"{answer} {choice}" for answer, choice in zip(listed, observation.choices, strict=True))
+    actions = "\n".join(listed)
+    return f"{observation.text}\n{comment}{ACTIONS_MARKER}\n{actions}\n{ACTION_MARKER}"
+
+
+def _conversation(messages: Sequence[Message]) -> str:
+    """The messages, one after the other; each of the agent's ends as it did when it was written."""
+    ends = [TURN_END if message.role == "assistant" else "" for message in messages]
+    lines = [message.line.replace(TURN_END, " ") for message in messages]
+    return "\n".join(map("".join, zip(lines, ends, strict=True)))
+
+
+def with_comments(observation: Observation, comments: Sequence[str | None]) -> Observation:
+    """The conversation with the comments that the agent read before its messages, each as a message of the system.
+
+    comments: of the agent's messages, in order; None where it read none.
+    """
+    earlier = iter(comments)
+    messages: list[Message] = []
+    for message in observation.messages:
+        if message.role == "assistant" and (comment := next(earlier, None)) is not None:
+            messages.append(Message("system", f"{REFLECTION_MARKER} {one_line(comment)}"))
+        messages.append(message)
+    return replace(observation, messages=tuple(messages))
+
+
+def as_data(text: str) -> str:
+    """`text` with a zero-width space in what begins a line as a comment or a result does, so that what users and tools
+    say in several lines cannot imitate one.
+    """
+    return IMITATION.sub(lambda match: f"{match[0][:-1]}{UNSEEN}{match[0][-1]}", text)
+
+
+def action_completion(action: int | str | ToolUse) -> str:
+    """The completion that the policy is trained on: a label, calls, or a line."""
+    if isinstance(action, int):
+        return label(action)
+    return " " + (one_line(action) if isinstance(action, str) else action.text.strip())
+
+
+def one_line(text: str) -> str:
+    """`text` with runs of white space collapsed to a space, so that a comment cannot imitate the prompt's lines."""
+    return " ".join(text.split())

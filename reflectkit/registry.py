@@ -1,0 +1,157 @@
+"""Look-up by name. A table holds objects, or "module:attribute" strings that are imported on first use.
+
+Other packages add names with entry points, which are read only if a name is not in the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from reflectkit.errors import UnknownNameError, is_user_code, unknown_name, user_code_line
+
+
+def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> Any:
+    """The object called `name`: from `table`, at the dotted path `name` ("package.module:Attribute"), or from the
+    entry points of `group` of an installed package.
+
+    Raises
+    ------
+    UnknownNameError: not found; the message suggests the nearest name, or says why a module cannot be imported.
+    """
+    target = table.get(name, name if ":" in name else None)
+    if target is None:
+        offered = plugins(group)
+        if name not in offered:
+            module_name, _, attribute = name.removesuffix(".py").rpartition(".")
+            own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "package.module:NAME"
+            raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
+        return _loaded(kind, name, offered[name])
+    if not isinstance(target, str):
+        return target
+    module_name, _, attribute = target.partition(":")
+    if name in table:
+        return getattr(importlib.import_module(module_name), attribute)
+    try:
+        module = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may fail in any way while it is imported
+        raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        classes = [own for own in vars(module) if not own.startswith("_")]
+        closest = difflib.get_close_matches(attribute, classes, n=1, cutoff=0.5)
+        advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
+        raise UnknownNameError(
+            f"cannot import {kind} {name!r}: {module.__file__ or module_name} defines no '{attribute}'; {advice}"
+        ) from None
+
+
+def _reason(error: BaseException, module_name: str) -> str:
+    """Why the import of a user's module failed, and what to do."""
+    package = module_name.partition(".")[0]
+    if module_name.endswith(".py"):
+        return f"give the module without .py: {module_name.removesuffix('.py')}:NAME"
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+        here = Path(f"{package}.py").is_file() or Path(package).is_dir()
+        if error.name == package and here:
+            return "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.` first"
+        return f"no module named '{error.name}'; install it, or run `export PYTHONPATH=FOLDER` with its folder"
+    place = user_code_line(error)
+    return " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
+
+
+def code_files(modules: Iterable[str]) -> list[Path]:
+    """The user's own files among the imported `modules`, and those that they import from their own folder or package,
+    also within functions. Files in the working directory are relative to it.
+    """
+    pending = []
+    for module in modules:
+        if file := getattr(sys.modules.get(module), "__file__", None):
+            pending += [(module, Path(file).absolute()), *_modules_next_to(module, Path(file).absolute(), [module])]
+    found: set[Path] = set()
+    while pending:
+        name, path = pending.pop()
+        if path not in found and path.is_file() and is_user_code(str(path)):
+            found.add(path)
+            pending += _modules_next_to(name, path, _imported(name, path))
+    here = Path.cwd()
+    return [path.relative_to(here) if path.is_relative_to(here) else path for path in sorted(found)]
+
+
+def _modules_next_to(name: str, path: Path, imported: Iterable[str]) -> list[tuple[str, Path]]:
+    """The (name, file) of those of the `imported` modules, and of the packages that they are in, that come from the
+    folder in which module `name` with the file `path` is, or its outermost package.
+    """
+    place = path.parent if path.name == "__init__.py" else path
+    root = place.parents[name.count(".")]
+    parts = [module.split(".") for module in imported]
+    names = dict.fromkeys(tuple(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
+    files = [
+        (".".join(part), file)
+        for part in names
+        for file in (root.joinpath(*part, "__init__.py"), root.joinpath(*part[:-1], f"{part[-1]}.py"))
+    ]
+    return [(module, file) for module, file in files if file.is_file()]
+
+
+def _imported(name: str, path: Path) -> list[str]:
+    """The names that the code in `path`, the file of module `name`, imports; some may be no modules."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # it was not imported yet, or could not be
+        return []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = [*above, *(node.module or "").split(".")] if node.module else above
+            names += [".".join(base), *(".".join([*base, alias.name]) for alias in node.names)]
+    return [name for name in names if name]
+
+
+def plugins(group: str) -> dict[str, metadata.EntryPoint]:
+    """The entry points of `group` by name, as installed packages declare them; nothing is imported. Of two with one
+    name it is the first on Python's path. A package whose list is damaged offers nothing.
+    """
+    offered: dict[str, metadata.EntryPoint] = {}
+    for package in metadata.distributions() if group else ():
+        with contextlib.suppress(Exception):  # not UTF-8, or not in the format
+            for point in package.entry_points.select(group=group):
+                offered.setdefault(point.name, point)
+    return offered
+
+
+def damaged_package() -> str:
+    """The folder of an installed package whose list of entry points cannot be read; "" if there is none."""
+    for package in metadata.distributions():
+        try:
+            _ = package.entry_points
+        except UnicodeDecodeError:
+            return str(getattr(package, "_path", "a package"))
+    return ""
+
+
+def _loaded(kind: str, name: str, point: metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # someone else's module may fail in any way while it is imported
+        package = "a package"
+        with contextlib.suppress(UnicodeDecodeError):
+            package = point.dist.name if point.dist else package
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UnknownNameError(
+            f"cannot import {kind} {name!r} of {package} ({point.value}): {reason}; fix or remove that package"
+        ) from None

@@ -1,1 +1,0 @@
-"""Online policy gradient: rows, returns, losses, the learner, checkpoints and the loop."""

@@ -1,0 +1,218 @@
+"""The only interaction loop: data generation, online RL and evaluation all go through `play`.
+
+An episode is a coroutine: while it waits for its env or its agent, the others go on. Up to `width` run concurrently;
+when one ends, the next starts. All randomness comes from each episode's own seed, so an episode does not depend on
+the others that run with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from reflectkit.env import Agent, BatchAgent, Context, Env
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.eventloop import in_thread, run_sync
+from reflectkit.rollout.batching import BatchBarrier, Batched
+from reflectkit.rollout.checked import checked
+from reflectkit.seeding import derive
+from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
+
+Value = TypeVar("Value")
+LATE = "the episode took longer than"
+"""Begins the reason of an episode that met its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode to play.
+
+    seed: seed of everything random in it, 0 ≤ seed < 2**63. group: the episodes that it will be compared with. start:
+    seed of the env's reset, which the episodes of a group share; None derives it from `seed`.
+    """
+
+    task: Task
+    seed: int
+    group: str = ""
+    start: int | None = None
+
+
+def rollout(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | BatchAgent,
+    *,
+    width: int = 32,
+    patience: float = 2.0,
+    timeout_s: float = 0.0,
+    on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """`play_all` for callers that are not coroutines."""
+    return run_sync(
+        play_all(
+            episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
+        )
+    )
+
+
+async def play_all(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | BatchAgent,
+    *,
+    width: int = 32,
+    patience: float = 2.0,
+    timeout_s: float = 0.0,
+    on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """Play `episodes` with `agent`; trajectories come back in the order of `episodes`.
+
+    Parameters
+    ----------
+    make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
+        closed at the end.
+    agent: decides for one observation at a time, or acts on batches of all waiting observations.
+    width: number of concurrent episodes; fewer if the env's `widest` is smaller.
+    patience: seconds without progress of any episode, after which waiting ones are served without the others.
+    timeout_s: see `play`.
+    on_end: called with each trajectory as it ends.
+    keep: whether trajectories are returned; otherwise only `on_end` gets them, and an empty list comes back.
+
+    Raises what env and agent raise, except EnvironmentFailure; see `play`.
+    """
+    if not episodes:
+        return []
+    decider = agent if isinstance(agent, Agent) else Batched(agent)
+    trajectories: list[Trajectory | None] = [None] * len(episodes)
+    waiting = iter(enumerate(episodes))
+    opened = [checked(make_env())]
+    spare = [*opened]
+    widest = getattr(spare[0], "widest", width)
+    table = BatchBarrier(patience)
+
+    async def player() -> None:
+        seat = table.join()
+        try:
+            for seat.episode, episode in waiting:
+                if not spare:
+                    opened.append(checked(make_env()))
+                    spare.append(opened[-1])
+                env = spare.pop()
+                trajectory = await play(episode, env, decider, timeout_s=timeout_s)
+                if usable_after(trajectory):
+                    spare.append(env)
+                else:
+                    opened.remove(env)
+                    env.close()
+                if keep:
+                    trajectories[seat.episode] = trajectory
+                if on_end is not None:
+                    on_end(trajectory)
+        finally:
+            table.leave(seat)
+
+    players = [asyncio.create_task(player()) for _ in range(min(width, widest, len(episodes)))]
+    try:
+        ended, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [error for one in players if one in ended and (error := one.exception()) is not None]
+        if errors:
+            raise errors[0]
+    finally:
+        table.close()
+        for one in players:
+            one.cancel()
+        await asyncio.gather(*players, return_exceptions=True)
+        for env in opened:
+            env.close()
+    return [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def usable_after(trajectory: Trajectory) -> bool:
+    """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
+    failed = trajectory.status is Status.ABORTED and trajectory.undone is None
+    return not failed and not trajectory.reason.startswith(LATE)
+
+
+async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0.0) -> Trajectory:
+    """Play one episode.
+
+    timeout_s: seconds after which it is TRUNCATED as by an overflow; 0: no limit.
+
+    If the env fails (EnvironmentFailure, also from its oracle) or the agent cannot decide (`Decision.failure`), the
+    episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
+    (`Decision.overflow`), it is TRUNCATED, and the env's `forfeit` is added to the last turn's reward, so that ending
+    early never costs less than playing on. Other errors are raised; ConfigError for what `rollout.checked`
+    refuses.
+    """
+    env = checked(env)
+    turns: list[Turn] = []
+    observation = None
+    start = derive(episode.seed, "env") if episode.start is None else episode.start
+    deadline = asyncio.timeout(timeout_s or None)
+    try:
+        async with deadline:
+            observation = await _answer(env, env.reset, episode.task, start)
+            while True:
+                context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
+                decision = await agent.decide(observation, context)
+                if decision.failure is not None or decision.overflow is not None:
+                    return _undone(episode, turns, decision, env, observation)
+                result = await _answer(env, env.step, decision.action)
+                turns.append(Turn(observation, decision, result.reward, result.info))
+                observation = result.observation
+                if result.terminated or result.truncated:
+                    status = Status.COMPLETED if result.terminated else Status.TRUNCATED
+                    return _ended(episode, turns, status, final=observation)
+    except EnvironmentFailure as failure:
+        return _ended(episode, turns, Status.ABORTED, str(failure), final=observation)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        late = Decision(0, overflow=f"{LATE} {timeout_s:g} s")
+        return _undone(episode, turns, late, env, observation)
+
+
+async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
+    """The result of a method of `env`, awaited if necessary; a blocking env is called in a thread."""
+    value = await in_thread(method, *arguments) if getattr(env, "remote", False) else method(*arguments)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _ended(
+    episode: Episode,
+    turns: Sequence[Turn],
+    status: Status,
+    reason: str = "",
+    undone: Decision | None = None,
+    forfeit: float = 0.0,
+    final: Observation | None = None,
+) -> Trajectory:
+    success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
+    return Trajectory(
+        episode.task, episode.seed, tuple(turns), status, success, reason, episode.group, undone, forfeit, final
+    )
+
+
+def _undone(
+    episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env, observation: Observation | None
+) -> Trajectory:
+    """The trajectory of an episode that `decision`, a failure or an overflow, has ended."""
+    status = Status.TRUNCATED if decision.failure is None else Status.ABORTED
+    reason = decision.failure or decision.overflow or ""
+    forfeit = 0.0 if decision.overflow is None or observation is None else _forfeit(env)
+    if turns and forfeit:
+        last = turns[-1]
+        turns = [*turns[:-1], replace(last, reward=last.reward + forfeit, info=last.info | {"forfeit": forfeit})]
+        forfeit = 0.0
+    return _ended(episode, turns, status, reason, decision, forfeit, observation)
+
+
+def _forfeit(env: Env) -> float:
+    """The reward for ending the episode now without an answer."""
+    own: Any = env
+    return float(own.forfeit(0))

@@ -1,0 +1,1 @@
+"""Run folders: identity, locks, checksums."""

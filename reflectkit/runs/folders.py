@@ -1,0 +1,297 @@
+"""The folders of runs: lists them, finds the one with an identity, and creates new ones.
+
+- Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
+back.
+- With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
+  replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with `--keep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import field_validator
+
+from reflectkit.config import Config, option
+from reflectkit.errors import NO_ROOM, ConfigError
+from reflectkit.jsonl import TEMPORARY_PREFIX, sweep, write_json
+from reflectkit.runs.identity import CHECKSUM, Identity, circumstances, intact_record, read_record, record_checksum
+from reflectkit.runs.locks import locked
+
+STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
+CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
+"""The name of a checkpoint's folder, with its step."""
+NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
+"""Folder name of a run without a name, e.g. 8_rlft."""
+_NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
+
+
+class RunConfig(Config):
+    """Every command."""
+
+    data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
+    results_dir: Path = option(Path("results"), help="Folder for runs.", identity=False)
+    name: str = option(
+        "",
+        help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.",
+        identity=False,
+    )
+    seed: int = option(0, help="Random seed; the same seed gives the same result.", ge=0, le=2**32 - 1)  # as in numpy
+    threads: int = option(
+        1, help="CPU threads per process; other numbers change rounding and therefore the weights.", ge=1
+    )
+    force: bool = option(
+        False, help="Run again even if a finished run exists; with --name, replace its folder.", identity=False
+    )
+    keep: bool = option(
+        False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …", identity=False
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _usable_name(cls, name: str) -> str:
+        if name:
+            check_run_name(name)
+        return name
+
+
+def check_run_name(name: str) -> None:
+    """Raises ConfigError unless `name` can be a run's folder."""
+    for part in name.split("/"):
+        if not _NAME_PART.fullmatch(part):
+            raise ConfigError(
+                f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy"
+            )
+        if NUMBERED.fullmatch(part):
+            raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
+
+
+def latest_number(results_dir: Path) -> int:
+    """The highest number of a run in `results_dir`; 0 if there is none."""
+    return max((number for number, _, _ in numbered_runs(results_dir)), default=0)
+
+
+def numbered_runs(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
+    """(number, stage, folder) of the runs without a name."""
+    if not results_dir.is_dir():
+        return
+    for folder in results_dir.iterdir():
+        if (match := NUMBERED.fullmatch(folder.name)) and folder.is_dir():
+            yield int(match[1]), match[2], folder
+
+
+def _named(results_dir: Path) -> Iterator[Path]:
+    """The named runs in `results_dir`, in order, without those of other results folders inside it (`results/seed0`)."""
+    stack = [results_dir]
+    while stack:
+        folder = stack.pop()
+        if folder != results_dir and (folder / "config.json").exists():
+            if read_record(folder).get("name") == folder.relative_to(results_dir).as_posix():
+                yield folder
+            continue
+        try:
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        except OSError:  # missing, or not readable
+            continue
+        names = [name for name in names if not name.startswith(".") and not NUMBERED.fullmatch(name)]
+        stack += [folder / name for name in sorted(names, reverse=True)]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
+        named = [(match, one) for one in folder.iterdir() if (match := CHECKPOINT.fullmatch(one.name))]
+        steps = {int(match[1]): one for match, one in named if one.is_dir()}
+        return [steps[step] for step in sorted(steps)]
+    return []
+
+
+def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
+    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones."""
+    yield from (folder for _, name, folder in sorted(numbered_runs(results_dir), reverse=True) if name == stage)
+    yield from (folder for folder in _named(results_dir) if read_record(folder).get("stage") == stage)
+
+
+def find_run(run: RunConfig, identity: Identity) -> Path | None:
+    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to it.
+
+    A named run is also searched for among the numbered runs of versions that had no names.
+    """
+    results_dir = run.results_dir
+    if not run.name:
+        runs = list(runs_of(results_dir, identity.stage))
+        same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
+        for folder in runs if same is None else ():
+            intact_record(folder)  # otherwise a damaged run would silently start again
+        return same
+    for folder in named_runs(run):
+        if identity.fits(intact_record(folder)):
+            return folder
+    for _, stage, folder in sorted(numbered_runs(results_dir), reverse=True):
+        if stage == identity.stage and "name" not in (record := read_record(folder)) and identity.fits(record):
+            return folder
+    return None
+
+
+def named_runs(run: RunConfig) -> list[Path]:
+    """The folders that a run named by `run` may be in."""
+    first = run.results_dir / run.name
+    return [first, *_beside(first)] if run.keep else [first]
+
+
+def new_folder(
+    run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack
+) -> tuple[Path, Path | None]:
+    """(new folder, temporary place of the run that it replaces). It is renamed into place with its config.json.
+
+    holding: keeps the lock of the run that is replaced, so that no other process sweeps it away.
+    """
+    results_dir = run.results_dir
+    try:
+        results_dir.mkdir(parents=True, exist_ok=True)
+        _sweep_ended(results_dir)
+        while True:
+            folder = _place(run, identity, again) if run.name else _next_number(results_dir, identity.stage)
+            name = folder.relative_to(results_dir).as_posix() if run.name else ""
+            record = identity.as_json() | {"name": name} | circumstances(run.seed)
+            replaced = None
+            with _staging(results_dir) as staging:
+                write_json(staging / "config.json", record | {CHECKSUM: record_checksum(record)})
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                if not _is_free(folder):
+                    holding.enter_context(locked(folder))
+                    replaced = _put_aside(folder, results_dir)
+                try:
+                    staging.rename(folder)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        if replaced:
+                            replaced.rename(folder)
+                        raise
+                    if replaced:
+                        shutil.rmtree(replaced, ignore_errors=True)
+                    continue  # another process took it first
+                return folder, replaced
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise ConfigError(
+            f"cannot write to {error.filename or results_dir} ({error.strerror}); choose another folder with"
+            " --results-dir"
+        ) from None
+
+
+@contextlib.contextmanager
+def _staging(results_dir: Path) -> Iterator[Path]:
+    """A new temporary folder, locked, which is removed at the end unless it was renamed."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            staging = _temporary(results_dir)
+            staging.mkdir()
+            stack.callback(shutil.rmtree, staging, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
+                stack.enter_context(locked(staging))
+                break
+        yield staging
+
+
+def _temporary(results_dir: Path) -> Path:
+    """A path that no process uses, on any host."""
+    return results_dir / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
+
+
+def _next_number(results_dir: Path, stage: str) -> Path:
+    return results_dir / f"{latest_number(results_dir) + 1}_{stage}"
+
+
+def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
+    """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that is not allowed."""
+    first = run.results_dir / run.name
+    for above in list(first.parents)[: run.name.count("/")]:
+        if (above / "config.json").exists():
+            raise ConfigError(f"--name {run.name}: {above} is a run; choose a name outside it")
+    if run.keep:
+        same = [folder for folder in [first, *_beside(first)] if run.force and identity.fits(intact_record(folder))]
+        if not same:
+            return next(folder for folder in _candidates(first) if _is_free(folder))
+        first = same[0]
+    if _is_free(first):
+        return first
+    if not (first / "config.json").is_file():
+        raise ConfigError(f"--name {run.name}: {first} already exists and is not a run; choose another name")
+    record = read_record(first)
+    if record.get("stage", identity.stage) != identity.stage:
+        raise ConfigError(f"--name {run.name}: {first} is a run of {record['stage']}; choose another name")
+    if not run.force:
+        conflict = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
+        fixes = f"use --force to replace it or --keep to make {run.name}.2, or choose another name"
+        raise ConfigError(f"--name {run.name}: {first} is {conflict}; {fixes}")
+    if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
+        raise ConfigError(
+            f"--name {run.name}: --force would remove {inside[0]}, which this run reads; choose another name"
+        )
+    return first
+
+
+def _candidates(first: Path) -> Iterator[Path]:
+    """`first`, and the folders that runs with its name get if it is taken: NAME.2, NAME.3, …"""
+    yield first
+    yield from (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
+
+
+def _beside(first: Path) -> list[Path]:
+    """The existing folders among NAME.2, NAME.3, …"""
+    numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
+    matches = [(int(match[1]), path) for path in first.parent.glob("*") if (match := numbered.fullmatch(path.name))]
+    return [path for _, path in sorted(matches)]
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether `folder` does not exist or is empty."""
+    if folder.is_dir():
+        return not any(folder.iterdir())
+    return not folder.exists() and not folder.is_symlink()
+
+
+def _put_aside(folder: Path, results_dir: Path) -> Path:
+    """Rename `folder`, whose lock this process holds, out of the way; returns its temporary place."""
+    return folder.rename(_temporary(results_dir))
+
+
+def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> None:
+    """Remove the folder of a run that failed before it made anything, and restore `replaced`."""
+    with contextlib.suppress(OSError):
+        sweep(folder)
+        if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
+            temporary = _put_aside(folder, results_dir)
+            if replaced:
+                replaced.rename(folder)
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sweep_ended(results_dir: Path) -> None:
+    """Remove the temporary folders of processes that have ended, which no longer hold their locks.
+
+    A process number would not do: another host or container that shares the folder has its own.
+    """
+    for leftover in results_dir.glob(f"{STAGING_PREFIX}*"):
+        with contextlib.suppress(OSError, ConfigError), locked(leftover, patience_s=0):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def write_permission(folder: Path) -> None:
+    """Raises ConfigError if files cannot be written to `folder`, which is created if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create {folder} ({error.strerror}); choose another with --data-dir") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"cannot write to {folder}; choose another folder with --data-dir")

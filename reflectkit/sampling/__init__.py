@@ -1,0 +1,1 @@
+"""Samplers: prompt ids in, sampled ids and log-probabilities out."""

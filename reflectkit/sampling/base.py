@@ -1,0 +1,184 @@
+"""Sampler interface: prompt ids in, sampled ids and log-probabilities out.
+
+A sampler holds the model in this process (`sampling.hf`) or asks a server (`models.servers`); `sampling.choices` opens
+them by name. Nothing is decoded and encoded again on the way: what was sampled is what is trained.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reflectkit.config import Config
+from reflectkit.models.labels import Path
+from reflectkit.seeding import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which outcomes may be drawn: those that are left after top-k, then top-p, then min-p, in `transformers`' order.
+    The defaults leave all. The likeliest outcome is always left.
+    """
+
+    top_p: float = 1.0
+    """The likeliest outcomes that together have at least this probability (Holtzman et al. 2020, arXiv 1904.09751)."""
+    top_k: int = 0
+    """The k likeliest outcomes, and those as likely as the last of them; 0: all."""
+    min_p: float = 0.0
+    """Outcomes at least this many times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
+
+    def __bool__(self) -> bool:
+        return self != Truncation()
+
+
+EVERYTHING = Truncation()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """A request to sample after one prompt."""
+
+    prompt_ids: tuple[int, ...]
+    """Token ids of the prompt (T)."""
+    labels: tuple[Path, ...] = ()
+    """Tokens of each legal label (K), one of which is drawn; none begins another. Without labels, a text is sampled."""
+    max_new_tokens: int = 0
+    """Maximum tokens of a text; fewer where the context has no room for them."""
+    temperature: float = 1.0
+    """≥ 0; 0 takes the likeliest."""
+    seed: int = 0
+    """Of the draw, 0 ≤ seed < 2**63: equal requests with equal seeds get equal answers."""
+    stop_ids: frozenset[int] = frozenset()
+    """A text ends with any of these tokens."""
+    truncation: Truncation = EVERYTHING
+    """Applied to the labels, or to each token of a text; for evaluation only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """The answer to an `SampleRequest`."""
+
+    token_ids: tuple[int, ...] = ()
+    """The label's tokens, or the text with its stop token, where one came."""
+    logprobs: tuple[float, ...] = ()
+    """Natural-log probability of each token of a text, or the one of the label, under the distribution that it was
+    drawn from (temperature 1 for greedy ones).
+    """
+    label_logprobs: tuple[float, ...] = ()
+    """Of all K labels, in the order of `SampleRequest.labels`, before truncation; their probabilities sum to 1."""
+    version: int = 0
+    """Version of the weights that sampled it, as last passed to `publish`."""
+    too_long: str = ""
+    """Why nothing was sampled: the prompt leaves no room in the model's context. Empty where something was."""
+
+
+class Sampler(Protocol):
+    """A model that answers requests."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        ...
+
+    @property
+    def role(self) -> str | None:
+        """What the model was fine-tuned for ("policy", "plain", "reflection"); None where nothing says so."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """How many tokens the model can read."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read and written so far."""
+        ...
+
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
+        """The answer to `ask`. Raises CheckpointError if the model cannot answer such a request."""
+        ...
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Sample from `weights` from now on: the `models.load.Player` that was trained, which may be the sampler's own.
+        `version` counts updates.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The model to sample, as a command knows it."""
+
+    checkpoint: str
+    """Its folder or hub id."""
+    device: str = "auto"
+    """Where to load it: "auto", "cpu", "cuda", …"""
+    player: Any = None
+    """The `models.load.Player` of this process, where one trains or holds it; else the sampler loads what it needs."""
+    scorer: Any = None
+    """Of a model that is spread over processes: what scores with all its parts."""
+    team: Any = None
+    """Of a model spread over processes: the `train.processes.Processes` that ask the same and score together."""
+    role: str = "policy"
+    """What the model is sampled as, "policy" or "reflection"."""
+    watch: Callable[[Any, Sequence[tuple[int, ...]]], None] | None = None
+    """Called with the last hidden states (B, D) and the prompts of each batch that is scored in this process, so that a
+    critic need not read them again. A sampler that has none leaves it alone.
+    """
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of sampler: its settings, and the function that opens it."""
+
+    settings: type[Config]
+    """Its own settings, a `Config`; they are flags of the commands."""
+    open: Callable[[Opening, Any], Sampler]
+    """Opens a sampler with the settings."""
+    remote: bool = False
+    """Whether another process samples, so that it can do so while this one learns."""
+
+
+def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
+    """Index of the label at the seed's own place in the cumulative distribution; of the likeliest at temperature 0."""
+    if temperature == 0:
+        return max(range(len(label_logprobs)), key=label_logprobs.__getitem__)
+    cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
+    place = bisect.bisect_right(cumulative, uniform(seed, "action") * cumulative[-1])
+    return min(place, len(label_logprobs) - 1)
+
+
+def truncated(logprobs: Sequence[float], truncation: Truncation) -> tuple[float, ...]:
+    """Log-probabilities after truncation; -inf for outcomes that may not be drawn.
+
+    >>> [round(math.exp(one), 2) for one in truncated([math.log(p) for p in (0.5, 0.25, 0.25)], Truncation(top_p=0.7))]
+    [0.67, 0.33, 0.0]
+    """
+    if not truncation:
+        return tuple(logprobs)
+    order = sorted(range(len(logprobs)), key=lambda index: -logprobs[index])
+    if truncation.top_k:
+        smallest = logprobs[order[min(truncation.top_k, len(order)) - 1]]
+        order = [index for index in order if logprobs[index] >= smallest]
+    if truncation.top_p < 1:
+        total = math.fsum(math.exp(logprobs[index]) for index in order)
+        upto = itertools.accumulate((math.exp(logprobs[index]) / total for index in order), initial=0.0)
+        order = [index for index, before in zip(order, upto, strict=False) if before < truncation.top_p]
+    if truncation.min_p:
+        smallest = logprobs[order[0]] + math.log(truncation.min_p)
+        order = [index for index in order if logprobs[index] >= smallest]
+    left = frozenset(order)
+    total = math.log(math.fsum(math.exp(logprobs[index]) for index in order))
+    return tuple(value - total if index in left else -math.inf for index, value in enumerate(logprobs))
+
+
+def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
+    """The label that `ask` draws, given the log-probabilities of all."""
+    allowed = truncated(logprobs, ask.truncation if ask.temperature else EVERYTHING)
+    chosen = draw(allowed, ask.temperature, ask.seed)
+    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)

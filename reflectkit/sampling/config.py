@@ -1,0 +1,142 @@
+"""Who samples the policy's actions and the comments: `--sampler`, `--reflector-sampler`, and their own settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
+from reflectkit.data.sft_rows import FILE_OF_ROLE, read_rows
+from reflectkit.errors import ConfigError
+from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.registry import code_files
+from reflectkit.sampling.base import Opening, Sampler
+from reflectkit.sampling.choices import BACKENDS, backend
+from reflectkit.sampling.settings import KEYS, ServerSettings, is_server
+from reflectkit.types import ANSWERS, Thinking
+
+if TYPE_CHECKING:
+    from reflectkit.agents.comments import CommentSource
+
+LOCAL = "local"
+_SERVERS = " or ".join(f"{kind}:URL" for kind in KEYS)
+
+
+def _own_settings(name: str) -> type[Config]:
+    """The settings of a sampler that is no server. Raises ConfigError if they cannot be flags."""
+    if is_server(name):
+        return NoSettings
+    own = backend(name).settings
+    check_own_settings(own, f"--sampler {name}")
+    return own
+
+
+class SamplerConfig(Config):
+    """Sampler: who samples what a trained policy does, and the comments."""
+
+    policy: str = option(
+        LOCAL,
+        name="sampler",
+        help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, a server as {_SERVERS}, or your own as"
+        " package.module:NAME.",
+    )
+    reflector: str = option(
+        LOCAL, name="reflector_sampler", help=f"Who samples the comments: {LOCAL}, or a server as {_SERVERS}."
+    )
+    settings: Any = chosen_by("policy", settings=_own_settings)
+    server: Any = chosen_by(
+        "policy", "reflector", settings=lambda *names: ServerSettings if any(map(is_server, names)) else NoSettings
+    )
+    thinking: Thinking = option(
+        "on",
+        help="Reasoning of a model with a chat template: on (as its template does), off, or hidden (not shown to it"
+        " later).",
+    )
+    answer: Literal["", "label", "text"] = option(
+        "",
+        help="What a policy without SFT answers where it chooses: label (the choice's number) or text (its own words);"
+        " others answer as they were trained. Default: label.",
+    )
+    episode_tokens: int = option(
+        0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit.", ge=0
+    )
+    swap_comments: float = option(
+        0.0,
+        help="Share of the comments that are replaced by the teacher's on other states, from the reflector's SFT rows:"
+        " how much wrong ones do harm.",
+        ge=0,
+        le=1,
+    )
+    swap_from: Path | None = option(
+        None,
+        help="With --swap-comments, other rows to take those from, in the reflector's own words.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.swap_from is not None and not self.swap_comments:
+            raise ConfigError(f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out")
+        backend(self.policy)
+        if self.reflector != LOCAL and not is_server(self.reflector):
+            raise ConfigError(
+                f"--reflector-sampler {self.reflector}: write {LOCAL}, or a server such as vllm:http://localhost:8000"
+            )
+        if self.reflector != LOCAL:
+            backend(self.reflector)
+        return self
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The files of a sampler of the user's own: inputs of a run, so that an edit makes a new one."""
+        return code_files([] if self.policy in BACKENDS or is_server(self.policy) else [self.policy.partition(":")[0]])
+
+    @property
+    def remote(self) -> bool:
+        """Whether another process samples the policy's actions."""
+        return backend(self.policy).remote
+
+    def answer_of(self, policy: Path | str) -> str:
+        """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
+        differ.
+        """
+        facts = model_facts(Path(policy))
+        trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain") else None)
+        if trained is None or self.answer in ("", trained):
+            return str(trained or self.answer or ANSWERS[0])
+        raise ConfigError(
+            f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
+            f" train on rows of `gen-sft --answer {self.answer}`"
+        )
+
+    def open_policy(self, opening: Opening) -> Sampler:
+        """The sampler of the policy's actions. Raises CheckpointError."""
+        return backend(self.policy).open(opening, self.server if is_server(self.policy) else self.settings)
+
+    def open_reflector(self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True) -> Sampler:
+        """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`, where it is loaded.
+        frozen: it is not trained.
+
+        Raises CheckpointError, and ConfigError if a server cannot be used.
+        """
+        if self.reflector != LOCAL:
+            return backend(self.reflector).open(Opening(checkpoint, device, role="reflection"), self.server)
+        from reflectkit.models.load import load_player
+        from reflectkit.sampling.hf import LocalSampler
+
+        player = player or load_player(checkpoint, "reflection", device=device)
+        return LocalSampler(player, frozen=frozen, rank=0)
+
+    def comment_files(self, folder: Path) -> list[Path]:
+        """Where --swap-comments takes comments from, if it does. folder: of the env's rows."""
+        if not self.swap_comments:
+            return []
+        return [self.swap_from or folder / FILE_OF_ROLE["reflection"]]
+
+    def swapped(self, commentator: CommentSource, folder: Path) -> CommentSource:
+        """`commentator`, some of whose comments are on other states. Raises DataError."""
+        from reflectkit.agents.comments import ShuffledComments
+
+        others = [row.parts[0][1].strip() for path in self.comment_files(folder) for row in read_rows(path)]
+        return ShuffledComments(commentator, others, self.swap_comments) if others else commentator

@@ -1,0 +1,250 @@
+"""Text generation with a KV cache: prompt ids in, sampled ids and log-probabilities out.
+
+Greedy by default. Sampling uses each row's own seed, so a row does not depend on its neighbours. Finished rows leave
+the cache and waiting prompts take their place: iteration-level scheduling (Orca; Yu et al., OSDI 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from reflectkit.models.kv_cache import CACHE, drop_rows, is_movable, join_rows, reserve
+from reflectkit.models.padding import left_pad, position_ids
+from reflectkit.models.scoring import takes_positions
+from reflectkit.sampling.base import EVERYTHING, Truncation
+from reflectkit.sampling.prefix_cache import PrefixCache, cache_of, pays, read_prompts
+from reflectkit.seeding import uniform
+
+CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
+BLOCK = 256  # probabilities per block when sampling
+
+
+@dataclass
+class Generated:
+    """The text after one prompt. token_ids: with the stop token, if one came. logprobs: natural log-probability of each
+    token under the distribution it was drawn from (temperature 1 for greedy rows).
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@torch.no_grad()
+def decode(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    stop_ids: frozenset[int],
+    max_new_tokens: int | Sequence[int],
+    temperature: float = 0.0,
+    truncation: Truncation = EVERYTHING,
+    seeds: Sequence[int] = (),
+    width: int = 64,
+    kept: PrefixCache | None = None,
+) -> list[Generated]:
+    """The text after each prompt; it does not depend on the other prompts.
+
+    Parameters
+    ----------
+    stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
+    temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature > 0. seeds: one per row, required if
+    temperature > 0. width: rows decoded at once; the others wait. kept: what was read of earlier prompts with the same
+    weights; long prompts are read from where they leave one of these, and are added.
+    """
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    generated = [Generated() for _ in prompts]
+    reader = _Reader(model, pad_id, (kept or PrefixCache()) if pays(model, prompts) else None)
+    picker = _Picker(generated, limits, stop_ids, temperature, truncation, seeds)
+    waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
+    rows: _Rows | None = None
+    while rows is not None or waiting:
+        if rows is not None and rows.movable and CLEAR_AT * (len(rows.places) - len(rows.open)) >= len(rows.places):
+            rows.drop_closed()
+        if rows is not None and not rows.open:
+            rows = None
+        elif waiting and (rows is None or (rows.movable and len(rows.places) < width)):
+            count = width - (0 if rows is None else len(rows.places))
+            places = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+            new, logits_BV = reader.read(places, [prompts[place] for place in places])
+            picker.add(new, logits_BV)
+            rows = new if rows is None else rows.joined_by(new)
+        elif rows is not None:
+            picker.add(rows, reader.step(rows))
+    return generated
+
+
+@dataclass
+class _Rows:
+    """B rows decoded at once. Their columns: padding, then each row's own tokens."""
+
+    places: list[int]
+    """The index of each row's prompt."""
+    open: list[int]
+    """The numbers of the unfinished rows."""
+    cache: Any
+    """KV cache of all columns but the last token's, which is still to be read."""
+    last_B1: torch.Tensor
+    """The last token of each row."""
+    positions_B1: torch.Tensor
+    """The position of the last token."""
+    mask_BT: torch.Tensor
+    """1 where a row has a token."""
+    movable: bool
+    """Whether rows can leave the cache and join it."""
+
+    def drop_closed(self) -> None:
+        """Drop finished rows, and columns that are padding in all the others."""
+        if not self.open:
+            return
+        rows_B = torch.tensor(self.open, device=self.mask_BT.device)
+        mask_BT = self.mask_BT[rows_B]
+        padding = int(mask_BT.any(dim=0).int().argmax())  # columns before the longest row's first token
+        self.mask_BT = mask_BT[:, padding:]
+        drop_rows(self.cache, rows_B, padding)
+        self.last_B1, self.positions_B1 = self.last_B1[rows_B], self.positions_B1[rows_B]
+        self.places = [self.places[row] for row in self.open]
+        self.open = list(range(len(self.places)))
+
+    def joined_by(self, others: _Rows) -> _Rows:
+        """These rows with `others` appended."""
+        count, columns = len(self.places), max(self.mask_BT.shape[1], others.mask_BT.shape[1])
+        join_rows(self.cache, others.cache)
+        return _Rows(
+            places=self.places + others.places,
+            open=self.open + [count + row for row in others.open],
+            cache=self.cache,
+            last_B1=torch.cat([self.last_B1, others.last_B1]),
+            positions_B1=torch.cat([self.positions_B1, others.positions_B1]),
+            mask_BT=torch.cat([pad(rows.mask_BT, (columns - rows.mask_BT.shape[1], 0)) for rows in (self, others)]),
+            movable=self.movable,
+        )
+
+
+class _Reader:
+    """Runs the model: over new prompts, and over one more token of each row."""
+
+    def __init__(self, model: Any, pad_id: int, kept: PrefixCache | None) -> None:
+        self.model, self.pad_id, self.kept = model, pad_id, kept
+        self.device = next(model.parameters()).device
+        self.takes_positions = takes_positions(model)
+
+    def read(self, places: list[int], prompts: Sequence[Sequence[int]]) -> tuple[_Rows, torch.Tensor]:
+        """(rows without a new token yet, logits_BV of their first)."""
+        input_ids, mask_BT = left_pad(prompts, self.pad_id, self.device)
+        if self.kept is not None:
+            reads, logits_BV = read_prompts(self.model, prompts, self.pad_id, self.kept)
+            cache = cache_of(self.model, reads)
+        else:
+            cache, logits_BV = self._forward(input_ids, mask_BT, position_ids(mask_BT), None)
+        movable = self.takes_positions and is_movable(cache)
+        if movable:
+            reserve(cache)
+        last_B1, positions_B1 = input_ids[:, -1:], mask_BT.sum(dim=1, keepdim=True) - 1
+        return _Rows(places, list(range(len(places))), cache, last_B1, positions_B1, mask_BT, movable), logits_BV
+
+    def step(self, rows: _Rows) -> torch.Tensor:
+        """logits_BV after each row's last token, which is added to the cache."""
+        rows.mask_BT = pad(rows.mask_BT, (0, 1), value=1)
+        rows.cache, logits_BV = self._forward(rows.last_B1, rows.mask_BT, rows.positions_B1, rows.cache)
+        return logits_BV
+
+    def _forward(
+        self, input_ids: torch.Tensor, mask_BT: torch.Tensor, positions: torch.Tensor, cache: Any
+    ) -> tuple[Any, torch.Tensor]:
+        """(cache, logits_BV of the last column). Left padding is harmless with a mask, and positions where the model
+        takes them.
+        """
+        placed = {"position_ids": positions} if self.takes_positions else {}
+        output = self.model(
+            input_ids=input_ids, attention_mask=mask_BT, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **placed
+        )
+        return getattr(output, CACHE), output.logits[:, -1]
+
+
+@dataclass
+class _Picker:
+    """Picks the next token of each row and records it with its log-probability."""
+
+    generated: list[Generated]
+    """The result of each prompt."""
+    limits: list[int]
+    """Maximum tokens after each prompt."""
+    stop_ids: frozenset[int]
+    """Tokens that end a row."""
+    temperature: float
+    """0 is greedy."""
+    truncation: Truncation
+    """Which tokens may be drawn at another temperature."""
+    seeds: Sequence[int]
+    """One per prompt, if the temperature is above 0."""
+
+    def add(self, rows: _Rows, logits_BV: torch.Tensor) -> None:
+        """Add a token to each open row and close those that it ends; closed rows keep their position."""
+        logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
+        if self.temperature > 0:
+            if self.truncation:
+                logprobs_BV = truncated_rows(logprobs_BV, self.truncation)
+            draws = [0.0] * len(rows.places)
+            for row in rows.open:
+                place = rows.places[row]
+                draws[row] = uniform(self.seeds[place], "token", len(self.generated[place].token_ids))
+            chosen_B1 = sample_tokens(logprobs_BV, draws)[:, None]
+        else:
+            chosen_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
+        rows.last_B1 = chosen_B1
+        rows.positions_B1 = rows.positions_B1.index_add(
+            0, torch.tensor(rows.open, device=chosen_B1.device), torch.ones_like(chosen_B1[: len(rows.open)])
+        )
+        tokens, logprobs = chosen_B1[:, 0].tolist(), logprobs_BV.gather(1, chosen_B1)[:, 0].tolist()
+        for row in rows.open:
+            line = self.generated[rows.places[row]]
+            line.token_ids.append(tokens[row])
+            line.logprobs.append(logprobs[row])
+        rows.open = [row for row in rows.open if self._goes_on(rows.places[row])]
+
+    def _goes_on(self, place: int) -> bool:
+        token_ids = self.generated[place].token_ids
+        return token_ids[-1] not in self.stop_ids and len(token_ids) < self.limits[place]
+
+
+def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    """`sampling.base.truncated` for each row, in float64 where probabilities are added up."""
+    if truncation.top_k:
+        smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    if truncation.top_p < 1:
+        sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(descending=True, stable=True)
+        before_BV = pad(sorted_BV.exp().cumsum(dim=-1)[:, :-1], (1, 0))
+        left_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(1, order_BV, before_BV < truncation.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(~left_BV, -torch.inf)
+    if truncation.min_p:
+        smallest_B1 = logprobs_BV.amax(dim=-1, keepdim=True) + math.log(truncation.min_p)
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    return torch.log_softmax(logprobs_BV, dim=-1)
+
+
+def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
+    """One token per row, by inverting the cumulative distribution at the row's draw: first over blocks, then within
+    one.
+
+    The cumulative sum over a large vocabulary, which must be in float64, would cost more than the softmax.
+    """
+    probs_BNK = pad(logprobs_BV.exp(), (0, -logprobs_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    blocks_BN = probs_BNK.sum(dim=-1).double()
+    upto_BN = blocks_BN.cumsum(dim=-1)
+    draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
+    target_B1 = draws_B1 * upto_BN[:, -1:]
+    block_B1 = torch.searchsorted(upto_BN, target_B1, right=True).clamp(max=upto_BN.shape[1] - 1)
+    rest_B1 = target_B1 - pad(upto_BN, (1, 0)).gather(1, block_B1)  # ≥ 0, and less than the block's own sum
+    inside_BK = probs_BNK.take_along_dim(block_B1[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
+    share_B1 = rest_B1 / blocks_BN.gather(1, block_B1)
+    inside_B1 = torch.searchsorted(inside_BK, share_B1 * inside_BK[:, -1:], right=True).clamp(max=BLOCK - 1)
+    return (block_B1 * BLOCK + inside_B1).squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)

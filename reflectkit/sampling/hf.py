@@ -1,0 +1,192 @@
+"""A sampler that holds its model in this process: requests are batched, and what was scored is kept until the weights
+change.
+
+Greedy texts and scores are functions of their prompt, so equal requests in a batch are answered once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from reflectkit.errors import CheckpointError
+from reflectkit.models.labels import Path, trie
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.rollout.batching import Batcher
+from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw_label
+from reflectkit.sampling.decoding import decode
+from reflectkit.sampling.memo import ScoreMemo
+from reflectkit.sampling.prefix_cache import PrefixCache
+
+Key = tuple[tuple[Path, ...], tuple[int, ...], float]
+"""Labels, prompt and temperature of a score."""
+
+
+class Team(Protocol):
+    """Processes that make the same requests and share the scoring: `train.processes.Processes`."""
+
+    count: int
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """This process's share of `items`."""
+        ...
+
+    def gather_shares(self, mine: Sequence[Any]) -> list[Any]:
+        """The items that `share` distributed, in their order."""
+        ...
+
+
+class LocalSampler:
+    """Samples from `player`'s model.
+
+    Parameters
+    ----------
+    frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest answers first. batch:
+    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and
+    the processes that ask the same and score together. watch: called with the last hidden states (B, D) and the prompts
+    of each batch that is scored.
+    """
+
+    def __init__(
+        self,
+        player: LoadedModel,
+        *,
+        frozen: bool = False,
+        rank: int = 1,
+        batch: int = 64,
+        scorer: Any = None,
+        team: Team | None = None,
+        watch: Callable[[torch.Tensor, Sequence[tuple[int, ...]]], None] | None = None,
+    ) -> None:
+        self.player, self.batch, self.team, self.watch = player, batch, team, watch
+        self.scorer = scorer or player.model
+        self.tokenizer, self.role, self.context = player.tokenizer, player.role, player.context
+        self.tokens = self.version = 0
+        if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
+            player.model.requires_grad_(False)
+        self.kept = PrefixCache()
+        """KV cache of the prompts that texts were written after."""
+        self.scores = ScoreMemo()
+        """What was scored since the weights changed."""
+        self._has_read = False
+        self._batcher: Batcher[SampleRequest, SampleOutput] = Batcher(self._answer, rank)
+
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
+        """What the model says.
+
+        Raises
+        ------
+        CheckpointError: no prompt fits into the model's context; its scores are not numbers; or it is spread over
+        processes and was asked to write.
+        """
+        return await self._batcher.ask(ask)
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Forget what was read: the model's weights, which are trained in place, have changed."""
+        self.version = version
+        self.kept.clear()
+        self.scores.clear()
+
+    def forget(self) -> None:
+        """Forget what was read, which saves time and affects the rounding of what is written next."""
+        self.kept.clear()
+
+    def _answer(self, asks: list[SampleRequest]) -> list[SampleOutput]:
+        fitting = [ask for ask in asks if self._fits(ask)]
+        self._has_read = self._has_read or bool(fitting)
+        if not self._has_read:
+            raise CheckpointError(self._too_long(min(len(ask.prompt_ids) for ask in asks)))
+        self.player.model.eval()
+        self.player.activate()
+        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in fitting if ask.labels])
+        written = self._write([ask for ask in fitting if not ask.labels])
+        return [self._sampled(ask, written) for ask in asks]
+
+    def _fits(self, ask: SampleRequest) -> bool:
+        """Whether the context holds the prompt, and what is read behind it: labels up to where they part, or a token of
+        text.
+        """
+        return len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1) <= self.context
+
+    def _sampled(self, ask: SampleRequest, written: Mapping[SampleRequest, SampleOutput]) -> SampleOutput:
+        """The answer to `ask`: nothing if its prompt is too long, the text that was written, or a label."""
+        if not self._fits(ask):
+            return SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
+        if not ask.labels:
+            return written[ask]
+        row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
+        assert row is not None
+        return draw_label(ask, row, self.version)
+
+    @torch.no_grad()
+    def _score(self, keys: Iterable[Key]) -> None:
+        """Add the log-probabilities of the labels behind each prompt to what is kept."""
+        self.scores.trim()
+        waiting = [key for key in dict.fromkeys(keys) if self.scores.get(*key) is None]
+        for temperature in dict.fromkeys(key[2] for key in waiting):
+            self._score_at(temperature, [key for key in waiting if key[2] == temperature])
+
+    def _score_at(self, temperature: float, keys: Sequence[Key]) -> None:
+        processes = self.team.count if self.team else 1
+        for start in range(0, len(keys), self.batch * processes):
+            everyones = keys[start : start + self.batch * processes]
+            share = self.team.share(everyones) if self.team else everyones
+            part = share or everyones[:1]  # all must make the pass
+            prompts = [prompt for _, prompt, _ in part]
+            logprobs_BK, hidden_BD = choice_logprobs(
+                self.scorer,
+                prompts,
+                [labels for labels, _, _ in part],
+                pad_id=self.player.pad_id,
+                temperature=temperature or 1.0,
+            )
+            self.tokens += sum(map(len, prompts)) + sum(sum(map(len, trie(labels).chains)) for labels, _, _ in part)
+            if self.watch is not None:
+                self.watch(hidden_BD, prompts)
+            mine = logprobs_BK.tolist()[: len(share)]
+            for key, row in zip(everyones, self.team.gather_shares(mine) if self.team else mine, strict=True):
+                if any(map(math.isnan, row)):
+                    raise CheckpointError(
+                        "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
+                    )
+                self.scores.keep(*key, tuple(row[: len(key[0])]))
+
+    def _write(self, asks: Sequence[SampleRequest]) -> dict[SampleRequest, SampleOutput]:
+        """A text for each request; equal ones are written once. A full context cuts them short."""
+        if asks and self.team:
+            raise CheckpointError(
+                "a policy that is spread over processes chooses among enumerated actions only; use"
+                ' `accelerate launch --config_file "$(reflectkit list --configs multi_gpu)"`'
+            )
+        texts: dict[SampleRequest, SampleOutput] = {}
+        kinds: dict[tuple[frozenset[int], float, Truncation], list[SampleRequest]] = {}
+        for ask in dict.fromkeys(asks):
+            kinds.setdefault((ask.stop_ids, ask.temperature, ask.truncation), []).append(ask)
+        for (stop_ids, temperature, truncation), part in kinds.items():
+            prompts = [ask.prompt_ids for ask in part]
+            rows = decode(
+                self.player.model,
+                prompts,
+                pad_id=self.player.pad_id,
+                stop_ids=stop_ids,
+                max_new_tokens=[min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part],
+                temperature=temperature,
+                truncation=truncation,
+                seeds=[ask.seed for ask in part],
+                width=self.batch,
+                kept=self.kept,
+            )
+            self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
+            for ask, row in zip(part, rows, strict=True):
+                texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
+        return texts
+
+    def _too_long(self, tokens: int) -> str:
+        return (
+            f"the policy's prompt is {tokens} tokens, but its model reads {self.context};"
+            " train one with a larger --max-length"
+        )

@@ -1,1 +1,0 @@
-"""What `run` is made of: recipes' ablations, and the schedule of their steps."""

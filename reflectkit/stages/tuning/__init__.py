@@ -1,1 +1,0 @@
-"""What the two training stages, sft and rlft, are made of."""

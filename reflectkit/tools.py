@@ -1,0 +1,409 @@
+"""Tool calls as text, in three forms; a parser that never fails; and descriptions of tools.
+
+"plain" is our own, for models without a chat template: one call per line, `name {"argument": value}`, or `none`.
+"hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama
+3.1). An error in a call becomes a line for the model, so it is short, has no control characters, and names the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+import re
+from collections.abc import Container, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from reflectkit.errors import ConfigError
+from reflectkit.types import ToolCall, ToolSpec, ToolUse
+
+Form = Literal["plain", "hermes", "llama"]
+PLAIN: Form = "plain"
+HERMES: Form = "hermes"
+LLAMA: Form = "llama"
+FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
+
+OPENED, CLOSED = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+THOUGHT = ("<think>", "</think>")
+"""What reasoning stands between."""
+NO_CALLS = "none"
+TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the user.'
+PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
+
+MAX_CALLS = 64  # read from one text, including invalid ones
+MAX_ERROR = 300  # characters
+MAX_DEPTH = 32  # nesting of the arguments
+MAX_DIGITS = 30  # of an integer
+MAX_NAME = 80  # characters of an unknown name that are compared with known ones
+MAX_PROBLEMS = 20  # reported for one call
+
+BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
+NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
+NAME = r"[\w.-]{1,80}"
+CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
+MARKS = re.compile(r"<(?=/?tool_call>|\|)")
+OPEN_ENDED = {
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+}
+
+
+def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = False) -> ToolUse:
+    """The calls in `text`, which may be anything: the valid ones, and a line about each of the others.
+
+    In the hermes form, text around the calls is ignored; in the llama form, a text that does not begin with JSON (or
+    contain the python tag) has no calls; in the plain form, every line must be a call, unless words may be a reply to a
+    user (`replies`) and none of them tries to call. A reasoning block at the start (`<think>…</think>`) is
+    ignored in all forms.
+
+    Raises
+    ------
+    ConfigError: a tool's own schema is not a valid JSON schema.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    if replies and form == PLAIN and not _calls_in_words(after_thought(text), by_name):
+        return ToolUse(text)
+    calls: list[ToolCall] = []
+    errors: list[str] = []
+    pieces = _READERS[form](after_thought(text))
+    for number, piece in enumerate(itertools.islice(pieces, MAX_CALLS), start=1):
+        try:
+            calls.append(_call(piece, by_name))
+        except _Wrong as wrong:
+            errors.append(_error_line(f"call {number}: {wrong}"))
+    if next(pieces, None) is not None:
+        errors.append(f"more than {MAX_CALLS} calls at once; the rest was not read")
+    return ToolUse(text, tuple(calls), tuple(errors))
+
+
+def reads_as_calls(text: str, form: Form) -> bool:
+    """Whether `text` contains a call in `form`, legal or not, or only the word for no calls."""
+    pieces = list(itertools.islice(_READERS[form](after_thought(text)), MAX_CALLS))
+    return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
+
+
+def _calls_in_words(text: str, names: Container[str]) -> bool:
+    """Whether a text that may be a reply tries to call: it begins with any name and a brace, or with a tool's name that
+    is no plain word, or it is only a tool's name, or a later line is a tool's name and a brace.
+    """
+    first, *others = text.strip().split("\n")
+    name, *rest = first.split(maxsplit=1) or [""]
+    if CALL_START.match(first) is not None or (name in names and (not rest or "_" in name)):
+        return True
+    return any("{" in line and line.partition("{")[0].strip() in names for line in others)
+
+
+def plain_text(calls: Sequence[ToolCall]) -> str:
+    """`calls` in the plain form."""
+    return "\n".join(f"{call.name} {_dump(call.arguments)}" for call in calls) or NO_CALLS
+
+
+def use_of(calls: Sequence[ToolCall]) -> ToolUse:
+    """What a player that needs no model does: `calls`, written in the plain form."""
+    return ToolUse(plain_text(calls), tuple(calls))
+
+
+def form_text(calls: Sequence[ToolCall], form: Form) -> str:
+    """`calls` as a model writes them. Markers and special tokens inside an argument are JSON-escaped."""
+    if form == PLAIN:
+        return plain_text(calls)
+    key = "arguments" if form == HERMES else "parameters"
+    bodies = [MARKS.sub(r"\\u003c", _dump({"name": call.name, key: call.arguments})) for call in calls]
+    return "\n".join(f"{OPENED}\n{body}\n{CLOSED}" for body in bodies) if form == HERMES else "; ".join(bodies)
+
+
+def tools_text(tools: Sequence[ToolSpec]) -> str:
+    """One line for each tool.
+
+    >>> properties = {"title": {"type": "string"}, "copies": {"type": "integer"}}
+    >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": properties, "required": ["title"]})])
+    'add(title: string, copies?: integer): Adds a book.'
+    """
+    return "\n".join(_tool_line(tool) for tool in tools)
+
+
+class _Wrong(Exception):
+    """What is wrong with a call."""
+
+
+_Piece = tuple[str, object] | _Wrong
+"""A call's name and arguments as written, or the reason why there are none."""
+
+
+def after_thought(text: str) -> str:
+    """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
+    thought, end, rest = text.partition(THOUGHT[1])
+    return rest if end and (thought.lstrip().startswith(THOUGHT[0]) or "{" not in thought) else text
+
+
+def _plain(text: str) -> Iterator[_Piece]:
+    if text.strip() in ("", NO_CALLS):
+        return
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        name, brace, _ = line.partition("{")
+        if not brace or not name.strip():
+            yield _Wrong(f"{_quote(line)} is no call; write one call a line, as name {{…}}, or only {NO_CALLS}")
+            continue
+        try:
+            arguments, end = _decode(line, len(name))
+            if end < len(line):
+                raise _Wrong(f"{_quote(line[end:])} stands behind the arguments; write one call a line")
+            yield name.strip(), arguments
+        except _Wrong as wrong:
+            yield _Wrong(f"{_quote(name.strip())}: {wrong}")
+
+
+def _hermes(text: str) -> Iterator[_Piece]:
+    start = text.find(OPENED)
+    while start >= 0:
+        end = start = start + len(OPENED)
+        try:
+            value, end = _decode(text, start)
+            piece = _named(value)
+        except _Wrong as wrong:
+            piece = wrong
+        closed, opened = text.find(CLOSED, end), text.find(OPENED, end)
+        if closed < 0 or 0 <= opened < closed:
+            also = f", and {piece}" if isinstance(piece, _Wrong) else ""
+            piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} behind the JSON{also}")
+        elif closed > end and not isinstance(piece, _Wrong):
+            piece = _Wrong(f"{_quote(text[end:closed])} stands between the JSON and {CLOSED}")
+        yield piece
+        start = opened
+
+
+def _llama(text: str) -> Iterator[_Piece]:
+    if not text.lstrip().startswith(("{", "[")):
+        text = text.partition(PYTHON_TAG)[2]
+    position = 0
+    while (position := _behind(text, position)) < len(text):
+        try:
+            value, position = _decode(text, position)
+            yield from map(_named, value if isinstance(value, list) else [value])
+        except _Wrong as wrong:
+            yield wrong
+            again = NEXT_LLAMA.search(text, position)
+            position = again.end() if again else len(text)
+
+
+_READERS = {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}
+
+
+def _behind(text: str, position: int) -> int:
+    """Where the next call begins."""
+    match = BETWEEN_LLAMA.match(text, position)
+    return match.end() if match else position
+
+
+def _named(value: object) -> _Piece:
+    """The name and the arguments in a call's JSON."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return _Wrong(
+            f'{_quote(_dump(value))} is no call; expected a JSON object with the tool\'s "name" and its arguments'
+        )
+    if "arguments" not in value and "parameters" not in value:
+        return _Wrong(f"{_quote(value['name'])} is called without arguments; write an empty object where it needs none")
+    return value["name"], value["arguments"] if "arguments" in value else value["parameters"]
+
+
+def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
+    """The call, checked. Raises _Wrong."""
+    if isinstance(piece, _Wrong):
+        raise piece
+    name, arguments = piece
+    if name not in by_name:
+        near = difflib.get_close_matches(name[:MAX_NAME], by_name, n=3, cutoff=0.5)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(by_name) or 'none'}"
+        raise _Wrong(f"no tool named {_quote(name)}; {advice}")
+    if not isinstance(arguments, dict):
+        raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_described(arguments)}")
+    problems = _problems(by_name[name], arguments)
+    if problems:
+        raise _Wrong(f"{name}: {'; '.join(problems)}")
+    return ToolCall(name, arguments)
+
+
+def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
+    """What is wrong with a call that was not parsed here, in one line; None if it is valid."""
+    try:
+        _call((call.name, call.arguments), {tool.name: tool for tool in tools})
+    except _Wrong as wrong:
+        return _error_line(str(wrong))
+    return None
+
+
+def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
+    """The errors in `arguments` by `tool`'s schema. References are resolved only within the schema, never over the
+    network.
+    """
+    from referencing.exceptions import Unresolvable
+
+    try:
+        wrong = list(
+            itertools.islice(_validator(tool.name, _dump(tool.parameters)).iter_errors(arguments), MAX_PROBLEMS)
+        )
+    except Unresolvable as error:
+        return [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
+    except RecursionError:
+        return ["its schema refers to itself without an end"]
+    return list(dict.fromkeys(map(_problem, wrong)))
+
+
+@lru_cache(maxsize=1024)
+def _validator(name: str, schema_json: str) -> Any:
+    """The validator of a tool's arguments. A schema that does not mention additional arguments allows none."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from referencing import Registry
+
+    schema = json.loads(schema_json)
+    schema = {"type": "object"} | ({} if OPEN_ENDED & set(schema) else {"additionalProperties": False}) | schema
+    schema.pop("$schema", None)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: {_error_line(error.message)}") from None
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def _problem(error: Any) -> str:
+    """A jsonschema error in our words: which argument, and what is expected."""
+    path = [str(part) for part in error.absolute_path]
+    place = f"argument {_quote('.'.join(path))}" if path else "the arguments"
+    properties = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
+    if error.validator == "required":
+        missing = [name for name in error.validator_value if name not in error.instance]
+        named = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
+        return f"missing argument {', '.join(named)}"
+    if (
+        error.validator == "additionalProperties"
+        and error.validator_value is False
+        and "patternProperties" not in error.schema
+    ):
+        extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]
+        return f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected {', '.join(properties) or 'none'}"
+    if error.validator in ("type", "enum", "const"):
+        expected = _type_text({error.validator: error.validator_value})
+        return f"{place}: expected {expected}, found {_described(error.instance)}"
+    return f"{place}: {error.message[:MAX_ERROR]}"
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    """(the JSON value at `start`, the position after it). Raises _Wrong."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+        if _too_deep(value):
+            raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep")
+        _dump(value).encode()
+    except json.JSONDecodeError as error:
+        line, column = (
+            text.count("\n", start, error.pos) + 1,
+            error.pos - max(start, text.rfind("\n", start, error.pos) + 1) + 1,
+        )
+        raise _Wrong(
+            f"invalid JSON at its line {line}, column {column}: {error.msg}; near {_quote(text[error.pos :])}"
+        ) from None
+    except RecursionError:
+        raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep") from None
+    except UnicodeEncodeError:
+        raise _Wrong("the JSON holds half of a surrogate pair (\\ud800 to \\udfff), which is no character") from None
+    while end < len(text) and text[end].isspace():
+        end += 1
+    return value, end
+
+
+def _too_deep(value: object) -> bool:
+    """Whether lists and objects are nested in `value` more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [
+            list(item.values()) if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
+        ]
+        level = list(itertools.chain.from_iterable(inner))
+    return bool(level)
+
+
+def _integer(digits: str) -> int:
+    if (count := len(digits.lstrip("-"))) > MAX_DIGITS:
+        raise _Wrong(f"invalid JSON: an integer of {count} digits; at most {MAX_DIGITS} are read")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise _Wrong(f"invalid JSON: the number {_quote(digits)} is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise _Wrong(f"invalid JSON: {name} is no number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in entries:
+            raise _Wrong(f"invalid JSON: the key {_quote(key)} stands in one object twice")
+        entries[key] = value
+    return entries
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
+)
+
+
+def _tool_line(tool: ToolSpec) -> str:
+    required = tool.parameters.get("required", [])
+    arguments = [
+        f"{name}{'' if name in required else '?'}: {_type_text(schema)}"
+        for name, schema in tool.parameters.get("properties", {}).items()
+    ]
+    return f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}".rstrip(": ")
+
+
+def _type_text(schema: Any) -> str:
+    """What a JSON schema allows, in short."""
+    if not isinstance(schema, dict):
+        return "any"
+    if "enum" in schema or "const" in schema:
+        return " | ".join(_dump(value) for value in schema.get("enum", [schema.get("const")]))
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return " | ".join(map(_type_text, schema[key]))
+    kinds = schema.get("type", "any")
+    if kinds == "array" and "items" in schema:
+        return f"array of {_type_text(schema['items'])}"
+    return kinds if isinstance(kinds, str) else " | ".join(kinds)
+
+
+def _described(value: object) -> str:
+    """The type and text of a JSON value."""
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else f"{names[type(value)]} {_quote(_dump(value), mark='')}"
+
+
+def _quote(text: str, mark: str = "'", limit: int = 60) -> str:
+    short = text if len(text) <= limit else text[: limit - 1] + "…"
+    return f"{mark}{short}{mark}"
+
+
+def _error_line(text: str) -> str:
+    """`text` on one line of at most MAX_ERROR characters, all of them printable."""
+    short = text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
+    return "".join(character if character.isprintable() else " " for character in short)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,1 @@
+"""Training: SFT with TRL, and online RL."""

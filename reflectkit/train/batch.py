@@ -1,0 +1,93 @@
+"""Trajectories to training rows, from the tokens that were sampled; nothing is decoded and tokenised again.
+
+A choice is a row of its own. For text, a turn whose prompt extends the row's tokens is appended to it, with the env's
+tokens masked; a prompt that was rebuilt starts a new row. ABORTED episodes give no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reflectkit.types import Sample, Status, Trajectory, Turn
+
+
+def trainable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories to train on: not ABORTED, and with at least one decision."""
+    return [trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED and trajectory.turns]
+
+
+def rows(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[Sequence[float]],
+    returns: Sequence[Sequence[float]],
+    labels_of: Mapping[tuple[str, ...], tuple[tuple[int, ...], ...]],
+    values: Sequence[Sequence[float]] | None = None,
+    replayed: bool = False,
+) -> list[Sample]:
+    """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their decisions.
+
+    labels_of: the tokens of each choice's label, by the choices of an observation.
+    """
+    samples: list[Sample] = []
+    for number, trajectory in enumerate(trajectories):
+        if trajectory.status is Status.ABORTED:
+            continue
+        row: _Row | None = None
+        for step, turn in enumerate(trajectory.turns):
+            if row is None or turn.observation.choices or not row.is_extended_by(turn):
+                if row is not None:
+                    samples.append(row.sample(trajectory.group, replayed))
+                row = _Row(labels_of[turn.observation.choices] if turn.observation.choices else ())
+            value = None if values is None else values[number][step]
+            row.add(turn, advantages[number][step], returns[number][step], value)
+        if row is not None:
+            samples.append(row.sample(trajectory.group, replayed))
+    return samples
+
+
+class _Row:
+    """A row under construction."""
+
+    def __init__(self, choices: tuple[tuple[int, ...], ...]) -> None:
+        self.choices = choices
+        self.tokens: list[int] = []
+        self.mask: list[int] = []
+        self.decisions: list[int] = []
+        self.count = 0  # decisions so far
+        self.columns: tuple[list[float], ...] = ([], [], [], [])  # logprobs, advantages, returns, values
+        self.valued = True
+
+    def is_extended_by(self, turn: Turn) -> bool:
+        """Whether `turn`'s prompt starts with the row's tokens so far."""
+        return not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
+
+    def add(self, turn: Turn, advantage: float, target: float, value: float | None) -> None:
+        """Append the new part of the prompt, masked, and the decision's tokens."""
+        decision = turn.decision
+        new = decision.prompt_ids[len(self.tokens) :]
+        written = len(decision.logprobs)
+        rest = len(decision.token_ids) - written  # of a label, whose first token stands for all
+        self.valued = self.valued and value is not None
+        self.tokens += [*new, *decision.token_ids]
+        self.mask += [0] * len(new) + [1] * written + [0] * rest
+        self.decisions += [-1] * len(new) + [self.count] * written + [-1] * rest
+        self.count += 1
+        numbers = (decision.logprobs, [advantage] * written, [target] * written, [value or 0.0] * written)
+        for column, part in zip(self.columns, numbers, strict=True):
+            column += [0.0] * len(new) + list(part) + [0.0] * rest
+
+    def sample(self, group: str, replayed: bool) -> Sample:
+        """The finished row."""
+        logprobs, advantages, returns, values = map(tuple, self.columns)
+        return Sample(
+            tokens=tuple(self.tokens),
+            loss_mask=tuple(self.mask),
+            decisions=tuple(self.decisions),
+            logprobs=logprobs,
+            advantages=advantages,
+            returns=returns,
+            values=values if self.valued else (),
+            choices=self.choices,
+            group_id=group,
+            replayed=replayed,
+        )

@@ -1,0 +1,204 @@
+"""What a comment is worth: episodes are played again up to a state, where the reflector comments anew, several times.
+
+The comments on one state are compared with each other, so everything else is held fixed. The state is the same, by
+taking the recorded actions again from the same start. The dice are the same: a turn's seed is that of the recorded
+episode, so that what differs behind the state is what the comment did. This is the "vine" of TRPO (Schulman et al.
+2015, arXiv 1502.05477, section 5.2), with comments as the actions that are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.env import Context, Env, require_oracle
+from reflectkit.errors import ConfigError
+from reflectkit.rollout.episode import Episode, play_all
+from reflectkit.seeding import derive, generator
+from reflectkit.types import Comment, Decision, Observation, Status, Trajectory
+
+UNLIKE = "the env did not show the same again"
+JUDGED = "its comments were judged"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The state behind the first `turn` turns of an episode that was played."""
+
+    episode: Episode
+    """How it was begun."""
+    trajectory: Trajectory
+    """How it went."""
+    turn: int
+    """0 … its number of turns - 1."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How comments are tried."""
+
+    count: int
+    """Comments on each state."""
+    temperature: float
+    """Of their sampling, > 0."""
+    gamma: float
+    """Discount factor of the return, 0 … 1."""
+    width: int
+    """Episodes played at once."""
+    timeout_s: float = 0.0
+    """Deadline of an episode; see `rollout.episode.play`."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comments on one state."""
+
+    comments: tuple[Comment, ...]
+    """Those that were sampled, with their rewards."""
+    read: bool | None
+    """Whether the env confirms the comment that the policy read there in the recorded episode; None: it cannot tell."""
+
+
+async def by_return(
+    agent: TwoPlayerAgent,
+    branches: Sequence[Branch],
+    make_env: Callable[[], Env],
+    trial: Trial,
+) -> list[Compared]:
+    """Comments on each of `branches`, rewarded with the discounted return from there on; the policy reads the
+    comment in that state, and the agent's own ones behind it. At most one branch per episode.
+
+    A state that the env does not show again, or with an episode that was ABORTED, is left out.
+    """
+    found: list[list[Comment]] = [[] for _ in branches]
+    read: list[bool | None] = [None for _ in branches]
+    for number in range(trial.count):  # one after the other, since they have the same seeds
+        retold = _Retold(agent, branches, number, trial)
+        episodes = [branch.episode for branch in branches]
+        played = await play_all(episodes, make_env, retold, width=trial.width, timeout_s=trial.timeout_s)
+        for place, (branch, trajectory) in enumerate(zip(branches, played, strict=True)):
+            comment = retold.comments.get(branch.episode.seed)
+            if comment is not None and trajectory.status is not Status.ABORTED:
+                found[place].append(replace(comment, reward=_return_from(trajectory, branch.turn, trial.gamma)))
+                read[place] = retold.read[branch.episode.seed]
+    return [
+        Compared(tuple(comments), one)
+        for comments, one in zip(found, read, strict=True)
+        if len(comments) == trial.count
+    ]
+
+
+async def by_judgement(
+    agent: TwoPlayerAgent,
+    branches: Sequence[Branch],
+    make_env: Callable[[], Env],
+    trial: Trial,
+) -> list[Compared]:
+    """Comments on each of `branches`, rewarded with 1 if the policy, after reading it, gives the oracle's action
+    a greater probability than another one, else with 0.
+
+    The other action is one that the policy, with the comment that it read there, samples in place of the oracle's. From
+    Agentic Critical Training (arXiv 2603.08706), where a model is shown an expert's action and one of its own, and is
+    rewarded for naming the better one. Here the reflector is not shown the two, since it is not when it comments in an
+    episode either, and the policy's probabilities are the verdict. Where several actions are equally good, the
+    oracle's counts as better.
+
+    Raises ConfigError in an env without an oracle or enumerated actions. A state that the env does not show again, or
+    that is too long for the policy, is left out.
+    """
+    judge = _Judge(agent, branches, trial)
+    await play_all(
+        [branch.episode for branch in branches], make_env, judge, width=trial.width, timeout_s=trial.timeout_s
+    )
+    return [judge.compared[branch.episode.seed] for branch in branches if branch.episode.seed in judge.compared]
+
+
+class _Retold:
+    """Takes the recorded actions up to each branch's state, comments there, and then plays as `agent` does."""
+
+    def __init__(self, agent: TwoPlayerAgent, branches: Sequence[Branch], number: int, trial: Trial) -> None:
+        self.agent, self.number, self.trial = agent, number, trial
+        self.comments: dict[int, Comment] = {}
+        """The comment in each state, by the seed of its episode."""
+        self.read: dict[int, bool | None] = {}
+        """Of each state, see `Compared.read`."""
+        self._places = {
+            derive(branch.episode.seed, "turn", turn): (branch, turn)
+            for branch in branches
+            for turn in range(branch.turn + 1)
+        }
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The recorded decision, or a new one."""
+        if context.seed not in self._places:
+            return await self.agent.decide(observation, context)
+        branch, turn = self._places[context.seed]
+        recorded = branch.trajectory.turns[turn]
+        if observation != recorded.observation:
+            return Decision(0, overflow=UNLIKE)
+        return recorded.decision if turn < branch.turn else await self._at(branch, observation, context)
+
+    async def _at(self, branch: Branch, observation: Observation, context: Context) -> Decision:
+        """The decision in the branch's state."""
+        comment = await self._sampled(observation, context, self.number)
+        self.comments[branch.episode.seed] = comment
+        self.read[branch.episode.seed] = _confirmed(
+            context.env, branch.trajectory.turns[branch.turn].decision.reflection
+        )
+        return await self.agent.act_on(observation, comment.text, context)
+
+    async def _sampled(self, observation: Observation, context: Context, number: int) -> Comment:
+        assert self.agent.reflector is not None
+        seed = derive(context.seed, "comment to compare", number)
+        comment = await self.agent.reflector.sampled(observation, self.trial.temperature, seed)
+        return replace(comment, true=_confirmed(context.env, comment.text))
+
+
+class _Judge(_Retold):
+    """Takes the recorded actions up to each branch's state, and judges comments there."""
+
+    def __init__(self, agent: TwoPlayerAgent, branches: Sequence[Branch], trial: Trial) -> None:
+        shows = copy.copy(agent)
+        shows.show = True
+        super().__init__(shows, branches, 0, trial)
+        self.compared: dict[int, Compared] = {}
+
+    async def _at(self, branch: Branch, observation: Observation, context: Context) -> Decision:
+        if not observation.choices:
+            raise ConfigError("--reflector-reward judgement compares enumerated actions; use --reflector-reward return")
+        better = require_oracle(context.env, ["oracle"]).oracle()
+        reflection = branch.trajectory.turns[branch.turn].decision.reflection
+        comments = await asyncio.gather(
+            *(self._sampled(observation, context, number) for number in range(self.trial.count))
+        )
+        texts = [reflection, *(comment.text for comment in comments)]
+        decisions = await asyncio.gather(*(self.agent.act_on(observation, text, context) for text in texts))
+        others = [action for action in range(len(observation.choices)) if action != better]
+        if others and not any(decision.overflow for decision in decisions):
+            before, *after = [decision.probabilities for decision in decisions]
+            worse = generator(context.seed, "worse").choices(others, [before[action] + 1e-12 for action in others])[0]
+            rewarded = [
+                replace(comment, reward=float(shares[better] > shares[worse]))
+                for comment, shares in zip(comments, after, strict=True)
+            ]
+            self.compared[branch.episode.seed] = Compared(tuple(rewarded), _confirmed(context.env, reflection))
+        return Decision(0, overflow=JUDGED)
+
+
+def _confirmed(env: Env, comment: str | None) -> bool | None:
+    """Whether `env` confirms `comment` on its state; None if it cannot tell, or there is none."""
+    has = getattr(env, "has", None)
+    if comment is None or has is None or not has("confirms"):
+        return None
+    return bool(env.confirms(comment))  # type: ignore[attr-defined]
+
+
+def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
+    """The discounted return from `turn` on; if the policy could not act there, what that cost."""
+    rewards = [one.reward for one in trajectory.turns[turn:]]
+    if not rewards:  # the forfeit is part of the last turn's reward, or the episode's own before the first
+        rewards = [trajectory.turns[-1].info.get("forfeit", 0.0) if trajectory.turns else trajectory.forfeit]
+    return sum(gamma**step * reward for step, reward in enumerate(rewards))

@@ -1,0 +1,214 @@
+"""A training checkpoint: the policy as a model folder, plus the state that training needs to resume exactly. Where the
+reflector learns too, it is a model folder in that folder.
+
+Random states need no saving: every stream is derived from the seed and the step, and dropout is off. A checkpoint is
+written to a temporary folder and renamed, with a checksum of every file. It has only JSON and safetensors files, so
+opening one runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from reflectkit.errors import CheckpointError, DataError
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.runs.checksums import CHECKSUMS, compare, seal, verify
+from reflectkit.runs.folders import checkpoints
+from reflectkit.train.critic import Critic
+from reflectkit.train.loop import Trainer
+from reflectkit.train.reflector import FOLDER
+from reflectkit.types import Trajectory, from_json, to_json
+
+STATE, TENSORS, REPLAY, MEMO = (
+    "training_state.json",
+    "training_state.safetensors",
+    "replay.jsonl",
+    "reflector_memo.json",
+)
+
+
+class OtherSettingsError(CheckpointError):
+    """The checkpoint belongs to a run with other settings."""
+
+
+def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any], keep: int = 2) -> Path:
+    """Write `folder/checkpoint-<step>` atomically, then remove all but the last `keep`, and return its path. All
+    processes must call this; the first one writes.
+
+    settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
+    """
+    trainer.settle()
+    learner, curriculum = trainer.learner, trainer.curriculum
+    state = {
+        "step": trainer.step,
+        "settings": dict(settings),
+        "curriculum": {"level": curriculum.level, "rates": curriculum.rates},
+        "counters": trainer.counters,
+        "max_tokens": learner.max_tokens,
+    }
+    if trainer.ahead is not None:
+        state["ahead"] = trainer.ahead.progress
+    second = trainer.second.learner if trainer.second is not None else None
+    if second is not None:
+        state["reflector_max_tokens"] = second.max_tokens
+
+    weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
+    target = folder / f"checkpoint-{trainer.step}"
+    if not trainer.processes.first:
+        return target
+
+    def write_state(staging: Path) -> None:
+        tensors: dict[str, torch.Tensor] = {}
+        if learner.critic is not None:
+            tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        if second is not None:
+            tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
+            save_player(staging / FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
+        write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
+        write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
+        write_json(staging / STATE, state)
+        seal(staging)
+
+    save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
+    up_to_now = [path for path in checkpoints(folder) if _step_of(path) <= trainer.step]  # later ones are damaged
+    for old in up_to_now[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def check_files(checkpoint: Path) -> None:
+    """Raises CheckpointError, naming the file, if a file of `checkpoint` has changed since it was written."""
+    if not (checkpoint / CHECKSUMS).exists() and isinstance(checksums := _state(checkpoint).get("files"), dict):
+        compare(checkpoint, checksums, STATE)  # where earlier versions kept them
+    else:
+        verify(checkpoint)
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    try:
+        state = read_json(checkpoint / STATE)
+    except DataError:
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`. Call `check_files` first.
+
+    defaults: see `check_settings`.
+
+    Raises
+    ------
+    CheckpointError: the state does not fit. OtherSettingsError: it belongs to a run with other settings.
+    """
+    try:
+        state = read_json(checkpoint / STATE)
+        check_settings(checkpoint, state["settings"], settings, defaults)
+        _restore_tensors(checkpoint, trainer)
+        trainer.step = int(state["step"])
+        trainer.counters = {name: int(value) for name, value in state["counters"].items()}
+        trainer.curriculum.level = int(state["curriculum"]["level"])
+        trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
+        if "ahead" in state:  # what was being played begins again
+            trainer.begin_at = int(state["ahead"]["first"]), [int(number) for number in state["ahead"]["skip"]]
+        trainer.learner.max_tokens = min(trainer.learner.max_tokens, int(state["max_tokens"]))
+        if trainer.second is not None:
+            second = trainer.second.learner
+            second.max_tokens = min(second.max_tokens, int(state["reflector_max_tokens"]))
+        path = checkpoint / REPLAY
+        if path.stat().st_size:
+            trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
+        memo = read_json(checkpoint / MEMO)
+        if trainer.agent.reflector is not None:
+            trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}
+    except CheckpointError:
+        raise
+    except (
+        DataError,
+        SafetensorError,
+        OSError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
+
+
+def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
+    """The critic that was trained with `player`, the policy of this checkpoint; None if there was none.
+
+    Raises CheckpointError if it is damaged.
+    """
+    if not (checkpoint / TENSORS).is_file():
+        return None
+    try:
+        weights = _critic_weights(load_file(checkpoint / TENSORS))
+        if not weights:
+            return None
+        trunk = "separate" if any(name.startswith("own_trunk.") for name in weights) else "detached"
+        critic = Critic(player, "linear" if "head.weight" in weights else "mlp", trunk)
+        critic.load_state_dict(weights)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint}: the critic is damaged ({error}); use another checkpoint") from None
+    return critic
+
+
+def check_settings(
+    checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    """Raises OtherSettingsError, naming the differences, if the two are not the same.
+
+    defaults: stand in for the settings that the version which made the checkpoint did not know. Those that it knew and
+    this one does not may be at them.
+    """
+    there = {name: value for name, value in defaults.items() if name in here} | {
+        name: value for name, value in there.items() if name in here or defaults.get(name, ...) != value
+    }
+    differing = [
+        f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    if differing:
+        raise OtherSettingsError(
+            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with"
+            " --policy"
+        )
+
+
+def _json(value: object) -> str:
+    """ASCII JSON, so that a lone surrogate that an env showed survives the round trip."""
+    return json.dumps(value, allow_nan=False)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
+    learner = trainer.learner
+    tensors = load_file(checkpoint / TENSORS)
+    if learner.critic is not None:
+        learner.critic.load_state_dict(_critic_weights(tensors))
+    learners = {"optimizer.": learner} | ({"reflector.": trainer.second.learner} if trainer.second else {})
+    for prefix, one in learners.items():
+        one.load_optimizer_state(
+            {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+        )
+
+
+def _critic_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("critic."): value for name, value in tensors.items() if name.startswith("critic.")}

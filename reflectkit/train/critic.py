@@ -1,0 +1,58 @@
+"""The critic: the value of a state, from the policy's hidden state or from a trunk of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from reflectkit.errors import ConfigError
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.padding import right_pad
+from reflectkit.models.scoring import trunk_of
+
+
+class Critic(nn.Module):
+    """Predicts a value for each decision. Its last layer starts at 0, so the first values are 0.
+
+    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state without training
+    the policy; "shared" trains the policy's trunk too; "separate" trains a copy of the trunk. seed: for the weights of
+    an mlp's first layer.
+    """
+
+    def __init__(self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
+        super().__init__()
+        width = player.model.config.get_text_config().hidden_size
+        if trunk == "separate" and (hasattr(player.model, "peft_config") or player.quantize != "none"):
+            raise ConfigError(
+                "--critic-trunk separate trains a full copy of the trunk, but the policy is an adapter; use detached"
+            )
+        self.trunk = trunk
+        self.pad_id = player.pad_id
+        last = nn.Linear(width, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed % 2**63)
+            self.head = last if head == "linear" else nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+        self.own_trunk = copy.deepcopy(trunk_of(player.model)).requires_grad_(True) if trunk == "separate" else None
+        self.to(next(player.model.parameters()).device)
+
+    def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """values_N, in units of reward, for N prompts whose last hidden states are hidden_ND."""
+        if self.own_trunk is not None:
+            hidden_ND = self._read(self.own_trunk, prompts)
+        elif self.trunk == "detached":
+            hidden_ND = hidden_ND.detach()
+        values_N: torch.Tensor = self.head(hidden_ND.to(next(self.head.parameters()).dtype)).squeeze(-1)
+        return values_N
+
+    def _read(self, trunk: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        device = next(trunk.parameters()).device
+        hidden_NTD = trunk(input_ids=right_pad(prompts, self.pad_id, device), use_cache=False).last_hidden_state
+        ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        last_ND: torch.Tensor = hidden_NTD[torch.arange(len(prompts), device=device), ends]
+        return last_ND

@@ -1,0 +1,109 @@
+"""--plan: parameters, memory and tokens of a training run, by arithmetic on the loaded model; nothing is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reflectkit.console import Report, Table
+
+if TYPE_CHECKING:
+    import torch
+
+
+def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(trained, frozen) parameters of `models`, each once although models may share them."""
+    every = {id(weight): weight for model in models for weight in model.parameters()}.values()
+    return [weight for weight in every if weight.requires_grad], [
+        weight for weight in every if not weight.requires_grad
+    ]
+
+
+def count(weights: Iterable[torch.Tensor]) -> int:
+    """The number of parameters; a weight packed into bytes by quantisation counts as often as it has bytes."""
+    return sum(weight.numel() for weight in weights)
+
+
+def size(weights: Iterable[torch.Tensor]) -> int:
+    """Bytes of `weights`."""
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def activation_size(model: Any, tokens: int, *, recompute: bool) -> int:
+    """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
+
+    17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq. 2, without the
+    attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the layer at hand; and the
+    float32 logits with their gradient.
+    """
+    config, element = model.config, next(model.parameters()).element_size()
+    layer = 17 * config.hidden_size * element
+    layers = config.num_hidden_layers
+    kept = layers * config.hidden_size * element + layer if recompute else layers * layer
+    return int(tokens * (kept + 2 * 4 * config.vocab_size))
+
+
+def optimizer_size(name: str, weights: Iterable[torch.Tensor]) -> int:
+    """Bytes of the state of optimizer `name` (see `train.optimizers`) over `weights`, but for its step counters.
+
+    AdamW holds two numbers for each weight, SGD with momentum one, Adafactor one for each row and column of a matrix.
+    """
+    total = 0
+    for weight in weights:
+        shape, each = weight.shape, weight.element_size()
+        if name == "adafactor" and weight.ndim > 1:
+            outer = math.prod(shape[:-2])
+            total += outer * (shape[-2] + shape[-1]) * each
+        else:
+            total += {"adamw": 2, "sgd": 1, "adafactor": 1}[name] * weight.numel() * each
+    return total
+
+
+PLAN_HELP = "Only estimate parameters, memory and tokens; trains nothing and writes nothing."
+
+
+def plan_report(
+    stage: str,
+    results: Path,
+    models: Iterable[Any],
+    optimizer: str,
+    batch_tokens: int,
+    *,
+    recompute: bool,
+    tokens: dict[str, int],
+) -> Report:
+    """The estimate as a table.
+
+    models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward and backward pass.
+    recompute: whether activations are recomputed (gradient checkpointing). tokens: further counts, by what they count.
+    """
+
+    models = list(models)
+    trained, frozen = split_parameters(models)
+    memory = {
+        "weights": size([*trained, *frozen]),
+        "gradients": size(trained),
+        "optimizer": optimizer_size(optimizer, trained),
+        "activations": activation_size(models[0], batch_tokens, recompute=recompute),
+    }
+    figures = {"trained": count(trained), "frozen": count(frozen), **memory, "memory": sum(memory.values()), **tokens}
+    rows = [
+        ("trainable parameters", f"{figures['trained']:,}"),
+        ("frozen parameters", f"{figures['frozen']:,}"),
+        *((name, shown_bytes(figures[name])) for name in (*memory, "memory")),
+        *((name.replace("_", " "), f"{value:,}") for name, value in tokens.items()),
+    ]
+    return Report(
+        stage, results, figures, tables=(Table(f"Plan of {stage}, estimated", ("what", "value"), tuple(rows)),)
+    )
+
+
+def shown_bytes(count: float) -> str:
+    """Bytes in MiB or GiB.
+
+    >>> shown_bytes(3 * 2**20), shown_bytes(5 * 2**31)
+    ('3.0 MiB', '10.0 GiB')
+    """
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,600 @@
+"""One update of the policy from rows with advantages: minibatches, losses, gradients, optimizer steps.
+
+Dropout stays off, so that the first pass reproduces the sampler's log-probs and the ratio starts at exactly 1. Every
+process holds all rows and scores its share; gradients are summed, so the step does not depend on the number of
+processes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
+from reflectkit.models.checks import all_finite
+from reflectkit.models.labels import Path, trie
+from reflectkit.models.load import LoadedModel, Reference, checkpoint_gradients
+from reflectkit.models.padding import right_pad
+from reflectkit.models.prefixes import shared_length, tree_of
+from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
+from reflectkit.sampling.checks import disagreement
+from reflectkit.train import losses
+from reflectkit.train.critic import Critic
+from reflectkit.train.losses import entropy
+from reflectkit.train.optimizers import OptimizerConfig, flat, make_optimizer, nested
+from reflectkit.train.processes import Processes
+from reflectkit.types import Sample, Trajectory
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One input sequence: the tokens of a text row, or a prompt that several choices share. rows: indices of its
+    samples.
+    """
+
+    tokens: tuple[int, ...]
+    choices: tuple[Path, ...]
+    rows: tuple[int, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """How many tokens are read for it at most: the prompt once for each chain of its labels' trie."""
+        labels = trie(self.choices) if self.choices else None
+        return len(self.tokens) if not labels else (len(self.tokens) + labels.depth) * max(1, len(labels.chains))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """N trained tokens or choices: row_N, the sample of each; place_N, its position there; logprob_N and entropy_N,
+    with gradients; hidden_ND, the hidden state that predicts it.
+    """
+
+    row_N: list[int]
+    place_N: list[int]
+    logprob_N: torch.Tensor
+    entropy_N: torch.Tensor
+    hidden_ND: torch.Tensor
+
+
+def units(samples: Sequence[Sample]) -> list[Unit]:
+    """The units of `samples`, in order of first occurrence."""
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for number, sample in enumerate(samples):
+        key = (sample.tokens[: sample.start], sample.choices) if sample.choices else (sample.tokens, (), number)
+        members.setdefault(key, []).append(number)
+    return [Unit(key[0], key[1], tuple(rows)) for key, rows in members.items()]
+
+
+def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
+    """`parts` split in order into `count` minibatches whose numbers of rows differ by at most one.
+
+    A unit whose rows belong to two minibatches is split.
+    """
+    total = sum(len(unit.rows) for unit in parts)
+    ends = [(index + 1) * total // count for index in range(count)]
+    result: list[list[Unit]] = [[] for _ in range(count)]
+    position, index = 0, 0
+    for unit in parts:
+        rows = unit.rows
+        while rows:
+            while position == ends[index]:
+                index += 1
+            here = rows[: ends[index] - position]
+            result[index].append(replace(unit, rows=here))
+            position, rows = position + len(here), rows[len(here) :]
+    return result
+
+
+def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
+    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding included; a longer unit gets
+    a micro-batch of its own.
+    """
+    batches: list[list[Unit]] = []
+    for unit in sorted(parts, key=lambda unit: -unit.size):
+        last = batches[-1] if batches else []
+        alike = last and bool(last[0].choices) == bool(unit.choices)
+        if alike and last[0].size * (len(last) + 1) <= max_tokens:
+            last.append(unit)
+        else:
+            batches.append([unit])
+    return batches
+
+
+def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
+    """`parts` in micro-batches of units that begin alike, to be read as trees (`models.prefixes`).
+
+    The tokens that are read are counted twice, for padding, and the keys and values behind them as an eighth of a token
+    each: together `max_tokens` at most. A larger unit gets a micro-batch of its own.
+    """
+    batches: list[list[Unit]] = []
+    read = widest = 0
+    for unit in sorted(parts, key=lambda unit: (bool(unit.choices), unit.tokens)):
+        last = batches[-1] if batches else []
+        alike = last and bool(last[0].choices) == bool(unit.choices)
+        new = unit.size - (shared_length(last[-1].tokens, unit.tokens) if alike else 0)
+        widest = max(widest, unit.size)
+        if alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens:
+            last.append(unit)
+            read += new
+        else:
+            batches.append([unit])
+            read, widest = unit.size, unit.size
+    return batches
+
+
+def tokens_read(micro: Sequence[Unit]) -> int:
+    """How many tokens of prompts and texts are read if what they begin with is read once."""
+    tokens = [unit.tokens for unit in micro]
+    return tree_of(tokens).read
+
+
+def score(
+    model: Any,
+    samples: Sequence[Sample],
+    micro: Sequence[Unit],
+    pad_id: int,
+    temperature: float,
+    *,
+    share: bool = False,
+) -> Scored:
+    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer. share: what
+    its units begin with is read once, if the model allows.
+    """
+    if micro[0].choices:
+        logprobs_UK, hidden_UD = choice_logprobs(
+            model,
+            [unit.tokens for unit in micro],
+            [unit.choices for unit in micro],
+            pad_id=pad_id,
+            temperature=temperature,
+            share=share,
+        )
+        row_N = [row for unit in micro for row in unit.rows]
+        unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
+        place_N = [samples[row].start for row in row_N]
+        action_N = torch.tensor(
+            [
+                samples[row].choices.index(samples[row].tokens[place:])
+                for row, place in zip(row_N, place_N, strict=True)
+            ],
+            device=unit_N.device,
+        )
+        return Scored(
+            row_N,
+            place_N,
+            logprobs_UK[unit_N, action_N],
+            entropy(logprobs_UK)[unit_N],
+            hidden_UD[unit_N],
+        )
+    row_of = [unit.rows[0] for unit in micro]
+    masks = [samples[row].loss_mask for row in row_of]
+    logprob_N, logprobs_NV, hidden_ND = token_logprobs(
+        model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature, share=share
+    )
+    marked = [(row, place) for row, mask in zip(row_of, masks, strict=True) for place, one in enumerate(mask) if one]
+    rows, places = [row for row, _ in marked], [place for _, place in marked]
+    return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND)
+
+
+MEANS = ("token", "row")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to learn."""
+
+    learning_rate: float
+    """Peak learning rate for the policy."""
+    optimizer: str = "adamw"
+    """The policy's optimizer; the critic has AdamW."""
+    weight_decay: float = 0.0
+    """Weight decay of the policy's matrices."""
+    loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
+    """The policy loss of each trained token."""
+    clip: float = 0.2
+    """PPO's clip range."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus."""
+    kl: float = 0.0
+    """Weight of the KL divergence from the starting policy."""
+    max_grad_norm: float = 0.3
+    """Maximum gradient norm."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatch: int = 512
+    """Rows per gradient step, over all processes."""
+    target_kl: float = 0.0
+    """An update stops before a step once its minibatch's KL from the sampling policy exceeds this; 0: never."""
+    critic_rate: float = 5e-3
+    """Adam's learning rate for the critic."""
+    value_clip: float = 0.0
+    """See `losses.value_loss`."""
+    mean: str = "token"
+    """Average over all trained tokens ("token"), or over the tokens of each row and then over rows ("row")."""
+    temperature: float = 1.0
+    """The sampler's temperature."""
+    max_tokens: int = 16384
+    """Tokens per micro-batch, padding included."""
+    gradient_checkpointing: bool = False
+    """See `models.load.checkpoint_gradients`."""
+    is_cap: float = 0.0
+    """See `losses.TrainedTokens`."""
+    agrees_with: str = ""
+    """Sampler of the weights that learn: log-probabilities beyond the limits of `sampling.checks` end the update;
+    empty: they may differ.
+    """
+    mismatch: bool = False
+    """Whether to report `losses.mismatch` of the first minibatch, before its step: a random part of the rows."""
+    share_prefixes: bool = False
+    """Whether what rows begin with is read once, if the model allows; changes the order of sums."""
+
+
+class Learner:
+    """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
+    needed).
+
+    processes: those that train together. notify: called with a line of text when a setting had to be changed.
+    """
+
+    def __init__(
+        self,
+        player: LoadedModel,
+        settings: Settings,
+        critic: Critic | None = None,
+        reference: Reference | None = None,
+        processes: Processes | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.player, self.settings, self.critic, self.reference = player, settings, critic, reference
+        self.processes, self.notify = processes or Processes(), notify
+        self.max_tokens = settings.max_tokens
+        player.activate()
+        steps = OptimizerConfig(
+            settings.learning_rate, settings.max_grad_norm, settings.optimizer, settings.weight_decay
+        )
+        self.optimizer = make_optimizer(player.model, steps, self.processes)
+        self.scorer = self.optimizer.scorer
+        self.shares = False
+        self._observed: dict[tuple[int, ...], float] = {}
+        self._changes: list[torch.Tensor] | None = None
+        self._mismatch: dict[str, float] = {}
+        self.critic_weights = list(critic.parameters()) if critic is not None else []
+        self.critic_optimizer = torch.optim.AdamW(
+            self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
+        )
+
+    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
+        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
+        steps.
+
+        rate: the schedule's factor for the learning rates, 0 … 1.
+
+        Raises
+        ------
+        DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the step.
+        MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
+        """
+        if not samples:
+            return {}
+        self._observed.clear()
+        self.player.model.eval()
+        self.player.activate()
+        if self.settings.gradient_checkpointing:
+            checkpoint_gradients(self.player.model)
+        self.shares = self.settings.share_prefixes and can_share(self.player.model) and not self.processes.sharded
+        self.optimizer.schedule(rate)
+        for group in self.critic_optimizer.param_groups:
+            group["lr"] = self.settings.critic_rate * rate
+        sums: dict[str, float] = {}
+        self._changes = [] if self.settings.mismatch else None
+        self._mismatch = {}
+        parts = units(samples)  # rows of one prompt stay together, for one forward pass
+        steps = 0
+        for _ in range(self.settings.epochs):
+            generator.shuffle(parts)
+            for minibatch in minibatches(parts, math.ceil(len(samples) / self.settings.minibatch)):
+                figures = self._step(samples, minibatch, may_stop=steps > 0)
+                if figures is None:
+                    return self._means(sums, steps)
+                steps += 1
+                for name, value in figures.items():
+                    sums[name] = sums.get(name, 0.0) + value
+        return self._means(sums, steps)
+
+    def _means(self, sums: Mapping[str, float], steps: int) -> dict[str, float]:
+        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
+
+    @torch.no_grad()
+    def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """The critic's value of each prompt, in units of reward."""
+        assert self.critic is not None
+        self.player.activate()
+        value_of: dict[int, float] = {}
+        for micro in packed([Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)], self.max_tokens):
+            tokens = [unit.tokens for unit in micro]
+            device = next(self.player.model.parameters()).device
+            rows = torch.arange(len(micro), device=device)
+            ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
+            # no label matters: the hidden state is all
+            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
+            hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
+            value_of |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
+        return [value_of[row] for row in range(len(prompts))]
+
+    def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Record the values of prompts that a sampler has just read with the current weights, which saves reading them
+        again.
+
+        hidden_BD: the policy's last hidden states of the B `prompts`.
+        """
+        if self.critic is not None:
+            with torch.no_grad():
+                self._observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
+
+    def forget_values(self) -> None:
+        """Forget the values of prompts that were read with the current weights."""
+        self._observed.clear()
+
+    def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
+        All processes must call this.
+        """
+        if self.critic is None:
+            return list(trajectories)
+        if self.processes.sharded:  # each has scored its share
+            for observed in self.processes.gather(self._observed):
+                self._observed |= observed
+        prompts = dict.fromkeys(turn.decision.prompt_ids for trajectory in trajectories for turn in trajectory.turns)
+        missing = [prompt for prompt in prompts if prompt not in self._observed]
+        self._observed |= zip(missing, self.values(missing), strict=True)
+        return [
+            replace(
+                trajectory,
+                turns=tuple(
+                    replace(turn, decision=replace(turn.decision, value=self._observed[turn.decision.prompt_ids]))
+                    for turn in trajectory.turns
+                ),
+            )
+            for trajectory in trajectories
+        ]
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Both optimizers' tensors as `<policy or critic>.<key>`. All processes must call this."""
+        state = {f"policy.{key}": value for key, value in self.optimizer.tensors().items()}
+        critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
+        return state | {f"critic.{key}": value for key, value in flat(critic).items()}
+
+    def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `optimizer_state` returned. Raises KeyError or ValueError for tensors of another model."""
+        mine = {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
+        critic = {key.removeprefix("critic."): value for key, value in tensors.items() if key.startswith("critic.")}
+        if self.critic is not None:
+            self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
+        self.optimizer.load(mine)
+
+    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+        """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
+        parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
+        numbers = [row for unit in minibatch for row in unit.rows]
+        while True:
+            self._zero_grad()
+            figures = self._accumulate(samples, self._micro_batches(parts), numbers)
+            everyone = self.processes.gather(figures)
+            if all(theirs is not None for theirs in everyone):
+                break
+            self._halve(parts)
+        if self._changes is not None:
+            self._compare(self._changes)
+            self._changes = None
+        merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
+        merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
+        here = [samples[number] for number in numbers]
+        _check_finite(merged, here)
+        if may_stop and 0 < self.settings.target_kl < merged["kl"]:
+            return None
+        merged["gradient_norm"] = self.optimizer.step()
+        _check_finite(merged, here)
+        if self.critic is not None:
+            self.processes.add_gradients(self.critic_weights)
+            self.critic_optimizer.step()
+        if not all(self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))):
+            raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
+        return merged
+
+    def _compare(self, changes: Sequence[torch.Tensor]) -> None:
+        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError."""
+        everyone = self.processes.gather(torch.cat(list(changes)).cpu() if changes else None)
+        change_N = torch.cat([part for part in everyone if part is not None])
+        self._mismatch = losses.mismatch(change_N)
+        sampler = self.settings.agrees_with
+        if sampler and (apart := disagreement(change_N, self.settings.temperature)):
+            raise MismatchError(
+                f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
+                " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
+            )
+
+    def _zero_grad(self) -> None:
+        if self._changes is not None:  # a step that ran out of memory is made again
+            self._changes = []
+        self.optimizer.zero_grad()
+        self.critic_optimizer.zero_grad(set_to_none=True)
+
+    def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
+        """This process's micro-batches of `parts`, each with its weight.
+
+        If the policy is sharded, all processes must make equally many passes: one with fewer adds some of weight 0.
+        """
+        if self.shares:  # neighbours begin alike, so each process has a block of them
+            rank, count = self.processes.rank, self.processes.count
+            block = parts[rank * len(parts) // count : (rank + 1) * len(parts) // count]
+            return [(micro, 1.0) for micro in packed_as_trees(block, self.max_tokens)]
+        mine = packed(self.processes.share(parts), self.max_tokens)
+        if not self.processes.sharded:
+            return [(micro, 1.0) for micro in mine]
+        most = max(
+            len(packed(parts[rank :: self.processes.count], self.max_tokens)) for rank in range(self.processes.count)
+        )
+        return [(micro, 1.0) for micro in mine] + [(list(parts[:1]), 0.0)] * (most - len(mine))
+
+    def _accumulate(
+        self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], numbers: Sequence[int]
+    ) -> dict[str, float] | None:
+        """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`; None if memory ran
+        out.
+        """
+        trained = {number: sum(samples[number].loss_mask) for number in numbers}
+        tokens = sum(trained.values())
+        fresh = sum(count for number, count in trained.items() if not samples[number].replayed)
+        whole = sum(len(samples[number].tokens) for number in numbers)
+        read = sum(
+            tokens_read(micro) if self.shares else sum(len(unit.tokens) for unit in micro) for micro, _ in micros
+        )
+        figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
+        try:
+            for number, (micro, counts) in enumerate(micros):
+                scored = score(
+                    self.scorer, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares
+                )
+                reference_N = self._reference(samples, micro) if self.reference is not None else None
+                loss, part_figures = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
+                self.optimizer.backward(loss * counts * self.optimizer.loss_scale, last=number == len(micros) - 1)
+                figures = {name: value + counts * part_figures[name] for name, value in figures.items()} | {
+                    "ratio_deviation": max(figures["ratio_deviation"], part_figures["ratio_deviation"])
+                }
+            for weight in self.critic_weights:
+                if weight.grad is not None:
+                    weight.grad /= self.optimizer.loss_scale
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            if self.processes.sharded:  # the others are inside a pass and cannot be told
+                raise ReflectkitError(
+                    "out of memory; run the same command again with a lower --max-tokens-per-batch"
+                ) from None
+            return None
+        return figures | {"read_per_token": read / whole}
+
+    def _loss(
+        self,
+        samples: Sequence[Sample],
+        scored: Scored,
+        reference_N: torch.Tensor | None,
+        rows: int,
+        tokens: int,
+        fresh_tokens: int,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """A micro-batch's part of the loss and figures of a minibatch of `rows` rows and `tokens` trained tokens."""
+        settings, device = self.settings, scored.logprob_N.device
+        places = list(zip(scored.row_N, scored.place_N, strict=True))
+
+        def column(name: str) -> torch.Tensor:
+            return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
+
+        old_N = column("logprobs")
+        share = [
+            1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places
+        ]
+        share_N = torch.tensor(share, device=device)
+        change_N = scored.logprob_N - old_N
+        replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
+        starts, numbers = _decisions(samples, places)
+        decision_N = torch.tensor(numbers, device=device)
+        loss_N = settings.loss(
+            losses.TrainedTokens(
+                scored.logprob_N,
+                old_N,
+                column("advantages"),
+                decision_N,
+                len(starts),
+                replayed_N,
+                settings.clip,
+                settings.is_cap,
+            )
+        )
+        policy_loss = (loss_N * share_N).sum()
+        spread = (scored.entropy_N * share_N).sum()
+        loss = policy_loss - settings.entropy * spread
+        figures = {
+            "loss": float(policy_loss.detach()),
+            "entropy": float(spread.detach()),
+            "value_loss": 0.0,
+            "kl_to_start": 0.0,
+        }
+        if reference_N is not None:
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
+            distance = (
+                (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
+            )  # an expectation over the current policy
+            loss = loss + settings.kl * distance
+            figures["kl_to_start"] = float(distance.detach())
+        if self.critic is not None:
+            value_D = self.critic(
+                scored.hidden_ND[starts], [samples[places[n][0]].tokens[: places[n][1]] for n in starts]
+            )
+            error_D = losses.value_loss(
+                value_D, column("returns")[starts], column("values")[starts], settings.value_clip
+            )
+            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
+            critic_loss = (error_D * weight_D).sum()
+            loss = loss + critic_loss
+            figures["value_loss"] = float(critic_loss.detach())
+        with torch.no_grad():
+            moved_N = change_N[~replayed_N]
+            if self._changes is not None:
+                self._changes.append(moved_N.detach().clone())
+            figures["kl"] = float((torch.exp(moved_N) - 1 - moved_N).sum()) / max(
+                1, fresh_tokens
+            )  # of the policy from the sampler
+            figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
+        return loss, figures
+
+    @torch.no_grad()
+    def _reference(self, samples: Sequence[Sample], micro: Sequence[Unit]) -> torch.Tensor:
+        """Log-probs of a micro-batch's N trained tokens under the starting policy."""
+        assert self.reference is not None
+        with self.reference.model() as start:
+            model = self.scorer if start is self.player.model else start
+            return score(model, samples, micro, self.player.pad_id, self.settings.temperature).logprob_N
+
+    def _halve(self, parts: Sequence[Unit]) -> None:
+        """Halve the micro-batches from now on. Raises ReflectkitError if a single unit is too large."""
+        self._zero_grad()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        widest = max(unit.size for unit in parts)
+        if self.max_tokens <= widest:
+            raise ReflectkitError(
+                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r or a"
+                " smaller model"
+            )
+        before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
+        self.notify(
+            f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens instead of {before}"
+            " (--max-tokens-per-batch)"
+        )
+
+
+def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    if not all(math.isfinite(value) for value in figures.values()):
+        values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        raise DivergedError(f"the update diverged ({values})", samples)
+
+
+def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """(index of each decision's first token, number of each token's decision) for tokens at `places`, in order."""
+    starts: list[int] = []
+    numbers: list[int] = []
+    previous: tuple[int, int] | None = None
+    for index, (row, place) in enumerate(places):
+        decision = (row, samples[row].decisions[place])
+        if decision != previous:
+            starts.append(index)
+        numbers.append(len(starts) - 1)
+        previous = decision
+    return starts, numbers

@@ -1,0 +1,431 @@
+"""The settings of rlft. Contradictory ones raise errors before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import field_validator, model_validator
+from typing_extensions import override
+
+from reflectkit.agents.players import is_chat, refuse_without_model
+from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
+from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
+from reflectkit.config import Config, chosen_by, flag, leaves, non_default, option
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
+from reflectkit.errors import ConfigError
+from reflectkit.models.hub import TINY
+from reflectkit.registry import code_files
+from reflectkit.runs.folders import RunConfig
+from reflectkit.sampling.config import LOCAL, SamplerConfig
+from reflectkit.train.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
+from reflectkit.train.reflector import JUDGEMENT, RETURN
+from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig
+
+_SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
+_GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
+
+
+class PolicyConfig(Config):
+    """Policy: the model to train, and how it answers."""
+
+    load_dir: Path | None = option(
+        None,
+        name="policy",
+        help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model.",
+    )
+    model: str = option(
+        "", help="Instead of --policy, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
+    )
+    dtype: Literal["", "float32", "bfloat16", "float16"] = option(
+        "", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32."
+    )
+    quantize: Literal["", "none", "8bit", "4bit"] = option(
+        "", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint."
+    )
+    temperature: float = option(1.0, help="Sampling temperature of the policy, in rollouts and in the loss.", gt=0)
+    max_new_tokens: int = option(
+        128, help="Maximum length of an answer in tokens, in environments without enumerated actions.", ge=1
+    )
+    device: str = option("auto", help="auto, cpu, cuda, …")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.load_dir) == bool(self.model):
+            raise ConfigError(
+                "give the policy to train with either --policy CHECKPOINT or --model FOLDER_OR_ID, not both"
+            )
+        if self.model in TINY:
+            raise ConfigError(
+                f"--model {self.model} has no weights yet; train it with `reflectkit sft --model {self.model}`"
+            )
+        refuse_without_model(self.load_dir)
+        return self
+
+    @property
+    def start(self) -> Path | str:
+        """Where the policy comes from."""
+        return self.load_dir or self.model
+
+
+class ReflectorConfig(Config):
+    """Reflector: the model that comments on each state."""
+
+    load_dir: Path | None = option(
+        None,
+        name="reflector",
+        help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
+        " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm.",
+    )
+    share_base: bool = option(
+        False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
+    )
+    prob: float = option(
+        1.0, name="reflect_prob", help="Probability that the policy sees the comment at a step.", ge=0, le=1
+    )
+    temperature: float = option(
+        0.0,
+        name="reflect_temperature",
+        help="Sampling temperature of the comments; 0 is greedy, and comments are cached.",
+        ge=0,
+    )
+
+    @field_validator("load_dir")
+    @classmethod
+    def _is_model(cls, load_dir: Path | None) -> Path | None:
+        refuse_without_model(load_dir)
+        return load_dir
+
+
+class ReflectorTrainingConfig(Config):
+    """Training the reflector: it learns in turns with the policy."""
+
+    every: int = option(
+        0,
+        name="train_reflector",
+        help="Updates of the policy to one of the reflector, which learns what its comments did; 0: it is frozen.",
+        ge=0,
+    )
+    reward: Literal["return", "judgement"] = option(
+        RETURN,
+        name="reflector_reward",
+        help="What a comment is rewarded with: return (of the episode from its state on), or judgement (whether the"
+        " policy then prefers the oracle's action to one of its own).",
+    )
+    states: int = option(
+        32, name="reflector_states", help="States of the latest episodes that it comments on in a turn.", ge=1
+    )
+    comments: int = option(
+        4,
+        name="reflector_comments",
+        help="Comments on each of these states, which are compared with each other.",
+        ge=2,
+    )
+    temperature: float = option(1.0, name="reflector_temperature", help="Sampling temperature of these comments.", gt=0)
+    learning_rate: float = option(
+        1e-4,
+        name="reflector_rate",
+        help="Peak learning rate of the reflector; 0 measures its comments only.",
+        ge=0,
+    )
+    kl: float = option(
+        0.05,
+        name="reflector_kl",
+        help="Weight of the KL divergence from the reflector that training started from.",
+        ge=0,
+    )
+    length_cost: float = option(
+        0.0, name="reflector_length_cost", help="What each token of a comment takes off its reward.", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.every and (given := non_default(self)):
+            raise ConfigError(f"{flag(given[0])} is a setting of the reflector's turns; add --train-reflector 1")
+        return self
+
+
+class StalenessConfig(Config):
+    """Asynchronous play: a server plays while the policy learns."""
+
+    max_staleness: int = option(
+        0,
+        help="Play with a server while the policy learns: most updates between the weights that play and those that"
+        " learn; 0: in turns.",
+        ge=0,
+    )
+    importance_weight_max: float = option(
+        2.0,
+        help="Maximum importance weight (policy / sampler) in the loss and in the KL term, with --max-staleness.",
+        ge=1,
+    )
+    oversample: float = option(
+        1.0,
+        help="With --max-staleness, an update learns from the first complete groups among so many times as many; the"
+        " others come next.",
+        ge=1,
+    )
+    episode_timeout_s: float = option(0.0, help="Seconds after which an episode is truncated; 0: no limit.", ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.max_staleness and non_default(self, "importance_weight_max"):
+            raise ConfigError(
+                "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
+            )
+        if self.oversample > 1 + self.max_staleness:
+            raise ConfigError(
+                f"--oversample {self.oversample:g} keeps groups for later updates, which --max-staleness"
+                f" {self.max_staleness} does not allow; raise that to {math.ceil(self.oversample) - 1}"
+                " or more, or lower --oversample"
+            )
+        return self
+
+
+class AlgorithmConfig(Config):
+    """Algorithm: how the policy learns from episodes."""
+
+    name: str = option("reinforce", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.")
+    settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
+    gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
+    normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
+    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0)
+    clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
+    epochs: int = option(1, help="Passes over each batch.", ge=1)
+    target_kl: float = option(
+        0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
+    )
+    minibatch: int = option(512, help="Rows per gradient step, over all processes.", ge=1)
+    loss_mean: Literal["token", "row"] = option(
+        "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
+    )
+    entropy: float = option(
+        0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
+    )
+    kl: float = option(0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0)
+    replay_size: int = option(
+        0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.objective.compares_groups:
+            return self
+        own = [leaf.name for leaf in leaves(type(self.settings))]
+        given = [f"{flag(name)} {getattr(self.settings, name)}" for name in non_default(self, *own) if name in own]
+        flags = " ".join([f"--algo {self.name}", *given])
+        if self.repeats < 2:
+            raise ConfigError(
+                f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
+            )
+        if self.replay_size:
+            raise ConfigError(
+                f"--replay-size: {flags} compares episodes within a group, and replayed episodes are in no current"
+                " group; omit it, or use an algorithm that does not compare groups"
+            )
+        return self
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The files of an algorithm of the user's own: inputs of a run, so that an edit makes a new one."""
+        return code_files([] if self.name in ALGORITHMS else [self.name.partition(":")[0]])
+
+    @property
+    def objective(self) -> Objective[Any]:
+        """The algorithm, with its settings."""
+        return Objective(algorithm(self.name), self.settings, self.gamma, self.normalize)
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """The critic's settings; None without a critic."""
+        return self.settings if isinstance(self.settings, CriticSettings) else None
+
+    @property
+    def repeats(self) -> int:
+        """Number of episodes of each drawn problem."""
+        return self.group_size or algorithm(self.name).group_size
+
+
+class CurriculumConfig(Config):
+    """Curriculum: which problems come first."""
+
+    levels: tuple[str, ...] = option(
+        (), name="curriculum", help="Levels to train on, in order (repeat the flag); default: the last."
+    )
+    merge_first_two: bool = option(False, help="Merge the curriculum's first two levels into one.")
+    merge_after: int = option(0, help="Merge the curriculum's levels after the first N into one; 0: none.", ge=0)
+    few_data: int = option(0, help="Train on the first N problems of each level only; 0: on all.", ge=0)
+    advance_at: float = option(
+        0.0,
+        help="Adaptive curriculum: success rate (mean of 3 updates) that ends a level; 0: equal steps per level.",
+        ge=0,
+        le=1,
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.merge_first_two and len(self.levels) < 2:
+            raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")
+        if self.merge_after and self.merge_after >= len(self.levels) - self.merge_first_two - 1:
+            raise ConfigError("--merge-after leaves fewer than two levels of the --curriculum to merge; lower it")
+        if self.advance_at and len(self.levels) - self.merge_first_two < 2:
+            raise ConfigError("--advance-at needs a --curriculum of at least two levels to advance through")
+        return self
+
+    def stages(self, last: str) -> list[tuple[str, ...]]:
+        """The levels of each stage of the curriculum. last: the env's last level, the default."""
+        levels: list[tuple[str, ...]] = [(level,) for level in self.levels] or [(last,)]
+        if self.merge_first_two:
+            levels = [levels[0] + levels[1], *levels[2:]]
+        kept = self.merge_after or len(levels)
+        rest = tuple(level for names in levels[kept:] for level in names)
+        return [*levels[:kept], rest] if rest else levels
+
+
+class RLConfig(Config):
+    """Settings of rlft."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    reflector: ReflectorConfig = ReflectorConfig()
+    resume_from: Path | None = option(
+        None, help="Checkpoint of another rlft run to resume from; the other settings must match."
+    )
+    task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
+    max_steps: int = option(60, help="Number of updates.", ge=1)
+    episodes: int = option(128, help="Episodes per update, over all processes.", ge=1)
+    validate_steps: int = option(
+        0, help="Updates between greedy validations on validate.json, next to the problems; 0: none.", ge=0
+    )
+    keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0)
+    max_tokens_per_batch: int = option(
+        16384, help="Tokens per forward pass, padding included; halved if memory runs out.", ge=1, identity=False
+    )
+    gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
+    share_prefixes: bool = option(
+        False, help="Read what rows of an update begin with once; faster on transcripts, and changes rounding."
+    )
+    processes: int = option(
+        1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
+    )
+    algo: AlgorithmConfig = AlgorithmConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    optim: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig = LoraConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    reflector_training: ReflectorTrainingConfig = ReflectorTrainingConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    chat: ChatConfig = ChatConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        sampler, reflector, lora, staleness = self.sampler, self.reflector, self.lora, self.staleness
+        for level in self.curriculum.levels:
+            check_level(self.env.name, level)
+        if self.episodes % self.algo.repeats:
+            near = max(1, round(self.episodes / self.algo.repeats)) * self.algo.repeats
+            raise ConfigError(
+                f"--episodes {self.episodes} is not a multiple of the group size {self.algo.repeats}; use {near}"
+            )
+        if self.processes > 1 and sampler.remote:
+            raise ConfigError(f"--sampler {sampler.policy} trains in one process; leave out --processes")
+        if staleness.max_staleness and not sampler.remote:
+            raise ConfigError(
+                f"--max-staleness {staleness.max_staleness} plays with other weights than those that learn, which takes"
+                " a server: --sampler vllm:URL; or leave it out"
+            )
+        if staleness.max_staleness and reflector.share_base and sampler.reflector == LOCAL:
+            raise ConfigError(
+                "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base in"
+                " this process cannot; leave out --share-base, or give --reflector-sampler"
+            )
+        if reflector.share_base and (reflector.load_dir is None or self.policy.load_dir is None or lora.r):
+            raise ConfigError(
+                "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
+            )
+        if self.share_prefixes and self.gradient_checkpointing:
+            raise ConfigError(
+                "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
+            )
+        critic = self.algo.critic
+        if critic and critic.critic_trunk == "separate" and (lora.r or self.policy.quantize not in ("", "none")):
+            raise ConfigError(
+                "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
+            )
+        refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
+        if self.chat_reflector is not None:
+            self._check_chat_reflector(self.chat_reflector)
+        elif given := non_default(self, *OF_CHAT_MODELS):
+            raise ConfigError(f"{flag(given[0])} is for --reflector openai:MODEL; leave it out")
+        of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
+        if reflector.load_dir is None and (given := non_default(self, *of_comments)):
+            raise ConfigError(f"{flag(given[0])} needs comments; add --reflector, or leave it out")
+        if not lora.r and (given := non_default(lora)):
+            raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
+        if self.reflector_training.every:
+            self._check_reflector_training()
+        return self
+
+    def _check_chat_reflector(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError for what a chat model as the reflector cannot be combined with."""
+        self.chat.check_budget(endpoint)
+        refused = {
+            "--train-reflector": bool(self.reflector_training.every),
+            "--share-base": self.reflector.share_base,
+            "--reflector-sampler": self.sampler.reflector != LOCAL,
+            "--processes": self.processes > 1,
+            "--plan": self.checkpoints.plan,
+            "--max-staleness with --validate-steps": bool(self.staleness.max_staleness and self.validate_steps),
+        }
+        if given := [name for name, applies in refused.items() if applies]:
+            raise ConfigError(f"--reflector {endpoint} is a chat model; leave out {given[0]}")
+
+    @property
+    def chat_reflector(self) -> Endpoint | None:
+        """The chat model that comments, if one does. Raises ConfigError."""
+        model = self.reflector.load_dir
+        if not is_chat(model):
+            return None
+        return parse_endpoint(str(model), self.chat.base_url, "--reflector", "CHECKPOINT, ")
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use([self.chat_reflector] if self.chat_reflector else [])
+
+    def _check_reflector_training(self) -> None:
+        """Raises ConfigError for settings under which the reflector cannot learn."""
+        training = self.reflector_training
+        why = {
+            "needs a reflector: give --reflector": self.reflector.load_dir is None,
+            f"trains it in this process; leave out --reflector-sampler {self.sampler.reflector}": (
+                self.sampler.reflector != LOCAL
+            ),
+            "takes turns with the policy, but --max-staleness lets the policy play while it learns; leave that out": (
+                bool(self.staleness.max_staleness)
+            ),
+            f"it would learn nothing in --max-steps {self.max_steps}; give at most that": (
+                training.every > self.max_steps
+            ),
+            "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob == 0,
+            "runs in one process; leave out --processes": self.processes > 1,
+            "cannot tell what comments on other states are worth; leave out --swap-comments": bool(
+                self.sampler.swap_comments
+            ),
+            f"--reflector-reward judgement needs an oracle, which {self.setup.env_name} lacks; use return": (
+                training.reward == JUDGEMENT and not self.env.kind.has("oracle")
+            ),
+            "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
+        }
+        for reason, applies in why.items():
+            if applies:
+                raise ConfigError(f"--train-reflector {training.every}: {reason}")

@@ -1,0 +1,324 @@
+"""The types that layers exchange: frozen dataclasses that convert to JSON and back.
+
+`to_json(noun)` returns plain dicts and lists. `from_json(Noun, value, path=…, line=…)` validates types with pydantic
+and raises `DataError` with file, line and field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from reflectkit.errors import DataError
+
+AGENT_MARKER = "Agent:"
+"""What the agent says follows this, in the text of a conversation."""
+Answer = Literal["label", "text"]
+"""What a policy answers where it chooses: the choice's number, or its own words."""
+ANSWERS: tuple[Answer, ...] = get_args(Answer)
+Thinking = Literal["on", "off", "hidden"]
+"""Reasoning of a model with a chat template: as its template does, off, or not shown to it later."""
+THINKING: tuple[Thinking, ...] = get_args(Thinking)
+LARGEST = 1e100
+"""Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem to solve.
+
+    id: unique within its env. env: the env's name. level: depth or curriculum stage, one of the env's `levels`.
+    group: what a split keeps together (a repository, a game, a start state). data: what the env needs to set up the
+    problem; JSON values only.
+    """
+
+    id: str
+    env: str
+    level: str
+    group: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the agent may call. parameters: JSON schema of its arguments, of type object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool. arguments: JSON values by name."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """An agent's output where tools are offered. text: as written. calls: the valid calls, in order. errors: what is
+    wrong with each of the others, one line each, for the agent to read.
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message. calls: made by the assistant in this message. name: in a "tool" message, the tool that
+    returned the content.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    name: str = ""
+
+    @property
+    def line(self) -> str:
+        """The message in the text of a conversation, with its speaker. What users and tools say is on one line, so that
+        it cannot imitate another speaker.
+        """
+        if self.role == "system":
+            return self.content
+        if self.role == "assistant":
+            return f"{AGENT_MARKER}{'' if self.content.startswith(' ') else ' '}{self.content}"
+        speaker = "User" if self.role == "user" else f"Tool {self.name}".rstrip()
+        return f"{speaker}: {' '.join(self.content.split())}"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent sees: messages, oldest first, and either the K legal actions or the tools that it may call.
+
+    Without `choices` and `tools` the agent answers in free text.
+    """
+
+    messages: tuple[Message, ...]
+    choices: tuple[str, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    replies: bool = False
+    """Whether the messages are a conversation with a user, and words without a call are a reply to them."""
+
+    @property
+    def text(self) -> str:
+        """The contents of the messages, joined by newlines; in a conversation, with their speakers."""
+        return "\n".join(message.line if self.replies else message.content for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The agent's action, with the exact tokens of its sampling. Unknown values are None; scripted agents leave the
+    token fields empty.
+    """
+
+    action: int | str | ToolUse
+    """Index into `Observation.choices` (0 … K-1), tool calls, or text."""
+    reflection: str | None = None
+    """The reflection that the agent read before it acted, if any."""
+    prompt_ids: tuple[int, ...] = ()
+    """The policy's prompt (T tokens)."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens that the policy generated; for a choice, those of its label."""
+    logprobs: tuple[float, ...] = ()
+    """Their natural-log probabilities under the sampling distribution, ≤ 0; for a choice, the one of its label."""
+    entropy: float | None = None
+    """Entropy of the distribution over the legal actions, in nats."""
+    value: float | None = None
+    """The critic's expected return-to-go, in the env's unit."""
+    probabilities: tuple[float, ...] = ()
+    """Probability of each choice, if requested."""
+    note: str | None = None
+    """How a demonstration marks the step: "positive", "mistake" or "correction"."""
+    failure: str | None = None
+    """Why the agent could not decide; the episode is then ABORTED."""
+    overflow: str | None = None
+    """Why the episode ends early: the prompt does not fit the model, no answer was a legal action, or the human player
+    quit. The episode is then TRUNCATED.
+    """
+    illegal: int = 0
+    """Number of answers before this one that named no legal action."""
+    unreadable: int = 0
+    """Number of answers that were not in the requested format."""
+    price_usd: float | None = 0.0
+    """Cost of its requests in US dollars; None if the price is unknown."""
+    tokens: int | None = None
+    """Number of tokens generated for it, where `token_ids` is unknown."""
+    thoughts: int | None = None
+    """How many of its tokens are reasoning; None where that is unknown."""
+    answer: str | None = None
+    """The chat model's answer, in the requested format."""
+    version: int | None = None
+    """Version of the weights that sampled it: their number of updates."""
+    comment_tokens: int | None = None
+    """Length of the reflection in the policy's tokens; None where that is unknown or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step of an episode. reward: in the env's unit. info: what else the env reports; JSON values only."""
+
+    observation: Observation
+    decision: Decision
+    reward: float
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def action_text(self) -> str:
+        """The action as text: the choice, or what the agent wrote."""
+        action = self.decision.action
+        if isinstance(action, int):
+            return self.observation.choices[action]
+        return action if isinstance(action, str) else action.text
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """A comment that a reflector sampled on a state, with the exact tokens of its sampling, and what it was worth."""
+
+    text: str
+    """As the policy reads it: one line."""
+    prompt_ids: tuple[int, ...]
+    """The reflector's prompt (T tokens)."""
+    token_ids: tuple[int, ...]
+    """The tokens that the reflector generated."""
+    logprobs: tuple[float, ...]
+    """Their natural-log probabilities under the sampling distribution, ≤ 0."""
+    reward: float = 0.0
+    """What it brought the policy: a return, in the env's unit, or a judgement, 0 or 1."""
+    true: bool | None = None
+    """Whether the env confirms what it says of the state; None where the env cannot tell."""
+
+
+class Status(StrEnum):
+    """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained on."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode."""
+
+    task: Task
+    """The problem."""
+    seed: int
+    """Seed of everything random in the episode, 0 ≤ seed < 2**63."""
+    turns: tuple[Turn, ...]
+    """Its steps, in order."""
+    status: Status
+    """How it ended."""
+    success: bool
+    """Whether it solved the problem."""
+    reason: str = ""
+    """Why it was ABORTED, or TRUNCATED by its agent."""
+    group: str = ""
+    """Episodes of one group have the same start state and are compared with each other; empty without groups."""
+    undone: Decision | None = None
+    """The decision that ended it without a step: a failure or an overflow."""
+    forfeit: float = 0.0
+    """Reward for an overflow at the first step, in the env's unit; that of a later one is part of the last step's."""
+    final: Observation | None = None
+    """What the env showed last, if no turn answers it."""
+
+    @property
+    def price_usd(self) -> float | None:
+        """Cost of all its decisions in US dollars; None if a price is unknown."""
+        decisions = [turn.decision for turn in self.turns] + ([self.undone] if self.undone else [])
+        prices = [decision.price_usd for decision in decisions]
+        return None if None in prices else sum(price or 0.0 for price in prices)
+
+    @property
+    def total_return(self) -> float:
+        """The undiscounted sum of the rewards, in the env's unit."""
+        return sum(turn.reward for turn in self.turns) + self.forfeit
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures that the env reports as `info["figures"]`, each averaged over the turns that have it."""
+        values_by_name: dict[str, list[float]] = {}
+        for turn in self.turns:
+            for name, value in turn.info.get("figures", {}).items():
+                values_by_name.setdefault(name, []).append(float(value))
+        return {name: sum(values) / len(values) for name, values in values_by_name.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training row of T tokens. Columns other than `tokens` hold 0 where the policy did not write the token, except
+    `decisions`. A choice is one thing to learn, however many tokens its label has: the first stands for all of them,
+    and the others count as not written.
+    """
+
+    tokens: tuple[int, ...]
+    """Token ids."""
+    loss_mask: tuple[int, ...]
+    """1 where the policy wrote the token, else 0."""
+    decisions: tuple[int, ...]
+    """Index within the row, from 0, of the decision that the token belongs to; -1 where the policy did not write it."""
+    logprobs: tuple[float, ...]
+    """Natural-log probabilities under the policy that sampled the tokens."""
+    advantages: tuple[float, ...]
+    """Advantage of the token's decision."""
+    returns: tuple[float, ...]
+    """The critic's target for the token's decision, in the env's unit."""
+    values: tuple[float, ...]
+    """The critic's prediction when the decision was made; empty without a critic."""
+    choices: tuple[tuple[int, ...], ...]
+    """The tokens of each legal label (K) where the row ends with a choice among them, else empty."""
+    group_id: str
+    """The episode's group."""
+    replayed: bool = False
+    """Whether an earlier policy sampled the row."""
+
+    @property
+    def start(self) -> int:
+        """Position of the first token to learn."""
+        return self.loss_mask.index(1)
+
+
+Noun = TypeVar("Noun")
+
+
+_adapters: dict[Any, Any] = {}
+
+
+def _adapter(kind: Any) -> Any:
+    """Pydantic's validator for `kind`, cached because it takes milliseconds to build."""
+    from pydantic import TypeAdapter
+
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
+
+
+def to_json(value: object) -> Any:
+    """`value` (a noun, or a list of them) as plain JSON values."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def from_json(kind: type[Noun], value: object, *, path: Path | str = "<memory>", line: int | None = None) -> Noun:
+    """`value`, from a JSON file, as a `kind`.
+
+    Raises
+    ------
+    DataError: naming `path`, `line` and the first field of the wrong type or missing.
+    """
+    from pydantic import ValidationError
+
+    if not isinstance(value, Mapping):
+        raise DataError(path, f"expected a JSON object, found {type(value).__name__}", line=line)
+    try:
+        return _adapter(kind).validate_python(value)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(path, first["msg"], line=line, field=".".join(map(str, first["loc"]))) from None

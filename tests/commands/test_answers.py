@@ -1,0 +1,215 @@
+"""Answers in the words of the choices, from rows to RL: a checkpoint knows what it was trained to answer with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.commands import gen_sft, sft
+from reflectkit.console import Quiet
+from reflectkit.data.sft_rows import form_of, read_rows
+from reflectkit.envs.taxi import Taxi
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.integrations.agent import load_agent
+from reflectkit.jsonl import read_jsonl, write_jsonl
+from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.models.load import LoadedModel, load_player, save_player
+from reflectkit.models.tiny import build_model
+from reflectkit.models.tokens import prompt_ids, text_ids
+from reflectkit.prompts import answers, listed_answers
+from reflectkit.train.sft import tokenised
+from tests.commands import error_of
+from tests.families import mistral
+
+CHOICES = (*Taxi.choices, "pickup now")
+"""The words of one begin those of another."""
+
+
+@pytest.fixture(scope="module")
+def text_rows(taxi_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    flags = ["--data-dir", str(taxi_data.parent), "--results-dir", str(folder / "results")]
+    assert main(["gen-sft", "--env", "taxi", "--answer", "text", "--out-dir", str(folder / "rows"), *flags]) == 0
+    return folder / "rows"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(text_rows: Path) -> Path:
+    """A policy that was trained for three steps to answer in words."""
+    config = sft.SFTConfig.from_flat(
+        env="taxi", role="plain", task_file=text_rows / "sft.jsonl", max_steps=3, device="cpu", results_dir=text_rows
+    )
+    return sft.run(config, Quiet()).outputs[0]
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(path)]
+
+
+def test_rows_answer_in_words_that_the_prompt_lists(taxi_data: Path, text_rows: Path) -> None:
+    for name in ("sft", "sft_policy", "sft_policy_positive"):
+        labels, words = rows_in(taxi_data / f"{name}.jsonl"), rows_in(text_rows / f"{name}.jsonl")
+        assert len(labels) == len(words)
+        for label, word in zip(labels, words, strict=True):
+            assert (list(label), word["answer"]) == (["prompt", "completion"], "text")
+            listed = listed_answers(word["prompt"], "text")
+            assert listed == answers(Taxi.choices, "text")
+            assert word["completion"] == listed[int(label["completion"])]
+            assert word["prompt"].partition("\nActions:")[0] == label["prompt"].partition("\nActions:")[0]
+    for name in ("sft_reflection", "sft_reflection_positive"):
+        assert (taxi_data / f"{name}.jsonl").read_bytes() == (text_rows / f"{name}.jsonl").read_bytes()
+
+
+def test_a_checkpoint_answers_as_it_was_trained(
+    checkpoint: Path, taxi_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through evaluate, play, rlft, export and load_agent, without being told."""
+    monkeypatch.chdir(tmp_path)
+    assert model_facts(checkpoint)["answer"] == "text"
+    common = ["--env", "taxi", "--device", "cpu", "--horizon", "2"]
+    problems = ["--task-file", str(taxi_data / "test.json")]
+    assert main(["evaluate", *common, *problems, "--policy", f"ours={checkpoint}"]) == 0
+    assert main(["play", *common, "--policy", f"ours={checkpoint}", "--auto"]) == 0
+    train = [
+        "rlft",
+        *common,
+        "--task-file",
+        str(taxi_data / "train.json"),
+        "--policy",
+        str(checkpoint),
+        "--max-steps",
+    ]
+    assert main([*train, "2", "--episodes", "8", "--name", "trained", "--answer", "text"]) == 0
+    trained = Path("results/trained/checkpoint-2")
+    assert model_facts(trained)["answer"] == "text"
+    assert main(["export", "--policy", str(trained), "--out-dir", "out"]) == 0
+    assert (
+        "a list of actions and `Action:`; it answers with the words of one of them" in Path("out/README.md").read_text()
+    )
+    tokenizer = load_player("out").tokenizer
+    with load_agent("out", device="cpu") as agent:
+        act = agent.act("a map", CHOICES)
+        assert act.action == CHOICES[act.index]
+        assert sum(act.probabilities) == pytest.approx(1, abs=1e-5)
+        decision = agent._running().result(agent._agent.decide(*agent._request("a map", CHOICES)))
+    assert decision.token_ids == text_ids(tokenizer, CHOICES)[decision.action]
+    assert decision.prompt_ids == tuple(prompt_ids(tokenizer, "a map\nActions:\n " + "\n ".join(CHOICES) + "\nAction:"))
+
+
+def test_another_answer_than_it_was_trained_with_is_one_line(
+    checkpoint: Path,
+    checkpoints: dict[str, Path],
+    taxi_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ["--env", "taxi", "--device", "cpu", "--task-file", str(taxi_data / "test.json")]
+    for source, trained, wanted in ((checkpoint, "text", "label"), (checkpoints["plain"], "label", "text")):
+        for command in (
+            ["evaluate", *common, "--policy", f"ours={source}", "--answer", wanted],
+            ["play", *common, "--policy", f"ours={source}", "--auto", "--answer", wanted],
+            ["rlft", *common, "--policy", str(source), "--answer", wanted],
+        ):
+            assert _last(command, capsys).startswith(
+                f"--answer {wanted}: {source} was trained to answer with the choice's {trained};"
+            )
+        with pytest.raises(ConfigError, match=f"was trained to answer with the choice's {trained}"):
+            load_agent(source, device="cpu", answer=wanted)
+    assert "no --answer named 'letter'" in error_of(["gen-sft", "--env", "taxi", "--answer", "letter"], capsys)
+
+
+def _last(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(command) == 2
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("reflectkit: ")
+
+
+def test_a_model_without_sft_answers_as_it_is_told_and_rl_records_it(
+    taxi_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = mistral([row["prompt"] for row in rows_in(taxi_data / "sft.jsonl")])
+    save_player(tmp_path / "base", LoadedModel(build_model(tokenizer, 512, 0), tokenizer, None))
+    for form in ("label", "text"):
+        command = [
+            "rlft",
+            "--env",
+            "taxi",
+            "--model",
+            "base",
+            "--task-file",
+            str(taxi_data / "train.json"),
+            "--horizon",
+        ]
+        command += ["2", "--episodes", "4", "--max-steps", "1", "--device", "cpu", "--name", form, "--answer", form]
+        assert main(command) == 0
+        facts = json.loads((tmp_path / "results" / form / "checkpoint-1" / "reflectkit.json").read_text())
+        assert facts.get("answer") == ("text" if form == "text" else None)
+
+
+def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:
+    """A completion's tokens are its path among the answers that its own prompt lists, the end token included."""
+    listed = "\nActions:\n " + "\n ".join(CHOICES) + "\nAction:"
+    rows = [{"prompt": f"a map{listed}", "completion": f" {word}", "answer": "text"} for word in CHOICES]
+    numbers = "".join(f"\n {number} go" for number in range(14))
+    rows_of_labels = [{"prompt": f"a map\nActions:{numbers}\nAction:", "completion": f" {n}"} for n in (1, 9, 13)]
+    tokenizer = mistral([row["prompt"] for row in (*rows, *rows_of_labels)] * 20)
+    for name, part in (("words", rows), ("labels", rows_of_labels)):
+        write_jsonl(tmp_path / f"{name}.jsonl", part)
+    for name, paths in (("words", text_ids(tokenizer, CHOICES)), ("labels", None)):
+        path = tmp_path / f"{name}.jsonl"
+        encoded = list(tokenised(path, read_rows(path), tokenizer, role="plain", prompt_loss=False))
+        trained = [tuple(token for token in labels if token != -100) for _, _, labels in encoded]
+        if paths is not None:
+            assert tuple(trained) == paths
+            assert trained[4][-1] == tokenizer.eos_token_id  # "pickup", from which "pickup now" goes on
+        else:
+            ends = [tokenizer.convert_ids_to_tokens(list(one)) for one in trained]
+            assert ends == [["▁", "1", "</s>"], ["▁", "9"], ["▁", "1", "3"]]
+
+
+def test_rows_of_both_forms_in_a_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    word = {"prompt": "x\nActions:\n go\n stay\nAction:", "completion": " go", "answer": "text"}
+    label = {"prompt": "x\nActions:\n 0 go\n 1 stay\nAction:", "completion": " 0"}
+    write_jsonl(tmp_path / "rows.jsonl", [word, label])
+    with pytest.raises(DataError, match=r":2: the row answers with a label, and line 1 with text"):
+        form_of(tmp_path / "rows.jsonl", read_rows(tmp_path / "rows.jsonl"))
+    write_jsonl(tmp_path / "rows.jsonl", [word | {"answer": "letter"}])
+    with pytest.raises(DataError, match="expected label or text, found 'letter'"):
+        read_rows(tmp_path / "rows.jsonl")
+    write_jsonl(tmp_path / "rows.jsonl", [word | {"completion": " run away from it all"}])
+    command = [
+        "sft",
+        "--env",
+        "taxi",
+        "--role",
+        "plain",
+        "--task-file",
+        str(tmp_path / "rows.jsonl"),
+        "--max-steps",
+        "1",
+    ]
+    assert "and the prompt does not list it" in _last([*command, "--results-dir", str(tmp_path)], capsys)
+
+
+def test_two_choices_of_the_same_words_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "twins.py").write_text(
+        "from reflectkit.envs.corridor import Corridor\n\n\nclass Twins(Corridor):\n"
+        "    name = 'twins'\n    choices = ('go', 'go ')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for command in (["gen-trajectory"], ["split"]):
+        assert main([*command, "--env", "twins:Twins"]) == 0
+    capsys.readouterr()
+    assert "choices 0 and 1 are both go; use --answer label" in _last(
+        ["gen-sft", "--env", "twins:Twins", "--answer", "text"], capsys
+    )
+    assert gen_sft.GenSFTConfig.from_flat(env="twins:Twins").answer == "label"

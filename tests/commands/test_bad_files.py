@@ -1,0 +1,121 @@
+"""Bad records, rows and models are one line that names the file, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reflectkit.runs.checksums import CHECKSUMS, seal
+from tests.commands import error_of
+
+
+def shown(data: dict[str, int], command: str) -> bytes:
+    """A file of one record with a demonstration of one step."""
+    steps = [{"reflection": "r", "cmd": command}]
+    demonstration = {"model_name": "m", "info": "positive0", "seed": 0, "trajectory": steps}
+    record = {"id": "a", "env": "taxi", "level": "full", "group": "g", "data": data, "trajectories": [demonstration]}
+    return json.dumps([record]).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [ (b"", "empty"), (b"[]", "empty"), (b"{}", "expected a JSON list"), (b"\xff\xfe\x00",
+    "not UTF-8"), (b'[{"id": "a", "env": "taxi"', "not JSON"),
+    (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g"}]', "record 0: field 'data'"),
+    (b'[{"id": "a", "env": "corridor", "level": "long", "group": "g", "data": {}}]', "belongs to env 'corridor'"),
+    ((b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}, ' b'"trajectories": 3}]'),
+    "field 'trajectories'"), (shown({"state": 1}, "fly"), "does not offer 'fly'"), (shown({"state": 900}, "north"),
+    "data.state"), (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}]',
+    "no record has a demonstration"), ],
+)  # fmt: skip
+def test_bad_records_are_one_line_and_nothing_is_overwritten(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "taxi").mkdir(parents=True)
+    (tmp_path / "data" / "taxi" / "sft.jsonl").write_text("mine")
+    (tmp_path / "bad.json").write_bytes(content)
+    assert message in error_of(["gen-sft", "--env", "taxi", "--task-file", "bad.json"], capsys)
+    assert (tmp_path / "data" / "taxi" / "sft.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b'{"prompt": "p"}\n', ":1: field 'completion'"),
+        (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
+        (b'{"prompt": "p", "completion": " 0"}\n{"prompt": "p"', ":2: not JSON"),
+        (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),
+        (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the row has"),
+    ],
+)
+def test_bad_rows_are_named(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    assert message in error_of(["sft", "--env", "taxi", "--role", "policy", "--task-file", "rows.jsonl"], capsys)
+
+
+def test_unusable_models_are_one_line(
+    checkpoints: dict[str, Path],
+    taxi_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task_file = str(taxi_data / "test.json")
+
+    def evaluate(policy: str) -> str:
+        return error_of(["evaluate", "--env", "taxi", "--task-file", task_file, "--policy", f"x={policy}"], capsys)
+
+    assert "is a reflector, not a policy" in evaluate(str(checkpoints["reflection"]))
+    assert "is a policy model, not a reflector" in evaluate(f"{checkpoints['policy']}+{checkpoints['policy']}")
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoints["policy"], broken)
+    whole = (broken / "model.safetensors").read_bytes()
+    seal(broken)
+    (broken / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "model.safetensors is damaged: its checksum differs" in evaluate(str(broken))
+    (broken / CHECKSUMS).unlink()
+    (broken / "model.safetensors").write_bytes(whole[:1000])
+    assert "cannot load the model" in evaluate(str(broken))
+    (broken / "model.safetensors").unlink()
+    assert "cannot load the model" in evaluate(str(broken))
+    (broken / "tokenizer.json").unlink()
+    assert "has no tokenizer" in evaluate(str(broken))
+    (broken / "config.json").unlink()
+    assert "is not a model folder" in evaluate(str(broken))
+    assert "no such" in evaluate("nowhere/at/all")
+
+
+def test_a_checkpoint_of_another_shape_is_refused(
+    checkpoints: dict[str, Path],
+    taxi_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(checkpoints["policy"], other)
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(settings | {"n_layer": 6}))
+    assert "the weights lack" in error_of(
+        ["evaluate", "--env", "taxi", "--task-file", str(taxi_data / "test.json"), "--policy", f"x={other}"], capsys
+    )
+
+
+def test_a_lone_surrogate_is_a_data_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = {"id": "a\ud800", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}
+    (tmp_path / "x.json").write_text(json.dumps([record]))
+    for command in (["split"], ["gen-sft"], ["evaluate", "--policy", "oracle"], ["rlft", "--policy", "nowhere"]):
+        told = error_of([*command, "--env", "taxi", "--task-file", "x.json"], capsys)
+        assert "x.json, record 0: a text contains half a surrogate pair" in told

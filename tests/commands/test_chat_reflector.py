@@ -1,0 +1,134 @@
+"""A chat model as the reflector of a trained policy: in evaluate, play and rlft, against a real server."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.jsonl import read_json, read_jsonl
+from tests.commands import error_of
+from tests.kill import hashes
+from tests.server import Server, serve
+
+PRICES = ["--price-in", "1", "--price-out", "2"]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Never says the same twice."""
+    monkeypatch.chdir(tmp_path)
+    numbers = itertools.count()
+    with serve(lambda body: f"Comment: Go on to the right, step {next(numbers)}.") as server:
+        yield server
+
+
+def files(folder: Path) -> list[str]:
+    return ["--env", "corridor", "--device", "cpu", "--task-file", str(folder / "train.json")]
+
+
+def evaluate(folder: Path, server: Server, *more: str) -> list[str]:
+    policy = f"A={folder / 'policy'}+local:m"
+    return ["evaluate", *files(folder), "--policy", policy, "--base-url", server.url, *more]
+
+
+def rlft(folder: Path, server: Server, *more: str) -> list[str]:
+    return ["rlft", *files(folder), "--policy", str(folder / "policy"), "--reflector", "local:m",
+        "--base-url", server.url, "--max-steps", "3", "--episodes", "8", "--save-steps", "1", *more]  # fmt: skip
+
+
+def test_evaluate_and_play_ask_a_chat_model_once_about_a_state(corridor_folder: Path, server: Server) -> None:
+    """It reads the env's rules, and no earlier turns; --force asks nothing again."""
+    assert main(evaluate(corridor_folder, server, "--name", "chat")) == 0
+    seen = [[message["content"] for message in body["messages"]] for body in server.requests]
+    assert all(len(messages) == 2 and "Goal: " in messages[0] and "End: " in messages[0] for messages in seen)
+    assert all(body["temperature"] == 0 for body in server.requests)
+    assert len({messages[1] for messages in seen}) == len(seen) > 1
+    turns = [turn for _, line in read_jsonl(Path("results/chat/episodes.jsonl")) for turn in line["turns"]]
+    assert {turn["reflection"][:21] for turn in turns} == {"Go on to the right, s"}
+    assert read_json(Path("results/chat/eval.json"))["asked"]["reflector local:m"]["calls"] == len(seen)
+    before = hashes(Path("results/chat"))["episodes.jsonl"]
+    assert main(evaluate(corridor_folder, server, "--name", "chat", "--force")) == 0
+    assert hashes(Path("results/chat"))["episodes.jsonl"] == before
+    policy = ["--policy", f"A={corridor_folder / 'policy'}+local:m", "--base-url", server.url]
+    assert main(["play", *files(corridor_folder), *policy, "--auto", "--level", "long"]) == 0
+    assert len(server.requests) == len(seen)
+
+
+@pytest.mark.parametrize("fault", ["server", "budget"])
+def test_rlft_that_stops_in_the_middle_resumes_and_asks_nothing_twice(
+    corridor_folder: Path, server: Server, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And from its journal alone it comes to the same bytes."""
+    command = rlft(corridor_folder, server, "--name", "run", *PRICES)
+    if fault == "budget":
+        stopped = error_of([*command, "--max-cost-usd", "0.0015"], capsys)
+        assert "with a larger --max-cost-usd" in stopped
+    else:
+        gone = ("status", 400, {}, {"message": "no such model"})
+        server.faults += [None] * 3 + [gone] * 50
+        assert main(command) != 0
+        server.faults.clear()
+        assert "again" in capsys.readouterr().err
+    assert Path("results/run/reflector.jsonl").read_text()
+    assert main(command) == 0
+    run = Path("results/run")
+    answered = len((run / "reflector.jsonl").read_text().splitlines())
+    assert answered == server.answered
+    report = read_json(run / "report.json")["figures"]
+    assert report["asked"]["reflector local:m"]["calls"] > 0
+    before = hashes(run / "checkpoint-3")
+    for path in [run / "report.json", run / "metrics.jsonl"]:
+        path.unlink()
+    for path in run.glob("checkpoint-*"):
+        shutil.rmtree(path)
+    assert main(command) == 0
+    assert server.answered == answered
+    assert hashes(run / "checkpoint-3") == before
+
+
+def test_rlft_estimates_without_asking(
+    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3 updates of 8 episodes of 10 steps, at most three times."""
+    assert main(rlft(corridor_folder, server, "--horizon", "10", "--dry-run", *PRICES)) == 0
+    assert " 240 " in capsys.readouterr().out
+    assert main(evaluate(corridor_folder, server, "--dry-run", *PRICES)) == 0
+    policy = ["--policy", f"A={corridor_folder / 'policy'}+local:m", "--base-url", server.url]
+    assert main(["play", *files(corridor_folder), *policy, "--auto", "--dry-run", *PRICES]) == 0
+    assert not server.requests
+    assert not list(Path().glob("results/*rlft*"))
+
+
+def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path, server: Server) -> None:
+    refused: dict[str, Any] = {"choices": [{"message": {"content": "", "refusal": "No."}, "finish_reason": "stop"}]}
+    server.faults += [("json", refused)] * 3
+    assert main(evaluate(corridor_folder, server, "--name", "chat", "--max-concurrency", "1")) == 0
+    statuses = [line["status"] for _, line in read_jsonl(Path("results/chat/episodes.jsonl"))]
+    assert statuses.count("aborted") == 1 < len(statuses)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--train-reflector", "1"], "leave out --train-reflector"),
+        (["--processes", "2"], "leave out --processes"),
+        (["--plan"], "leave out --plan"),
+        (["--share-base"], "leave out --share-base"),
+    ],
+)
+def test_what_a_chat_reflector_cannot_be_combined_with(
+    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+) -> None:
+    assert said in error_of(rlft(corridor_folder, server, *more), capsys)
+    assert not server.requests
+
+
+def test_settings_of_chat_models_need_one(corridor_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rlft", *files(corridor_folder), "--policy", str(corridor_folder / "policy")]
+    assert "--max-cost-usd is for --reflector openai:MODEL" in error_of([*command, "--max-cost-usd", "1"], capsys)

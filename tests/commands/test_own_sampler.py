@@ -1,0 +1,112 @@
+"""A sampler in a file of its own: the example in CONTRIBUTING explores, learns, and is told of each update."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.prompts import label, policy_prompt
+from reflectkit.sampling.base import Opening, SampleRequest
+from reflectkit.sampling.choices import backend
+from tests.examples import save_example
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An untrained policy of the corridor in a working directory with its problems and the example."""
+    save_example("my_sampler", "my_sampler", tmp_path, monkeypatch)
+    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
+    tokenizer = build_tokenizer([policy_prompt(one) for one in seen], [label(index) for index in range(2)])
+    save_player(tmp_path / "policy", LoadedModel(build_model(tokenizer, 64, 0), tokenizer, "plain"))
+    write_json(tmp_path / "train.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
+    return tmp_path / "policy"
+
+
+def test_the_example_learns_and_its_setting_is_a_flag(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rlft", "--env", "corridor", "--task-file", "train.json", "--device", "cpu", "--policy", str(policy),
+               "--horizon", "16", "--episodes", "12", "--name", "own", "--learning-rate", "1e-3",
+               "--entropy-coef", "0.003", "--max-grad-norm", "1", "--sampler", "my_sampler:BACKEND"]  # fmt: skip
+    assert main([*command, "--epsilon", "0.2", "--max-steps", "30"]) == 0
+    rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
+    assert rows[-1]["return"] > rows[0]["return"] + 0.2
+    assert rows[0]["ratio_deviation"] > 0.01  # the ratio starts from the mixture's log-probabilities, not the policy's
+    assert read_json(Path("results/own/config.json"))["settings"]["epsilon"] == 0.2
+    capsys.readouterr()
+    assert main([*command, "--help"]) == 0
+    assert "--epsilon" in capsys.readouterr().out
+    assert main([*command[:-2], "--epsilon", "0.2"]) == 2
+    assert "--epsilon" in capsys.readouterr().err
+    assert main([*command, "--epsilon", "2"]) == 2
+    assert "--epsilon must be less than or equal to 1" in capsys.readouterr().err
+    play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2", "--task-file", "train.json"]
+    assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
+
+
+def test_an_edit_makes_a_new_run(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("edited_sampler.py")
+    Path("my_sampler.py").rename(file)
+    command = ["evaluate", "--env", "corridor", "--sampler", "edited_sampler:BACKEND", "--task-file", "train.json",
+               "--policy", f"mine={policy}"]  # fmt: skip
+    assert main(command) == 0
+    file.write_text(file.read_text("utf-8") + "# edited\n", encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" not in capsys.readouterr().out
+
+
+def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
+    row = backend("my_sampler:BACKEND")
+    sampler = row.open(Opening(str(policy), "cpu"), row.settings(epsilon=0.5))
+    local = backend("local").open(Opening(str(policy), "cpu"), None)
+    prompt = tuple(prompt_ids(sampler.tokenizer, "Cell 3 of 6."))
+    labels = label_ids(sampler.tokenizer, 2)
+    mixed = run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1)))
+    plain = run_sync(local.sample(SampleRequest(prompt, labels, seed=1)))
+    expected = [math.log(0.5 * math.exp(one) + 0.25) for one in plain.label_logprobs]
+    assert mixed.label_logprobs == pytest.approx(expected)
+    run_sync(sampler.publish(None, 7))
+    assert run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1))).version == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_sampler:NOTHING", "cannot import sampler 'my_sampler:NOTHING'"),
+        ("my_sampler:Exploring", "is not a reflectkit.sampling.base.Backend"),
+        ("locl", "no sampler named 'locl'; did you mean 'local'"),
+        ("taken:BACKEND", "its setting 'seed' is one of the command's already"),
+        ("broken:BACKEND", "was asked for one of 2 labels, and answered with tokens (0,)"),
+    ],
+)
+def test_mistakes_are_one_line(policy: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken.py").write_text(
+        "from reflectkit import Config, option\n"
+        "from my_sampler import Backend\n"
+        "class Settings(Config):\n    seed: int = option(1, help='x')\n"
+        "BACKEND = Backend(Settings, None)\n",
+        encoding="utf-8",
+    )
+    Path("broken.py").write_text(
+        "from dataclasses import replace\nfrom my_sampler import Backend, Exploring, open_local\n"
+        "from reflectkit.config import NoSettings\n"
+        "class Broken(Exploring):\n    async def sample(self, ask):\n"
+        "        return replace(await self.inner.sample(ask), token_ids=(0,))\n"
+        "BACKEND = Backend(NoSettings, lambda opening, settings: Broken(open_local(opening), 0))\n",
+        encoding="utf-8",
+    )
+    code = main(
+        ["evaluate", "--env", "corridor", "--task-file", "train.json", "--policy", f"mine={policy}", "--sampler", name]
+    )
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (2, 1)
+    assert message in error

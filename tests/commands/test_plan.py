@@ -1,0 +1,85 @@
+"""--plan: sizes that agree with what torch holds, figures that follow the settings, and nothing on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.commands import rlft, sft
+from reflectkit.console import Quiet
+from reflectkit.models.load import LoadedModel, with_adapter
+from reflectkit.train.estimate import activation_size, count, optimizer_size, size, split_parameters
+from reflectkit.train.optimizers import new_optimizer
+from tests.rlft_runs import arguments
+from tests.sft_runs import config, write_rows
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path)
+
+
+def test_activations_by_hand(policy: LoadedModel) -> None:
+    """17 hidden values a layer and token, and float32 logits with their gradient; recomputed, one, and one layer."""
+    config, element = policy.model.config, 4
+    width, layers, vocabulary = config.hidden_size, config.num_hidden_layers, config.vocab_size
+    assert activation_size(policy.model, 10, recompute=False) == 10 * (17 * width * layers * element + 8 * vocabulary)
+    kept = width * layers * element + 17 * width * element
+    assert activation_size(policy.model, 10, recompute=True) == 10 * (kept + 8 * vocabulary)
+
+
+def test_sft_plans_without_writing(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    small, large = (sft.run(config(rows, results, plan=True, batch_size=n), Quiet()).figures for n in (2, 8))
+    assert not results.exists()
+    assert small["trained"] == small["weights"] // 4 == small["gradients"] // 4 == small["optimizer"] // 8
+    assert small["memory"] == sum(small[name] for name in ("weights", "gradients", "optimizer", "activations"))
+    assert large["activations"] == 4 * small["activations"]
+    assert large["tokens_an_update"] == pytest.approx(4 * small["tokens_an_update"], abs=4)
+    assert small["steps"] == 7
+    assert sft.run(config(rows, results, plan=True, epochs=3), Quiet()).figures["steps"] == 9
+    line = ["sft", "--env", "corridor", "--role", "plain", "--task-file", str(rows), "--results-dir", str(results)]
+    assert main([*line, "--batch-size", "2", "--max-length", "64", "--plan"]) == 0
+    assert "Plan of sft, estimated" in capsys.readouterr().out
+
+
+def test_sft_plans_an_adapter_on_a_frozen_base(corridor_folder: Path, rows: Path, tmp_path: Path) -> None:
+    model = {"model": str(corridor_folder / "base"), "max_length": 128, "lora_r": 2}
+    plan = sft.run(config(rows, tmp_path / "results", plan=True, **model), Quiet()).figures
+    assert 0 < plan["trained"] < plan["frozen"] / 10
+    recomputed = sft.run(config(rows, tmp_path / "r", plan=True, gradient_checkpointing=True, **model), Quiet()).figures
+    assert recomputed["activations"] < plan["activations"]
+
+
+def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"results_dir": tmp_path / "results", "plan": True, "kl_coef": 0.1}
+    given["reflector"] = corridor_folder / "reflection"
+    report = rlft.run(rlft.RLConfig.from_flat(**arguments(corridor_folder, **given, episodes=96)), Quiet())
+    figures = report.figures
+    assert not (tmp_path / "results").exists()
+    assert figures["frozen"] == 2 * figures["trained"], "the reflector and the reference"
+    assert figures["episodes"] == 96 * 3
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
+def test_the_optimizers_size_is_that_of_its_state(policy: LoadedModel, optimizer: str) -> None:
+    trained, frozen = split_parameters([policy.model, policy.model])
+    assert frozen == []
+    made = new_optimizer(optimizer, trained, 1e-3, 0.0)
+    for weight in trained:
+        weight.grad = torch.ones_like(weight)
+    made.step()
+    held = [value for state in made.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    assert optimizer_size(optimizer, trained) == size(value for value in held if value.ndim)
+
+
+def test_the_plan_counts_what_several_models_share_once(policy: LoadedModel) -> None:
+    whole = count(policy.model.parameters())
+    adapted = with_adapter(policy, 2, 4, 0).model
+    trained, frozen = split_parameters([adapted, policy.model])
+    assert count(frozen) == whole
+    assert 0 < count(trained) < whole

@@ -1,0 +1,390 @@
+"""play at a keyboard that is a string: what may be typed, what is shown and kept, and what cannot steer the
+terminal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.human import choice_of
+from reflectkit.cli.main import main
+from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import IllegalActionError
+from reflectkit.text import visible
+from reflectkit.types import Task
+
+
+class Keys(io.StringIO):
+    """Lines that a person at a terminal types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs `reflectkit play` with what is typed; returns (exit code, what was shown, what was said of errors)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
+
+    def run(*arguments: str, typed: str | None = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Keys(typed))
+        code = main(["play", *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def episodes(number: int = 1) -> list[dict[str, Any]]:
+    lines = Path(f"results/{number}_play/episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_person_plays_by_number_beginning_and_whole_text(play: Any) -> None:
+    """Seed 0 draws a start two cells from the left end; right six times ends at G at the latest."""
+    code, shown, _ = play("--env", "corridor", typed="1\nr\nright\n RIGHT \n1\n1\n")
+    assert code == 0
+    assert "   0  left\n   1  right" in shown
+    assert "Success: return +" in shown
+    (episode,) = episodes()
+    assert episode["name"] == "person"
+    assert episode["success"] is True
+    assert [turn["said"] for turn in episode["turns"]] == ["right"] * len(episode["turns"])
+    assert f"return so far {episode['return']:+.3g}." in shown
+    assert "Reach G. T is you.\n. . . . . . T" in shown  # the last view
+
+
+def test_what_cannot_be_read_is_asked_again_and_commands_take_no_step(play: Any) -> None:
+    code, shown, _ = play("--env", "taxi", typed="\n9\nzz\nh\n?\no\nq\n")
+    assert code == 0
+    assert "Nothing was written" in shown
+    assert "'9' is no choice; write a number from 0 to 5" in shown
+    assert "'zz' is no choice" in shown
+    assert shown.count("leave.") == 2
+    assert shown.count("Goal: drive the taxi to the waiting passenger") == 2, "the rules are part of the help"
+    assert "The oracle would: " in shown
+    (episode,) = episodes()
+    assert (episode["turns"], episode["status"], episode["reason"]) == ([], "truncated", "the person left")
+
+
+def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: Any) -> None:
+    for number, end in enumerate(("q\n", ""), start=1):  # an end of input is a way to leave
+        code, shown, _ = play("--env", "corridor", "--count", "3", typed="left\n" + end)
+        assert code == 0
+        assert "The person left: return -1.6 in 1 step, -1.5 of it for the steps not taken." in shown
+        (episode,) = episodes(number)
+        assert [turn["said"] for turn in episode["turns"]] == ["left"]
+
+
+def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted(Keys):
+        def readline(self, size: int | None = -1, /) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    assert main(["play", "--env", "corridor"]) == 130
+    assert "finished episodes are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("0", 0), ("3", 3), ("cat", "cat a.py, 3 cat ab"), ("cat a.", 2), ("CAT  AB", 3), ("id", 4), ("202", 202),
+     ("a", 200), ("cd", 0), ("cd ..", 0), ("cd d", 1)],
+)  # fmt: skip
+def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expected: int | str) -> None:
+    choices = ["cd ..", "cd docs", "cat a.py", "cat ab", "id a.py", *(f"x {number}" for number in range(5, 210))]
+    if typed == "cd":
+        expected = "0 cd .., 1 cd docs"
+    if isinstance(expected, int):
+        assert choice_of(typed, choices) == expected
+        return
+    with pytest.raises(IllegalActionError, match=expected):
+        choice_of(typed, choices)
+
+
+@pytest.mark.parametrize("typed", ["", "-1", "210", "9" * 5000, "²", "nothing of the kind"])
+def test_what_is_no_choice_is_said(typed: str) -> None:
+    with pytest.raises(IllegalActionError, match="write a number from 0 to 1"):
+        choice_of(typed, ("left", "right"))
+
+
+def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any) -> None:
+    good = 'memory_update {"memory_type": "core_memory", "new_content": "x"}'
+    code, shown, _ = play("--env", "memory", typed=f"?\no\nmemory_updat {{}}\nnot json\n{good}\n\n")
+    assert code == 0
+    assert "memory_delete(memory_type: " in shown
+    assert "did you mean memory_update" in shown
+    assert shown.count("Write that call again") == 2
+    assert "The oracle would: " in shown
+    (episode,) = episodes()
+    assert [turn["said"] for turn in episode["turns"]] == [good]
+
+
+def test_the_oracle_plays_generated_conversations_and_a_baseline_too(play: Any) -> None:
+    assert play("--env", "memory", "--policy", "oracle", "--auto", typed=None)[0] == 0
+    assert episodes()[0]["success"] is True
+    assert play("--env", "memory", "--policy", "rag", "--auto", "--level", "long", typed=None)[0] == 0
+    assert len(episodes(2)[0]["turns"]) == 40
+    assert (
+        play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0
+    )  # nothing to shuffle
+    assert episodes(3)[0]["success"] is True
+
+
+def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
+    _, shown, _ = play("--env", "corridor", "--teacher", typed="right\n")
+    comment = episodes()[0]["turns"][0]["reflection"]
+    assert "right" in comment
+    assert f"Reflection: {comment}\n" in shown
+
+
+def test_a_checkpoint_shows_its_comment_and_probabilities(play: Any, checkpoints: dict[str, Path]) -> None:
+    """An untrained policy is unsure: several choices have a share. The two episodes are of different problems."""
+    policy = f"ours={checkpoints['policy']}+{checkpoints['reflection']}"
+    code, shown, _ = play("--env", "taxi", "--policy", policy, "--auto", "--horizon", "2", "--count", "2", typed=None)
+    assert code == 0
+    assert shown.count("Policy: ") == shown.count("Action: ") == shown.count("Reflection: ") > 1
+    assert "Episodes of ours" in shown
+    first, second = episodes()
+    assert first["task"] != second["task"]
+    assert abs(sum(first["turns"][0]["probabilities"]) - 1) < 1e-3
+
+
+def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, policy: Any, tmp_path: Path) -> None:
+    """A linear critic whose weights are 0 and whose bias is 0.25 expects 0.25 everywhere."""
+    import torch
+    from safetensors.torch import save_file
+
+    from reflectkit.models.load import save_player
+    from reflectkit.train.checkpoint import TENSORS
+
+    save_player(tmp_path / "learnt", policy)
+    width = policy.model.config.n_embd
+    tensors = {"critic.head.weight": torch.zeros(1, width), "critic.head.bias": torch.tensor([0.25])}
+    save_file(tensors, tmp_path / "learnt" / TENSORS)
+    _, shown, _ = play("--env", "taxi", "--policy", "ours=learnt", "--auto", "--horizon", "1", typed=None)
+    assert "Value: +0.25" in shown
+    assert episodes()[0]["turns"][0]["value"] == 0.25
+
+
+def test_a_reflector_comments_for_a_person(play: Any, checkpoints: dict[str, Path]) -> None:
+    code, shown, _ = play("--env", "taxi", "--reflector", str(checkpoints["reflection"]), typed="q\n")
+    assert code == 0
+    assert "Reflection: " in shown
+
+
+def test_who_watches_goes_from_step_to_step(play: Any) -> None:
+    code, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\n\nq\n")
+    assert code == 0
+    assert len(episodes()[0]["turns"]) == 2
+    assert "The person left" in shown
+
+
+def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> None:
+    tasks = []
+    for number, seed in enumerate(("0", "0", "1", "2", "3"), start=1):
+        play("--env", "taxi", "--seed", seed)
+        tasks.append(episodes(number)[0]["task"])
+    assert tasks[0] == tasks[1]
+    assert len(set(tasks)) > 2
+    _, shown, _ = play("--env", "taxi", "--task", "taxi-full-328")
+    assert "task taxi-full-328" in shown
+
+
+def test_the_same_seed_gives_the_same_bytes(play: Any) -> None:
+    for _ in range(2):
+        play("--env", "taxi", "--policy", "random", "--auto", "--shuffle-action", "--count", "3", typed=None)
+    assert Path("results/1_play/episodes.jsonl").read_bytes() == Path("results/2_play/episodes.jsonl").read_bytes()
+
+
+def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
+    record = {"id": "a", "env": "corridor", "level": "short", "group": "g", "data": {"start": 1}}
+    (tmp_path / "own.json").write_text(json.dumps([{**record, "trajectories": []}]))
+    _, shown, _ = play("--env", "corridor", "--task-file", "own.json", typed="q\n")
+    assert "level short, task a" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [ (["--env", "taxii"], "did you mean 'taxi'"), (["--env", "taxi", "--policy", "oracel"],
+    "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"), (["--env", "taxi", "--policy", "a=nowhere",
+    "--auto"], "nowhere"), (["--env", "taxi", "--policy", "oracle"], "add --auto"), (["--env", "taxi", "--level",
+    "ful"], "did you mean 'full'"), (["--env", "taxi", "--task", "taxi-full-32x"],
+    "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--count", "0"],
+    "--count must be greater"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
+    "taxi", "--teacher", "--reflector", "x"], "leave one out"), (["--env", "taxi", "--reflector", "x", "--policy",
+    "a=b"], "NAME=CHECKPOINT+REFLECTOR"), (["--env", "taxi", "--reflector", "nowhere"], "nowhere"), (["--env",
+    "auto_explore"], "run `reflectkit filter-repo`"), (["--env", "tests.commands.test_play:Rude", "--teacher"],
+    "no oracle teacher"), ],
+)  # fmt: skip
+def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message: str) -> None:
+    code, _, said = play(*arguments, typed=None)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def letters_of(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize("env", ["taxi", "memory", "corridor"])
+def test_what_is_read_is_wrapped_at_words(
+    env: str, columns: int, play: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is lost, no word is cut that fits, and the lines of a map are as they were."""
+    _, whole, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
+    _, asked, _ = play("--env", env, typed="h\no\nq\n")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, shown, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
+    assert letters_of(shown).replace("/3_play", "/1_play") == letters_of(whole)
+    assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("→"))
+    assert {word for word in whole.split() if len(word) <= columns // 2 and "_play" not in word} <= set(shown.split())
+    _, helped, _ = play("--env", env, typed="h\no\nq\n")
+    assert letters_of(helped).replace("/4_play", "/2_play") == letters_of(asked)
+    for line in whole.splitlines():
+        assert len(line) > columns or line in shown.splitlines() or line.startswith("→")
+
+
+def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from reflectkit.cli.display import Screen
+
+    monkeypatch.setenv("COLUMNS", "24")
+    Screen(width=24).read("  10  cat a/long/path and its name\n\n    indented by four, and long\n" + 7 * "漢字")
+    assert capsys.readouterr().out.splitlines() == [
+        "  10  cat a/long/path",
+        "      and its name",
+        "",
+        "    indented by four,",
+        "    and long",
+        6 * "漢字",  # two columns each
+        "漢字",
+    ]
+
+
+def test_instructions_are_shown_once_in_an_episode(play: Any) -> None:
+    from reflectkit.envs.memory.env import INSTRUCTIONS
+
+    _, shown, _ = play("--env", "memory", "--policy", "oracle", "--auto", typed=None)
+    assert shown.count(INSTRUCTIONS) == 1
+    assert shown.count("── Step ") == shown.count("[user] ") - 1 == 10
+    assert "The conversation is over." in shown
+
+
+def test_the_keys_that_are_named_are_the_keys_that_work(play: Any) -> None:
+    """Capitals too; and who watches is told of what is no key."""
+    _, shown, _ = play("--env", "corridor", typed="H\nO\nQ\n")
+    assert "Keys: h or ?: help; o: what the oracle would do; q: leave\n" in shown
+    assert shown.count("The oracle would: ") == 1
+    assert episodes(1)[0]["reason"] == "the person left"
+    _, shown, _ = play("--env", "tests.commands.test_play:Rude", typed="q\n")
+    assert "Keys: h or ?: help; q: leave\n" in shown
+    _, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\nh\no\nQ\n")
+    assert shown.count("Enter: take it; h: the rules; q: leave > ") == 4
+    assert "'o' is no key." in shown
+    assert len(episodes(3)[0]["turns"]) == 1
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
+
+
+class Rude:
+    """An env whose every text tries to steer the terminal; it has no oracle."""
+
+    name, levels, horizons = "rude", ("only",), {"only": 2}
+
+    def reset(self, task: Task, seed: int) -> Any:
+        from reflectkit.types import Message, Observation
+
+        return Observation((Message("system", EVIL), Message("user", EVIL)), (EVIL, "b\rYour move: "))
+
+    def step(self, action: Any) -> Any:
+        from reflectkit.env import StepResult
+
+        return StepResult(self.reset(Corridor.taskset.tasks("short")[0], 0), 0.0, False)
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        return [Task(f"rude{EVIL[:-2]}", "rude", "only", "g", {})]
+
+
+def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
+    code, shown, _ = play("--env", "tests.commands.test_play:Rude", typed="o\n\x1b[2J\nb\n0\n")
+    assert code == 0
+    assert all(character == "\n" or character.isprintable() for character in shown)
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r[red]x[/red]\\ud800\\\n" in shown
+    assert "   1  b Your move:" in shown
+    assert "has no oracle" in shown
+    assert "Out of steps" in shown
+
+
+def test_visible_keeps_letters_of_all_scripts() -> None:
+    assert visible("Käse 漢字 a\u00a0b\n") == "Käse 漢字 a b\n"
+    assert visible("\ud800\x7f\u2066") == "\\ud800\\x7f\\u2066"
+
+
+def at_terminal(folder: Path, columns: int, env: str, answers: list[bytes]) -> tuple[int, bytes]:
+    """(exit code, what is shown) of play at a pseudo-terminal, on all three streams. answers: to its questions."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "reflectkit", "play", "--env", env]
+    sizes = {"COLUMNS", "LINES"}  # which would be believed before the terminal
+    given = {name: value for name, value in os.environ.items() if name not in sizes}
+    playing = subprocess.Popen(command, cwd=folder, stdin=follower, stdout=follower, stderr=follower, env=given)
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:  # Linux says so at the end
+            break
+        if not part:
+            break
+        shown += part
+        if answers and QUESTION.search(shown.rpartition(b"\n")[2]):
+            os.write(leader, answers.pop(0) + b"\n")
+    os.close(leader)
+    return playing.wait(timeout=60), shown
+
+
+def lines_of(shown: bytes) -> list[str]:
+    """The lines without the terminal's own signs: those that hide bars, and those that end lines."""
+    return [line.replace("\r", "") for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).split("\n")]
+
+
+QUESTION = re.compile(rb"(?:Your move: |Enter to go on: )$")
+
+
+def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path) -> None:
+    """The session ends by q, with code 0, and the question is on its own line."""
+    code, shown = at_terminal(tmp_path, 80, "corridor", [b"right", b"q"])
+    assert code == 0
+    assert sum(line.startswith("Your move: ") for line in lines_of(shown)) == 2
+    assert b"Reward -0.1" in shown
+    assert b"The person left" in shown
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+def test_a_real_terminal_is_filled_word_by_word(columns: int, tmp_path: Path) -> None:
+    code, shown = at_terminal(tmp_path, columns, "memory", [b"h", b"q"])
+    assert code == 0
+    lines = lines_of(shown)
+    assert max(len(line) for line in lines if "episodes.jsonl" not in line) <= columns
+    assert sum(len(line) > columns * 0.7 for line in lines) > 5
+    assert {"conversation", "instructions", "questions"} & {
+        word.strip(".,:") for line in lines for word in line.split()
+    }

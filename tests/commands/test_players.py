@@ -1,0 +1,115 @@
+"""The models that --policy names: checkpoints, runs, and ids of a hub that cannot be reached."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reflectkit.agents.players import newest_checkpoint
+from reflectkit.cli.main import main
+from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.models.load import load_player
+from tests.commands import error_of
+
+
+@pytest.fixture
+def runs(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A policy's run with two checkpoints and a reflector's with one, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for place, role in (
+        ("ours/checkpoint-9", "policy"),
+        ("ours/checkpoint-10", "policy"),
+        ("theirs/checkpoint-1", "reflection"),
+    ):
+        shutil.copytree(checkpoints[role], tmp_path / "results" / place)
+    for name in ("ours", "theirs"):
+        (tmp_path / "results" / name / "config.json").write_text('{"stage": "rlft", "settings": {}}')
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_run_stands_for_its_newest_checkpoint(runs: Path) -> None:
+    assert newest_checkpoint(Path("results/ours")) == Path("results/ours/checkpoint-10")
+    for other in ("results/ours/checkpoint-9", "results", "nowhere", "a\0b", "gpt2-xl"):
+        assert newest_checkpoint(Path(other)) == Path(other)
+    arguments = ["--env", "taxi", "--policy", "ours=results/ours+results/theirs", "--horizon", "1", "--level", "pickup"]
+    assert main(["evaluate", *arguments]) == 0
+    record = read_json(next(Path("results").glob("*_evaluate")) / "config.json")
+    assert set(record["inputs"]) == {"results/ours/checkpoint-10", "results/theirs/checkpoint-1"}
+    assert main(["play", *arguments, "--auto"]) == 0
+    assert main(["play", "--env", "taxi", "--policy", "random", "--auto", "--reflector", "results/theirs"]) == 0
+
+
+def test_a_model_with_checkpoints_beside_it_is_itself(runs: Path) -> None:
+    shutil.copytree("results/ours/checkpoint-9", "model")
+    shutil.copytree("results/ours/checkpoint-9", "model/checkpoint-500")
+    assert newest_checkpoint(Path("model")) == Path("model")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play"])
+@pytest.mark.parametrize("policy", ["big=openai-community/gpt2-xl", "big=gpt2-xl", "big=results/ours+gpt2-xl"])
+def test_a_hub_id_goes_the_way_of_model(
+    command: str, policy: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the hub it is one line that says how to bring the model, before there is a run."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    more = ["--auto"] if command == "play" else []
+    line = error_of([command, "--env", "taxi", "--policy", policy, *more], capsys)
+    assert "gpt2-xl is neither a folder nor a downloaded model" in line
+    assert "hf download" in line
+    assert sorted(path.name for path in Path("results").iterdir()) == ["ours", "theirs"]
+
+
+def test_a_model_without_a_name_is_told_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("results/ours+results/theirs", "results/ours/checkpoint-9"):
+        assert f"e.g. ours={text}" in error_of(["evaluate", "--env", "taxi", "--policy", text], capsys)
+
+
+def test_a_run_without_a_model_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for checkpoint in Path("results/ours").glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    line = error_of(["evaluate", "--env", "taxi", "--policy", "ours=results/ours"], capsys)
+    assert "results/ours is a run of rlft, not a checkpoint, without one" in line
+
+
+def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--env", "corridor", "--policy", "ours=results/ours+oracle"]
+    assert main(["evaluate", *arguments]) == 0
+    folder = next(Path("results").glob("*_evaluate"))
+    assert set(read_json(folder / "config.json")["inputs"]) == {"results/ours/checkpoint-10"}
+    played = read_json(folder / "eval.json")["rows"][0]
+    assert main(["evaluate", "--env", "corridor", "--policy", "ours=results/ours+nothing", "--name", "empty"]) == 0
+    assert read_json(Path("results/empty/eval.json"))["rows"][0]["figures"]["comment_tokens"]["mean"] == 0
+    tokenizer = load_player(Path("results/ours/checkpoint-10"), device="cpu").tokenizer
+    for _, line in read_jsonl(folder / "episodes.jsonl"):
+        lengths = [len(tokenizer(" " + turn["reflection"])["input_ids"]) for turn in line["turns"]]
+        assert line["figures"]["comment_tokens"] == pytest.approx(sum(lengths) / len(lengths))
+    swapped = ["--swap-comments", "0.5", "--name", "swapped"]
+    assert "data/corridor/sft_reflection.jsonl" in error_of(["evaluate", *arguments, *swapped], capsys)
+    Path("data/corridor").mkdir(parents=True)
+    Path("data/corridor/sft_reflection.jsonl").write_text('{"prompt": "Where?", "completion": " Elsewhere."}\n')
+    assert main(["evaluate", *arguments, *swapped]) == 0
+    lines = Path("results/swapped/episodes.jsonl").read_text()
+    assert "Elsewhere." in lines
+    assert " to the right." in lines
+    assert "data/corridor/sft_reflection.jsonl" in read_json(Path("results/swapped/config.json"))["inputs"]
+    Path("own.jsonl").write_text('{"prompt": "Where?", "completion": " In my words."}\n')
+    assert main(["evaluate", *arguments, "--swap-comments", "1", "--swap-from", "own.jsonl", "--name", "own"]) == 0
+    lines = Path("results/own/episodes.jsonl").read_text()
+    assert "In my words." in lines
+    assert "Elsewhere." not in lines
+    assert "own.jsonl" in read_json(Path("results/own/config.json"))["inputs"]
+    Path("own.jsonl").write_text("")
+    none = ["evaluate", *arguments, "--swap-comments", "1", "--swap-from", "own.jsonl", "--name", "none"]
+    assert "own.jsonl: the file is empty" in error_of(none, capsys)
+    assert "is for --swap-comments" in error_of(["evaluate", *arguments, "--swap-from", "own.jsonl"], capsys)
+    bare = ["evaluate", "--env", "corridor", "--policy", "random", "--swap-comments", "0.5"]
+    assert "--swap-comments needs comments" in error_of(bare, capsys)
+    assert "'nothing' is no model" in error_of(["evaluate", "--env", "corridor", "--policy", "x=nothing"], capsys)
+    assert played["episodes"] == 6
+    capsys.readouterr()
+    assert main(["play", *arguments, "--auto"]) == 0
+    assert re.search(r"The goal is \d to the right\.|Go right, \d to go\.", capsys.readouterr().out)

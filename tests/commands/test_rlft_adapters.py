@@ -1,0 +1,91 @@
+"""rlft with LoRA adapters: fresh, trained, and two on one base."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.errors import CheckpointError
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.load import load_player
+from tests.rlft_runs import same, train
+
+
+def test_a_fresh_adapter_trains_alone_and_its_base_is_the_reference(corridor_folder: Path, tmp_path: Path) -> None:
+    made = train(
+        corridor_folder,
+        tmp_path,
+        policy=None,
+        model=str(corridor_folder / "base"),
+        lora_r=4,
+        kl_coef=0.1,
+        algo="grpo",
+        group_size=4,
+    )
+    assert (made / "adapter_model.safetensors").is_file()
+    assert not (made / "model.safetensors").exists()
+    rows = [row for _, row in read_jsonl(made.parent / "metrics.jsonl")]
+    assert abs(rows[0]["kl_to_start"]) < 1e-6  # a fresh adapter changes nothing
+    assert rows[-1]["kl_to_start"] > 0
+
+
+def test_a_trained_adapters_reference_is_where_it_started(corridor_folder: Path, tmp_path: Path) -> None:
+    """Its base alone would be another policy: the reference is a copy of the adapter as it was."""
+    made = train(corridor_folder, tmp_path, policy=corridor_folder / "policy-adapter", kl_coef=0.1)
+    rows = [row for _, row in read_jsonl(made.parent / "metrics.jsonl")]
+    assert abs(rows[0]["kl_to_start"]) < 1e-6
+    assert rows[-1]["kl_to_start"] > 0
+    assert sorted(path.name for path in made.iterdir() if path.is_dir()) == []  # the reference is not saved with it
+
+
+def test_two_adapters_on_one_base_do_as_two_models(corridor_folder: Path, tmp_path: Path) -> None:
+    adapters = {
+        "policy": corridor_folder / "policy-adapter",
+        "reflector": corridor_folder / "reflection-adapter",
+    }
+    apart = train(corridor_folder, tmp_path, **adapters)
+    shared = train(corridor_folder, tmp_path, **adapters, share_base=True)
+    assert same(apart, shared)
+    from reflectkit.models.load import load_pair
+
+    policy, reflector = load_pair(
+        corridor_folder / "policy-adapter", corridor_folder / "reflection-adapter", device="cpu"
+    )
+    assert policy.model is reflector.model
+    base = sum(weight.numel() for weight in load_player(corridor_folder / "base", device="cpu").model.parameters())
+    both = sum(weight.numel() for weight in policy.model.parameters())
+    assert both < 1.1 * base
+    policy.activate()
+    trained = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
+    assert trained
+    assert all(".default." in name for name in trained)
+
+
+def test_a_base_cannot_be_shared_by_whole_models_or_other_bases(corridor_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a LoRA adapter"):
+        train(corridor_folder, tmp_path, reflector=corridor_folder / "reflection", share_base=True)
+    shutil.copytree(corridor_folder / "reflection-adapter", tmp_path / "other")
+    facts = read_json(tmp_path / "other/adapter_config.json") | {
+        "base_model_name_or_path": str(corridor_folder / "policy")
+    }
+    write_json(tmp_path / "other/adapter_config.json", facts)
+    with pytest.raises(CheckpointError, match="do not share a base"):
+        train(
+            corridor_folder,
+            tmp_path,
+            policy=corridor_folder / "policy-adapter",
+            reflector=tmp_path / "other",
+            share_base=True,
+        )
+
+
+def test_pickles_are_not_opened(corridor_folder: Path, tmp_path: Path) -> None:
+    for source, name in (("policy-adapter", "adapter_model"), ("policy", "model")):
+        shutil.copytree(corridor_folder / source, tmp_path / source)
+        torch.save({}, tmp_path / source / ("adapter_model.bin" if "adapter" in name else "pytorch_model.bin"))
+        (tmp_path / source / f"{name}.safetensors").unlink()
+        with pytest.raises(CheckpointError):
+            train(corridor_folder, tmp_path / "results", policy=tmp_path / source)

@@ -1,0 +1,203 @@
+"""rlft on two processes, with the policy whole on each or sharded."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from reflectkit.cli.main import main
+from reflectkit.jsonl import read_json, read_jsonl
+from tests.commands import error_of
+from tests.rlft_runs import command, same, weights
+from tests.train import sharded
+
+TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", "24", "--learning-rate", "1e-3",
+       "--minibatch", "40"]  # fmt: skip
+
+
+def test_two_processes_play_and_learn_what_one_does(
+    corridor_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process, two of `--processes`, and two of `accelerate launch` with the config whose path `list --configs`
+    prints.
+    """
+    runs = {}
+    for count in (1, 2):
+        results = tmp_path / f"own{count}"
+        more = ["--results-dir", str(results), "--processes", str(count)]
+        assert main([*command(corridor_folder, *TWO), *more]) == 0
+        (runs[count],) = results.glob("*_rlft")
+    assert main(["list", "--configs", "multi_gpu"]) == 0
+    config = capsys.readouterr().out.split()[-1]
+    results = tmp_path / "results"
+    launcher = [
+        "accelerate.commands.launch",
+        "--config_file",
+        config,
+        "--main_process_port",
+        "0",
+        "--num_processes",
+        "2",
+    ]
+    arguments = [*command(corridor_folder, *TWO), "--results-dir", str(results)]
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "-m", "reflectkit", *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("checkpoint-4\n→") <= 1  # one process speaks
+    (run,) = results.glob("*_rlft")
+    assert same(run / "checkpoint-4", runs[2] / "checkpoint-4")
+    found = [runs[1], runs[2]]
+    one, two = ([row for _, row in read_jsonl(run / "metrics.jsonl")] for run in found)
+    for first, second in zip(one, two, strict=True):
+        exact = ("success_rate", "return", "episode_steps", "rows", "replayed_episodes", "level", "episodes")
+        assert [first[name] for name in exact] == [second[name] for name in exact]
+        assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)
+    states = [read_json(run / "checkpoint-4/training_state.json") | {"files": None} for run in found]
+    assert states[0] == states[1]
+    memos = [read_json(run / "checkpoint-4/reflector_memo.json") for run in found]
+    assert memos[0] == memos[1]
+    assert len(memos[0]) > 4
+    assert episodes_in(found[0]) == episodes_in(found[1])
+    first, second, begun = (
+        weights(folder) for folder in (found[0] / "checkpoint-4", found[1] / "checkpoint-4", corridor_folder / "policy")
+    )
+    moved = max(float((first[name] - begun[name]).abs().max()) for name in first)
+    apart = max(float((first[name] - second[name]).abs().max()) for name in first)
+    assert moved > 1e-3
+    assert apart < 1e-4
+
+
+def episodes_in(run: Path) -> list[Any]:
+    """The replayed episodes' problems, seeds and actions."""
+    rows = [row for _, row in read_jsonl(run / "checkpoint-4/replay.jsonl")]
+    return [(row["task"]["id"], row["seed"], [turn["decision"]["action"] for turn in row["turns"]]) for row in rows]
+
+
+FAULTY = """
+import os, signal, time
+from reflectkit.envs.corridor import Corridor
+
+class Killed(Corridor):
+    def reset(self, task, seed):
+        if os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(task, seed)
+
+class Stopped(Corridor):
+    def reset(self, task, seed):
+        if os.environ.get("RANK") == "1":
+            os.kill(int(os.environ["STOPPED"]), signal.SIGINT)
+            time.sleep(600)
+        return super().reset(task, seed)
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "line"),
+    [
+        ("Killed", 2, "rlft: process 1 was killed (signal 9; out of memory?); run the same command again to resume"),
+        ("Stopped", 130, "stopped; run the same command again to resume"),
+    ],
+)
+def test_a_killed_process_and_ctrl_c_end_all_with_one_line(
+    corridor_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    env: str,
+    code: int,
+    line: str,
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("STOPPED", str(os.getpid()))
+    arguments = command(corridor_folder, "--processes", "2", "--results-dir", str(tmp_path), "--env", f"faulty:{env}")
+    try:
+        assert main(arguments) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == f"reflectkit: {line}\n"
+    assert active_children() == []
+
+
+def test_a_launcher_and_processes_exclude_each_other(
+    corridor_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--processes must be greater" in error_of(command(corridor_folder, "--processes", "0"), capsys)
+    monkeypatch.setenv("RANK", "0")
+    assert "leave out torchrun" in error_of(command(corridor_folder, "--processes", "2"), capsys)
+
+
+@pytest.fixture(scope="module")
+def whole(corridor_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tests/train/sharded.py` makes with the whole policy in one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(corridor_folder / "policy", folder / "policy")
+    sharded.main("whole", folder)
+    return folder / "whole"
+
+
+def forked_ranks(kind: str, folder: Path) -> None:
+    """`tests/train/sharded.py` in two forks of this process, which has imported torch, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=in_rank, args=(address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, kind, folder))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+        process.kill()
+    assert [process.exitcode for process in ranks] == [0, 0]
+
+
+def in_rank(variables: dict[str, str], kind: str, folder: Path) -> None:
+    os.environ |= variables
+    sharded.main(kind, folder)
+
+
+@pytest.mark.parametrize("how", ["sharded", "zero2", "zero3"])
+def test_a_sharded_policy_learns_what_a_whole_one_does(
+    corridor_folder: Path, whole: Path, tmp_path: Path, how: str
+) -> None:
+    """FSDP2 and ZeRO over two gloo processes, saved and taken up again half way (`tests/train/sharded.py`)."""
+    if how != "sharded":
+        pytest.importorskip("deepspeed", reason="ZeRO needs pip install 'reflectkit[zero]'")
+    shutil.copytree(corridor_folder / "policy", tmp_path / "policy")
+    if how == "sharded":
+        forked_ranks(how, tmp_path)
+    else:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        done = subprocess.run(
+            [sys.executable, *torchrun, "-m", "tests.train.sharded", how, str(tmp_path)],
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    compared = ("model.safetensors", "training_state.safetensors")[
+        : 1 if how != "sharded" else 2
+    ]  # ZeRO's lies in parts
+    for name in compared:
+        first, second = (load_file(folder / "checkpoint-4" / name) for folder in (whole, tmp_path / how))
+        assert first.keys() == second.keys()
+        assert max(float((first[key].float() - second[key].float()).abs().max()) for key in first) < 5e-4
+    begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-4")
+    assert max(float((begun[key] - ended[key]).abs().max()) for key in begun) > 5e-3

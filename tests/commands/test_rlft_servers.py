@@ -1,0 +1,204 @@
+"""rlft, evaluate and play with a policy behind a server: the same learning, and nothing lost when the server fails."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.load import load_player
+from reflectkit.sampling.base import SampleOutput, SampleRequest
+from reflectkit.sampling.hf import LocalSampler
+from tests.fakes.inference import Inference, serve_model
+from tests.rlft_runs import train
+
+QUICK = {"server_timeout_s": 60.0, "server_patience_s": 60.0}
+
+
+@pytest.fixture(scope="module")
+def server_of_base(corridor_folder: Path) -> Iterator[Inference]:
+    player = load_player(corridor_folder / "base", device="cpu")
+    with serve_model(player, str(corridor_folder / "base"), context=256) as running:
+        yield running
+
+
+@pytest.fixture
+def server(server_of_base: Inference) -> Inference:
+    for held in (server_of_base.faults, server_of_base.asked, server_of_base.loaded, server_of_base.bodies):
+        held.clear()
+    server_of_base.kills = 0
+    return server_of_base
+
+
+def metrics(checkpoint: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(checkpoint.parent / "metrics.jsonl")]
+
+
+def trained(corridor_folder: Path, results: Path, sampler: str = "local", **settings: Any) -> list[dict[str, Any]]:
+    chosen = {"policy": corridor_folder / "policy-adapter", "sampler": sampler, "max_steps": 3, **settings}
+    more = QUICK if ":" in sampler else {}
+    return metrics(train(corridor_folder, results, **chosen, **more))
+
+
+def curve(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    return [(row["success_rate"], row["return"]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def local(corridor_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The figures of a run in this process."""
+    return trained(corridor_folder, tmp_path_factory.mktemp("local"))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_it_learns_as_in_this_process(
+    kind: str, corridor_folder: Path, server: Inference, local: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    rows = trained(corridor_folder, tmp_path, f"{kind}:{server.url}")
+    assert curve(rows) == curve(local)
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in local], abs=1e-4)
+    assert all(row["logprob_difference_max"] < 1e-4 < 0.999 < row["effective_sample_size"] for row in rows)
+    assert [name.rpartition("-v")[2] for name in server.loaded] == ["0", "1", "2"]
+    own = {"logprob_difference_mean", "logprob_difference_max", "effective_sample_size"}
+    assert rows[0].keys() - local[0].keys() == own  # what a run without a server writes is unchanged
+
+
+def test_killing_the_server_in_an_update_loses_no_episode_and_no_update(
+    corridor_folder: Path, server: Inference, local: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    server.faults = [None] * 9 + ["kill"] + [None] * 3 + [500, "drop", 429]  # how often a dead server is asked varies
+    rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}")
+    assert server.kills == 1
+    assert server.faults == []
+    assert curve(rows) == curve(local)
+    assert [row["aborted"] for row in rows] == [0, 0, 0]
+    assert len(server.loaded) == 4  # one of the three was given again
+    assert server.root not in server.asked
+
+
+def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inference, tmp_path: Path) -> None:
+    """With faults, and with a second start from the checkpoint before the last."""
+    server.faults = [None, 500, None, "drop", None, "kill"]
+    settings: dict[str, Any] = {
+        "max_staleness": 2, "oversample": 1.5, "max_steps": 4, "algo": "grpo", "group_size": 2, "name": "ahead",
+        "episode_timeout_s": 60.0, "save_steps": 1,
+    }  # fmt: skip
+    for _ in range(2):
+        rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", **settings)
+        assert [row["episodes"] for row in rows] == [8, 16, 24, 32]
+        assert all(0 <= row["staleness"] <= row["staleness_max"] <= 2 for row in rows)
+        assert [(row["stale_groups_dropped"], row["aborted"]) for row in rows] == [(0, 0)] * 4
+        last = tmp_path / "ahead" / "checkpoint-4"
+        ahead = read_json(last / "training_state.json")["ahead"]
+        assert ahead == {"first": 4 * 4, "skip": []}  # each group was learned from, once
+        shutil.rmtree(last)
+        (tmp_path / "ahead" / "report.json").unlink()
+    assert server.kills == 1
+
+
+@pytest.mark.slow
+def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
+    corridor_folder: Path, server: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: set[asyncio.AbstractEventLoop] = set()
+    comment = LocalSampler.sample
+
+    async def sample(self: LocalSampler, ask: SampleRequest) -> SampleOutput:
+        loops.add(asyncio.get_running_loop())
+        assert len(loops) == 1
+        return await comment(self, ask)
+
+    monkeypatch.setattr(LocalSampler, "sample", sample)
+    for name in ("train", "validate"):
+        shutil.copy(corridor_folder / "train.json", tmp_path / f"{name}.json")
+    rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", task_file=tmp_path / "train.json",
+        max_staleness=1, validate_steps=1, reflector=corridor_folder / "reflection", reflect_temperature=1.0,
+        max_steps=2)  # fmt: skip
+    assert all(row["validation_episode_steps"] >= 1 for row in rows)
+
+
+def test_evaluate_and_play_with_policy_and_reflector_behind_one_server(
+    corridor_folder: Path, server: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "few.json", read_json(corridor_folder / "train.json")[:1])
+    pair = f"ours={corridor_folder / 'policy-adapter'}+{corridor_folder / 'reflection-adapter'}"
+    command = ["evaluate", "--env", "corridor", "--task-file", "few.json", "--policy", pair, "--device", "cpu",
+        "--horizon", "1", "--level", "short"]  # fmt: skip
+    url = f"vllm:{server.url}"
+    assert main([*command, "--name", "here"]) == 0
+    assert main([*command, "--name", "there", "--sampler", url, "--reflector-sampler", url]) == 0
+    here, there = (
+        [row["turns"] for _, row in read_jsonl(Path("results") / name / "episodes.jsonl")] for name in ("here", "there")
+    )
+    assert [[turn["action"] for turn in one] for one in here] == [[turn["action"] for turn in one] for one in there]
+    assert [[turn["reflection"] for turn in one] for one in here] == [
+        [turn["reflection"] for turn in one] for one in there
+    ]
+    assert len(set(server.asked)) == 2  # two adapters on the same base
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sampler", "vllm:nowhere"], "write the server's address, e.g. vllm:http://localhost:8000"),
+        (
+            ["--sampler", "vllm:http://127.0.0.1:1"],
+            "does not answer (All connection attempts failed); start the server",
+        ),
+        (["--reflector-sampler", "own:ONE"], "write local, or a server such as vllm:http://localhost:8000"),
+        (["--max-staleness", "1"], "which takes a server: --sampler vllm:URL; or leave it out"),
+        (["--oversample", "1.5"], "raise that to 1 or more, or lower --oversample"),
+        (["--sampler", "vllm:http://127.0.0.1:1", "--processes", "2"], "trains in one process; leave out --processes"),
+        (["--server-timeout-s", "5"], "No such option: --server-timeout-s"),
+    ],
+)
+def test_bad_input_is_one_line(
+    more: list[str], message: str, corridor_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    command = ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
+        "--policy", str(corridor_folder / "policy-adapter"), *more]  # fmt: skip
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.rstrip("\n").count("\n") <= 1  # rlft says first what it reads
+    assert not list(tmp_path.glob("results/*/checkpoint-*"))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_with_other_log_probs_ends_the_command_before_it_saves(
+    kind: str, corridor_folder: Path, server: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def upside_down(ids: list[Any], logprobs: list[Any], found: list[dict[Any, Any]]) -> None:
+        for row in found if len(ids) == 1 and len(found[0]) == 2 else ():  # labels alone, no probes
+            row.update({one: -12.0 + 6 * place for place, one in enumerate(row)})
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "lie", upside_down)
+    command = ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
+        "--policy", str(corridor_folder / "policy-adapter"), "--sampler", f"{kind}:{server.url}", "--max-steps", "2",
+        "--episodes", "8"]  # fmt: skip
+    assert main(command) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert server.url in error
+    assert "so the update was not made" in error
+    assert not list(tmp_path.glob("results/*/checkpoint-*"))
+
+
+def test_a_run_in_several_processes_or_of_whole_models_says_so(
+    corridor_folder: Path, server: Inference, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"train an adapter \(--lora-r 16\), or use sglang:URL"):
+        trained(corridor_folder, tmp_path, f"vllm:{server.url}", policy=corridor_folder / "base")

@@ -1,0 +1,141 @@
+"""rlft refuses settings that contradict, absurd numbers, and policies that cannot read or answer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.commands import rlft
+from reflectkit.envs.taxi import Taxi
+from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.jsonl import read_json, write_json
+from reflectkit.models.tiny import build_tokenizer
+from reflectkit.train import rl as rl_training
+from tests import sft_runs as sft
+from tests.rlft_runs import arguments, train
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--algo ppo --critic none", "no --critic named 'none'"),
+        ("--reflect-temperature 1", "--reflect-temperature needs comments"),
+        ("--reflect-prob 0.5", "--reflect-prob needs comments"),
+        ("--reflector-sampler vllm:http://localhost:1", "--reflector-sampler needs comments"),
+        ("--lora-alpha 32", "--lora-alpha is a setting of a new adapter"),
+        ("--lora-targets q_proj", "--lora-targets is a setting of a new adapter"),
+        ("--importance-weight-max 3", "add --max-staleness"),
+        ("--algo grpo --group-size 1", "--group-size must be at least 2"),
+        ("--algo grpo --group-size 4 --replay-size 5", "in no current group"),
+        ("--baseline leave-one-out", "--group-size must be at least 2"),
+        ("--baseline leave-one-out --group-size 4 --replay-size 3", "in no current group"),
+        ("--algo grpo --group-size 5", "--episodes 8 is not a multiple of the group size 5; use 10"),
+        ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
+        ("--algo ppo --baseline none --step-groups 1", "--baseline is a setting of algo 'reinforce'; leave it out"),
+        ("--algo pro", "did you mean 'ppo'"),
+        ("--merge-first-two", "needs a --curriculum of at least two levels"),
+        ("--merge-after 1 --curriculum short --curriculum long", "fewer than two levels of the --curriculum to merge"),
+        ("--advance-at 0.5 --curriculum long", "needs a --curriculum of at least two levels"),
+        (
+            "--advance-at 0.5 --merge-first-two --curriculum short --curriculum long",
+            "at least two levels to advance through",
+        ),
+        ("--share-base", "--share-base needs"),
+        ("--algo ppo --critic-trunk separate --lora-r 4", "use detached"),
+        ("--share-prefixes --gradient-checkpointing", "leave out one of them"),
+        ("--model gpt2", "not both"),
+        ("--kl-coef -1", "--kl-coef must be greater than or equal to 0, got -1.0"),
+        ("--clip 0", "--clip must be greater than 0"),
+        ("--report-to tensorbord", "did you mean 'tensorboard'"),
+        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must be greater than or equal to 1, got 0"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["rlft", "--env", "corridor", "--policy", "nowhere", "--episodes", "8", *more.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    for name, change in (("short", {"n_positions": 20}), ("whole", {})):
+        shutil.copytree(corridor_folder / "policy", tmp_path / name)
+        write_json(tmp_path / name / "config.json", read_json(tmp_path / name / "config.json") | change)
+        (tmp_path / name / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"is \d+ tokens, and .*short reads 20"):
+        train(corridor_folder, tmp_path / "results", policy=tmp_path / "short")
+    tokenizer = build_tokenizer(["Actions"], [], vocabulary=260)  # bytes alone: " 0" is two tokens, and "0" one
+    tokenizer.add_tokens(["unused"])
+    tokenizer.save_pretrained(tmp_path / "whole")
+    with pytest.raises(ReflectkitError):  # its labels do; its weights are what is missing
+        train(corridor_folder, tmp_path / "results", policy=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        ({}, [("pickup",), ("dropoff",), ("full",)]),
+        ({"merge_first_two": True}, [("pickup", "dropoff"), ("full",)]),
+        ({"merge_after": 1}, [("pickup",), ("dropoff", "full")]),
+    ],
+)
+def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: list[tuple[str, ...]]) -> None:
+    config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
+    assert config.curriculum.stages("full") == stages
+
+
+def test_few_data_are_the_first_of_each_level() -> None:
+    config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "full"), few_data=3)
+    levels = rl_training.levels_of(config, Taxi.taskset.tasks("pickup") + Taxi.taskset.tasks("full"), Path("x"))
+    assert [[task.id for task in level.tasks] for level in levels] == [
+        [task.id for task in Taxi.taskset.tasks(name)[:3]] for name in ("pickup", "full")
+    ]
+
+
+def test_a_run_stands_for_its_newest_checkpoint(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rlft, sft and export, as in evaluate."""
+    monkeypatch.chdir(tmp_path)
+    for step in (2, 10):
+        shutil.copytree(corridor_folder / "policy", tmp_path / "run" / f"checkpoint-{step}")
+    train(corridor_folder, Path("results"), policy=Path("run"), max_steps=1, name="rl")
+    train(corridor_folder, Path("results"), policy=None, model="run", max_steps=1, name="rl-of-model")
+    sft.train(sft.write_rows(tmp_path), Path("results"), model="run", max_steps=1, name="sft")
+    assert main(["export", "--policy", "run", "--out-dir", "out", "--name", "out"]) == 0
+    settings = {name: read_json(Path("results", name, "config.json"))["settings"] for name in ("rl", "sft", "out")}
+    assert settings["rl"]["policy"] == settings["out"]["policy"] == "run/checkpoint-10"
+    assert settings["sft"]["model"] == "run/checkpoint-10"
+    assert read_json(Path("results/rl-of-model/config.json"))["settings"]["model"] == "run/checkpoint-10"
+
+
+def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_runs(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(corridor_folder / "policy", tmp_path / "model")
+
+    def warnings(**settings: Any) -> list[str]:
+        progress = sft.Interrupting()
+        config = rlft.RLConfig.from_flat(
+            **arguments(corridor_folder, policy=model, plan=True, results_dir=tmp_path, **settings)
+        )
+        rlft.run(config, progress)
+        return [line for line in progress.lines if line.startswith("warning: ")]
+
+    (said,) = warnings()
+    assert "was trained with comments but plays without; add --reflector" in said
+    assert not warnings(reflector=corridor_folder / "reflection")
+    write_json(model / "reflectkit.json", {"role": "plain", "env": "taxi"})
+    without, elsewhere = warnings(reflector=corridor_folder / "reflection")
+    assert "was trained without comments" in without
+    assert "was trained in env 'taxi', but plays in 'corridor'" in elsewhere

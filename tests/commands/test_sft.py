@@ -1,0 +1,286 @@
+"""sft that is interrupted, whose state is damaged, that diverges, or that runs out of memory or disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reflectkit.cli.main import main
+from reflectkit.commands import sft
+from reflectkit.console import Quiet
+from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.jsonl import read_json
+from reflectkit.models.checks import all_finite
+from reflectkit.models.load import load_player
+from reflectkit.runs.checksums import seal, verify
+from tests.kill import hashes
+from tests.sft_runs import Interrupting, config, train, write_rows
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def straight(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of an uninterrupted run's checkpoint."""
+    return hashes(train(rows, tmp_path_factory.mktemp("straight")))
+
+
+@pytest.fixture(scope="module")
+def interrupted(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a run that was interrupted in step 5, behind the trainer checkpoints 2 and 4."""
+    results = tmp_path_factory.mktemp("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, results, Interrupting(at=5))
+    assert sorted(path.name for path in results.glob("1_sft/trainer/checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    return results
+
+
+@pytest.fixture
+def results(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of `interrupted`."""
+    return Path(shutil.copytree(interrupted, tmp_path / "results"))
+
+
+def flip_a_bit(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[-len(held) // 3] ^= 1
+    path.write_bytes(held)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
+    checkpoint = train(rows, tmp_path)
+    verify(checkpoint)
+    flip_a_bit(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        load_player(checkpoint, device="cpu")
+
+
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "checksums.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [(name, flip_a_bit) for name in FILES] + [("optimizer.pt", cut_in_half), ("rng_state.pth", Path.unlink)],
+)
+def test_a_damaged_trainer_checkpoint_gives_way_to_the_one_before(
+    rows: Path, straight: dict[str, str], results: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(results / "1_sft/trainer/checkpoint-4" / name)
+    progress = Interrupting()
+    assert hashes(train(rows, results, progress)) == straight
+    assert any(name in line and "resuming from an earlier state" in line for line in progress.lines)
+
+
+def test_an_unfinished_trainer_checkpoint_is_no_state(rows: Path, straight: dict[str, str], results: Path) -> None:
+    """An empty mark was all that earlier versions asked for."""
+    last = results / "1_sft/trainer/checkpoint-4"
+    (last / "checksums.json").unlink()
+    (last / "optimizer.pt").unlink()
+    (last / "whole").touch()
+    assert hashes(train(rows, results)) == straight
+
+
+def test_a_whole_trainer_checkpoint_is_resumed_from(rows: Path, straight: dict[str, str], results: Path) -> None:
+    progress = Interrupting(at=6)  # counted from the checkpoint's 4
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, results, progress)
+    assert not any("earlier state" in line for line in progress.lines)
+    assert hashes(train(rows, results)) == straight
+    assert not list(results.rglob("trainer"))
+
+
+@pytest.mark.parametrize("at", [3, 4, 5, 6, 7])
+def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at: int) -> None:
+    """Three steps are an epoch: resumed within the second or third one, or between two."""
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1, "max_steps": 9}
+    for step in (at, at + 1):  # interrupted twice, so that a resumed run has kept its epoch's order, too
+        with pytest.raises(KeyboardInterrupt):
+            train(rows, tmp_path / "cut", Interrupting(at=step), **settings)
+    assert hashes(train(rows, tmp_path / "cut", **settings)) == hashes(train(rows, tmp_path / "straight", **settings))
+
+
+def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Path, tmp_path: Path) -> None:
+    """Resumed at step 15, between the rows of the log: the next one is still of the steps 1 to 20."""
+    settings: dict[str, Any] = {"save_steps": 15, "max_steps": 41}
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "cut", Interrupting(at=18), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "cut", Interrupting(at=33), **settings)
+    here, there = (
+        read_json(train(rows, tmp_path / name, **settings).parent / "report.json")["figures"]
+        for name in ("cut", "straight")
+    )
+    assert here == there
+    texts = [(tmp_path / name / "1_sft" / "metrics.jsonl").read_text() for name in ("cut", "straight")]
+    assert texts[0] == texts[1]
+    assert [json.loads(line)["step"] for line in texts[0].splitlines()] == [20, 40]
+
+
+def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path, Interrupting(at=3), **settings)
+    (last,) = tmp_path.glob("1_sft/trainer/checkpoint-2")
+    save_file({"state": torch.zeros(3)}, last / "epoch_order.safetensors")
+    seal(last)
+    with pytest.raises(CheckpointError, match=r"epoch_order.safetensors is damaged"):
+        train(rows, tmp_path, **settings)
+
+
+def test_a_trainer_checkpoint_of_an_earlier_version_is_resumed_from(
+    rows: Path, straight: dict[str, str], results: Path
+) -> None:
+    """They had a mark and no checksums; one that is cut off gives way to the one before."""
+    for checkpoint in results.glob("1_sft/trainer/checkpoint-*"):
+        (checkpoint / "checksums.json").unlink()
+        (checkpoint / "whole").touch()
+        torch.save(object, checkpoint / "training_args.bin")
+    cut_in_half(results / "1_sft/trainer/checkpoint-4/model.safetensors")
+    progress = Interrupting()
+    assert hashes(train(rows, results, progress)) == straight
+    news = [line.partition("checkpoint-")[2] for line in progress.lines if "checkpoint-" in line]
+    assert [line[:12] for line in news] == ["4 is damaged", "2 is from an"]
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin", "pytorch_model.bin"]
+)
+def test_nothing_in_a_trainer_checkpoint_runs_code(
+    rows: Path, straight: dict[str, str], results: Path, tmp_path: Path, name: str
+) -> None:
+    """Even where the checksums are right."""
+    sign = tmp_path / "exploded"
+    for checkpoint in results.glob("1_sft/trainer/checkpoint-*"):
+        assert not (checkpoint / "training_args.bin").exists()
+        torch.save(Bomb(sign), checkpoint / name)
+        if name == "pytorch_model.bin":
+            (checkpoint / "model.safetensors").unlink()
+        seal(checkpoint)
+    assert hashes(train(rows, results)) == straight
+    assert not sign.exists()
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(10.0, 60), (1000.0, 7)])
+def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
+    rows: Path, tmp_path: Path, rate: float, steps: int
+) -> None:
+    with pytest.raises(
+        DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*its last checkpoint is"
+    ) as caught:
+        train(rows, tmp_path, save_steps=1, learning_rate=rate, max_steps=steps)
+    assert "\n" not in str(caught.value)
+    kept = list(tmp_path.glob("1_sft/trainer/checkpoint-*"))
+    assert str(max(kept)) in str(caught.value)
+    for checkpoint in kept:
+        verify(checkpoint)
+        assert all_finite(load_file(checkpoint / "model.safetensors").values())
+    assert not list(tmp_path.glob("1_sft/checkpoint-*"))
+
+
+def test_diverging_is_one_line_and_code_2(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--learning-rate", "1000", "--max-steps", "4", "--max-length", "32", "--device", "cpu"]
+    arguments = [
+        "sft",
+        "--env",
+        "corridor",
+        "--role",
+        "plain",
+        "--task-file",
+        str(rows),
+        "--results-dir",
+        str(tmp_path),
+    ]
+    assert main([*arguments, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "a weight became NaN or infinite" in error
+
+
+@pytest.mark.parametrize("error", [lambda: torch.empty(2**50), lambda: bytearray(2**60)])
+def test_out_of_memory_names_what_to_lower(
+    rows: Path, tmp_path: Path, error: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: error())
+    with pytest.raises(ReflectkitError, match=r"^out of memory; lower --batch-size, which is 4") as caught:
+        train(rows, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_a_checkpoint_that_could_not_be_written_does_not_stay(
+    rows: Path, tmp_path: Path, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's error for a full disk does not name it."""
+    whole = torch.save
+
+    def fails(value: object, path: str, **settings: Any) -> None:
+        whole(value, path, **settings)
+        if "checkpoint-4" in path and "scheduler" in path:
+            raise RuntimeError("[enforce fail at inline_container.cc:863] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", fails)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40 - free, free))
+    with pytest.raises(RuntimeError if free else OSError) as caught:
+        train(rows, tmp_path)
+    assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
+    assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize("field", ["prompt", "completion"])
+def test_a_row_with_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "p", "completion": " 0"}
+    path.write_text("\n".join(map(json.dumps, (good, good | {field: "a\ud800"}))))
+    with pytest.raises(DataError, match=rf":2: field '{field}': half a surrogate pair at character 2"):
+        train(path, tmp_path)
+
+
+def test_tensorboard_gets_the_losses_in_the_runs_folder(rows: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = sft.run(config(rows, tmp_path, report_to=("tensorboard",)), Quiet())
+    events = EventAccumulator(str(report.folder)).Reload()
+    assert [one.step for one in events.Scalars("loss")] == [7]
+    assert events.Scalars("loss")[0].value == pytest.approx(report.figures["loss"], rel=1e-5)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_training(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trackio").mkdir()  # a folder of that name is no package
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    if any((Path(place) / "trackio" / "__init__.py").is_file() for place in sys.path):
+        pytest.skip("trackio is installed")
+    with pytest.raises(ConfigError, match="pip install trackio"):
+        sft.run(config(rows, tmp_path / "results", report_to=("trackio",)), Quiet())
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,142 @@
+"""gen-trajectory --states-of: the oracle's comments on what another player saw; gen-sft on part of the problems."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reflectkit.commands import evaluate, gen_sft, gen_trajectory
+from reflectkit.console import Quiet, Report
+from reflectkit.data.trajectories import Demonstration, read_records
+from reflectkit.envs.taxi import Taxi
+from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.prompts import policy_prompt, reflection_prompt
+from tests.commands import error_of
+
+
+@pytest.fixture
+def folder(taxi_data: Path, tmp_path: Path) -> Path:
+    """A data folder with taxi's training split."""
+    target = tmp_path / "data" / "taxi"
+    target.mkdir(parents=True)
+    for name in ("train.json", "test.json"):
+        shutil.copy(taxi_data / name, target / name)
+    return target
+
+
+def shared(folder: Path) -> dict[str, object]:
+    return {"env": "taxi", "data_dir": folder.parent, "results_dir": folder.parents[1] / "results"}
+
+
+def play(folder: Path, split: str = "train", *players: str) -> Path:
+    settings = shared(folder) | {"policy": players or ("random",), "task_file": folder / f"{split}.json"}
+    return evaluate.run(evaluate.EvaluateConfig.from_flat(**settings, problems=40, eval_reps=3), Quiet()).folder
+
+
+def states_of(folder: Path, run: Path, **settings: object) -> Report:
+    return gen_trajectory.run(
+        gen_trajectory.GenTrajectoryConfig.from_flat(**shared(folder), states_of=run, **settings), Quiet()
+    )
+
+
+def visited(path: Path) -> list[tuple[dict[str, int], Demonstration]]:
+    return [(dict(record.task.data), one) for record in read_records(path, "taxi") for one in record.trajectories
+            if one.visited]  # fmt: skip
+
+
+def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(folder: Path) -> None:
+    report = states_of(folder, play(folder), states=100)
+    (path,) = report.outputs
+    found = visited(path)
+    steps = [step for _, one in found for step in one.trajectory]
+    assert len(steps) == report.figures["states"] == 100
+    notes = [step.note for step in steps]
+    assert {"positive", "mistake"} <= set(notes)
+    rows: dict[str, list[tuple[str, str]]] = {"sft_reflection": [], "sft": [], "sft_policy": []}
+    for data, one in found:  # derived from the env alone
+        env = Taxi()
+        task = next(task for task in Taxi.taskset.tasks("full") if task.data == data)
+        seen = env.reset(task, 0)
+        for step in one.trajectory:
+            best = Taxi.choices[env.oracle()]
+            taken = Taxi.choices.index(step.cmd)
+            assert f"row {env.state // 100} column {env.state // 20 % 5}." in step.reflection
+            assert ("mistake" in step.reflection or "wrong" in step.reflection) == (env.note() == "mistake")
+            right = best if step.note == "mistake" else step.cmd
+            rows["sft_reflection"].append((reflection_prompt(seen), f" {step.reflection}"))
+            rows["sft"].append((policy_prompt(seen), f" {Taxi.choices.index(right)}"))
+            rows["sft_policy"].append((policy_prompt(seen, step.reflection), f" {Taxi.choices.index(right)}"))
+            seen = env.step(taken).observation
+            assert (env.note() == "mistake") == (step.note == "mistake") == bool(step.best)
+            assert step.best in ("", best)
+    out = folder / "rows"
+    settings = shared(folder) | {"task_file": path, "out_dir": out}
+    gen_sft.run(gen_sft.GenSFTConfig.from_flat(**settings), Quiet())
+    for name, expected in rows.items():
+        written = [(row["prompt"], row["completion"]) for _, row in read_jsonl(out / f"{name}.jsonl")]
+        assert set(expected) <= set(written)
+    assert len(list(read_jsonl(out / "sft_reflection.jsonl"))) == 100 + sum(
+        len(one.trajectory) for record in read_records(folder / "train.json", "taxi") for one in record.trajectories
+    )
+
+
+def test_the_teachers_own_demonstrations_come_back_as_they_are(folder: Path) -> None:
+    (path,) = states_of(folder, folder / "train.json").outputs
+    for record in read_records(path, "taxi"):
+        if record.trajectories:
+            taught, again = record.trajectories
+            steps = [(step.cmd, step.note) for step in taught.trajectory]
+            assert [(step.cmd, step.note) for step in again.trajectory] == steps[: len(again.trajectory)]
+
+
+def test_an_episode_ends_where_it_repeats_itself(folder: Path) -> None:
+    record = next(one for one in read_json(folder / "train.json") if one["data"]["state"] == 44)
+    moves = ["south", "north", "south", "north", "south"]
+    record["trajectories"] = [
+        {"model_name": "m", "info": "positive0", "seed": 1,
+         "trajectory": [{"reflection": "", "cmd": cmd, "note": "positive"} for cmd in moves]}
+    ]  # fmt: skip
+    (folder / "loop.json").write_text(json.dumps([record]))
+    (path,) = states_of(folder, folder / "loop.json").outputs
+    ((_, one),) = visited(path)
+    assert [step.cmd for step in one.trajectory] == moves[:3]  # "Last move: none" is another observation
+
+
+def test_same_seed_same_bytes(folder: Path) -> None:
+    run = play(folder)
+    (path,) = states_of(folder, run, states=50).outputs
+    first = path.read_bytes()
+    path.unlink()
+    states_of(folder, run, states=50)
+    assert path.read_bytes() == first
+
+
+def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]
+    asked = ["gen-trajectory", *places, "--states-of"]
+    assert "not among the training problems" in error_of([*asked, str(play(folder, "test"))], capsys)
+    two = str(play(folder, "train", "random", "oracle"))
+    assert "choose one with --player" in error_of([*asked, two], capsys)
+    assert "has only random, oracle" in error_of([*asked, two, "--player", "Oracle"], capsys)
+    assert "leave it out" in error_of([*asked, two, "--noise", "0.1"], capsys)
+    before = sorted(path.name for path in folder.iterdir())
+    for more in ("--dry-run", "--horizon 3", "--history-tokens 5", "--max-cost-usd 3", "--base-url http://localhost:1"):
+        assert f"{more.split()[0]}: with --states-of" in error_of([*asked, two, *more.split()], capsys)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert "needs --states-of" in error_of(["gen-trajectory", *places, "--states", "5"], capsys)
+
+
+def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = []
+    for count in (3, 7, 0):
+        out = folder / f"rows{count}"
+        gen_sft.run(
+            gen_sft.GenSFTConfig.from_flat(**shared(folder) | {"out_dir": out, "demonstrations": count}), Quiet()
+        )
+        prompts.append([row["prompt"] for _, row in read_jsonl(out / "sft.jsonl")])
+    assert set(prompts[0]) < set(prompts[1]) < set(prompts[2])
+    places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]
+    assert "has 40 problems" in error_of(["gen-sft", *places, "--demonstrations", "41"], capsys)

@@ -1,0 +1,323 @@
+"""view: what comes from models is inert in the page, bad input is one line with its place, and the page is small."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.commands import view
+from reflectkit.console import Quiet
+from reflectkit.data import episodes as reading
+from reflectkit.data.episodes import read_episodes
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.evals.page import Source, write_page
+from tests.episodes import HOSTILE, episode, many, write
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and the text inside scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, str] = {}
+        self.here = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.here = f"{tag} {dict(attrs).get('id') or ''}".strip()
+
+    def handle_data(self, data: str) -> None:
+        if self.here.startswith(("script", "style")):
+            self.inside[self.here] = self.inside.get(self.here, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self.here = ""
+
+
+def parse(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    return tags
+
+
+def unpacked(page: str, name: str) -> Any:
+    found = re.search(rf'<script type="text/plain" id="{name}">([A-Za-z0-9+/=]*)</script>', page)
+    assert found
+    return json.loads(zlib.decompress(base64.b64decode(found[1])))
+
+
+def make(*files: Path, quiet: Quiet, **settings: Any) -> Path:
+    report = view.run(view.ViewConfig.from_flat(paths=files, **settings), quiet)
+    return report.outputs[0]
+
+
+def test_hostile_text_never_stands_in_the_markup(tmp_path: Path, quiet: Quiet) -> None:
+    """The page with hostile episodes has the same markup as the page with a tame one, but for what the packed data
+    says.
+    """
+    folder = tmp_path / "<img src=x onerror=alert(1)>" / "run"
+    hostile = make(write(folder, [episode(text) for text in HOSTILE]), quiet=quiet).read_text(encoding="utf-8")
+    tame = make(write(tmp_path / "tame", [episode("hello")]), quiet=quiet).read_text(encoding="utf-8")
+    packed = re.compile(r'(<script type="text/plain" id="[\w-]+">)[A-Za-z0-9+/=]*(</script>)')
+    assert packed.sub(r"\1\2", hostile) == packed.sub(r"\1\2", tame)
+    seen = unpacked(hostile, "block-0")["texts"]
+    assert all(text in seen for text in HOSTILE)
+
+
+def test_policy_allows_our_script_and_style_alone(tmp_path: Path, quiet: Quiet) -> None:
+    page = make(write(tmp_path, [episode("hello")]), quiet=quiet).read_text(encoding="utf-8")
+    found = parse(page)
+    policies = [attributes["content"] for tag, attributes in found.tags if attributes.get("http-equiv")]
+    policy = dict(part.strip().split(" ", 1) for part in (policies[0] or "").split(";"))
+
+    def allowed(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == allowed(found.inside["script"])
+    assert policy["style-src"] == allowed(found.inside["style"])
+    assert not [1 for _, attributes in found.tags if attributes.keys() & {"src", "href", "style", "onclick"} - {"href"}]
+    assert [attributes["href"] for _, attributes in found.tags if "href" in attributes] == ["#detail"]
+    outside = re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.DOTALL)
+    assert not re.search(
+        r"https?:|//\w+\.|innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", outside
+    )
+    script = found.inside["script"]
+    assert "</script" not in script
+    assert "<!--" not in script
+
+
+def test_page_holds_what_was_played(tmp_path: Path, quiet: Quiet) -> None:
+    folder = tmp_path / "16_evaluate"
+    file = write(
+        folder, [episode("one"), episode("two", success=False, status="truncated"), episode("three", status="aborted")]
+    )
+    (folder / "config.json").write_text('{"settings": {"env": "taxi", "temperature": 0.5}}')
+    (folder / "eval.json").write_text('{"rows": [{"name": "SFT", "success": 0.5, "low": NaN}]}')
+    page = make(folder, quiet=quiet).read_text(encoding="utf-8")
+    index, block = unpacked(page, "index"), unpacked(page, "block-0")
+    assert [(run["name"], run["settings"], run["rows"]) for run in index["runs"]] == [
+        ("16_evaluate", {"env": "taxi", "temperature": 0.5}, [{"name": "SFT", "success": 0.5, "low": "NaN"}])
+    ]
+    assert [index["texts"][at] for at in index["columns"]["outcome"]] == ["success", "truncated", "aborted"]
+    facts, turns = block["episodes"][0]
+    told = dict(zip(index["episode_fields"], facts, strict=True))
+    assert block["texts"][told["seed"]] == "3719286943977263176"  # more than JavaScript counts to, so it is text
+    turn = dict(zip(index["turn_fields"], turns[0], strict=True))
+    assert json.loads(block["texts"][turn["probabilities"]]) == [0.7, 0.3]
+    assert (turn["reward"], turn["value"], turn["advantage"]) == (-0.05, 0.5, 0.25)
+    assert file.with_name("view.html").read_bytes() == make(folder, quiet=quiet).read_bytes()
+
+
+def test_integers_that_javascript_cannot_hold_are_text(tmp_path: Path) -> None:
+    (played,) = read_episodes(write(tmp_path, [episode("a", data={"large": 2**53 + 1, "small": 2**40})]))
+    assert json.loads(played.data or "") == {"large": "9007199254740993", "small": 2**40}
+
+
+def test_lines_of_earlier_versions(tmp_path: Path, quiet: Quiet) -> None:
+    line = {"name": "SFT", "task": "t", "success": True, "actions": ["cd a", "id b"], "reflections": [None, "Look."]}
+    file = write(tmp_path, [line])
+    (played,) = read_episodes(file)
+    assert [(turn.said, turn.reflection, turn.seen) for turn in played.turns] == [
+        ("cd a", None, None),
+        ("id b", "Look.", None),
+    ]
+    (tmp_path / "config.json").write_text('{"settings": {"env": "auto_explore"}}')
+    index = unpacked(make(file, quiet=quiet).read_text(encoding="utf-8"), "index")
+    assert index["texts"][index["columns"]["env"][0]] == "auto_explore"  # which the line did not say
+
+
+BROKEN = {
+    "cut": ('{"name": "a", "turns": [', "2: not JSON", "cut off"),
+    "list": ("[1]", "2: is not an episode", "evaluate"),
+    "other": ('{"prompt": "a"}', "2: is not an episode", "evaluate"),
+    "nan": ('{"turns": [{"reward": NaN}]}', "2: unreadable JSON", "NaN"),
+    "infinite": ('{"turns": [{"reward": 1e999}]}', "field 'turns[0].reward'", "1e999"),
+    "type": ('{"turns": [{"seen": 3}]}', "2: field 'turns[0].seen'", "text"),
+    "turn": ('{"turns": [3]}', "2: field 'turns[0]'", "object"),
+    "shares": ('{"turns": [{"choices": ["a"], "probabilities": [1, 2]}]}', "turns[0].probabilities", "2 probabilities"),
+    "deep": ('{"turns": [], "data": ' + "[" * 100_000, "2: ", "fix or delete"),
+    "digits": ('{"turns": [{"action": ' + "9" * 5000 + "}]}", "turns[0].action", "integer"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_line_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, *said = BROKEN[name]
+    file = write(tmp_path, [episode("hello")])
+    file.write_text(file.read_text(encoding="utf-8") + text + "\n", encoding="utf-8")
+    assert main(["view", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert all(part in error for part in said)
+    assert not (tmp_path / "view.html").exists()
+    assert not list(tmp_path.glob(".reflectkit*"))
+
+
+def test_bad_places_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*arguments: str) -> str:
+        assert main(["view", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    monkeypatch.chdir(tmp_path)
+    assert "results: no such file or folder; run `reflectkit evaluate`" in told()
+    (tmp_path / "empty").mkdir()
+    assert "holds no episodes.jsonl" in told("empty")
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    assert "holds no episode;" in told("blank.jsonl")
+    assert not (tmp_path / "view.html").exists()
+    assert "holds no episode;" in told("blank.jsonl", "--inspect")
+    (tmp_path / "latin.jsonl").write_bytes(b'\n{"name": "caf\xe9"}\n')
+    assert "latin.jsonl:2: not UTF-8" in told("latin.jsonl")
+    (tmp_path / "loop").symlink_to("loop")
+    assert "a broken link" in told("loop")
+    monkeypatch.setattr(reading, "LONGEST_LINE", 1000)
+    assert "empty/episodes.jsonl:1: the line has over 1,000 bytes" in told(
+        str(write(tmp_path / "empty", [episode("x" * 1000)]))
+    )
+    (tmp_path / "eval.json").write_text("{}")
+    assert "has no episodes; give the folder it is in, ." in told("eval.json")
+    assert "write a .html" in told("empty", "--out", "page.txt")
+    (tmp_path / "folder.html").mkdir()
+    assert "folder.html: is a folder" in told("empty", "--out", "folder.html")
+    assert "blank.jsonl: is a file" in told("empty", "--inspect", "--out", "blank.jsonl")
+    with pytest.raises(ConfigError, match="--open"):
+        view.ViewConfig.from_flat(inspect=True, open=True)
+
+
+def test_the_page_is_beside_what_was_given_first(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run or a folder of runs, or next to a file; never in the working directory."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    one, two = (write(tmp_path / "runs" / name, [episode(name)]) for name in ("1_evaluate", "2_evaluate"))
+    for given, place in (
+        ((two,), two.parent), ((two.parent, one), two.parent), ((tmp_path / "runs", one), tmp_path / "runs")
+    ):  # fmt: skip
+        assert view.run(view.ViewConfig.from_flat(paths=given), quiet).outputs == (place / "view.html",)
+        (log,) = view.run(view.ViewConfig.from_flat(paths=given[:1], inspect=True), quiet).outputs[:1]
+        assert log.parent == place / "inspect"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
+@pytest.mark.parametrize("flags", [["--out", "/proc/view.html"], ["--inspect", "--out", "/proc/logs"]])
+def test_a_place_that_may_not_be_written_is_one_line(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", str(write(tmp_path, [episode("x")])), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"cannot write {flags[-1]}" in error
+    assert "choose another place with --out" in error
+
+
+def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
+    """Each file once, in the order of the numbers; links below are not followed, so a loop of them is nothing."""
+    for name in ("a/9_evaluate", "a/10_evaluate", "b/9_evaluate", ".hidden/1_evaluate"):
+        write(tmp_path / name, [episode(name)])
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    (tmp_path / "b" / "3_rlft").mkdir()
+    other = write(tmp_path.parent / f"{tmp_path.name}-other", [episode("elsewhere")])
+    (tmp_path / "b" / "3_rlft" / "episodes.jsonl").symlink_to(other)
+    page = make(tmp_path, tmp_path / "a" / "9_evaluate", quiet=quiet)
+    assert page == tmp_path / "view.html"
+    names = [run["name"] for run in unpacked(page.read_text(encoding="utf-8"), "index")["runs"]]
+    assert names == ["a/9_evaluate", "a/10_evaluate", "b/9_evaluate"]
+
+
+@pytest.mark.slow
+def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
+    """10,000 episodes of 10 turns: 30 MB of lines become a page of under 8 MB, in blocks of a bounded size."""
+    file = write(tmp_path, many(10_000))
+    assert file.stat().st_size > 30e6
+    page = io.BytesIO()
+    assert write_page(page, [Source("run", "run")], ((0, one) for one in read_episodes(file))) == 10_000
+    assert page.tell() < 8e6
+    blocks = unpacked(page.getvalue().decode(), "index")["blocks"]
+    assert blocks[0] == 0
+    assert max(after - before for before, after in itertools.pairwise(blocks)) < 500
+
+
+def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
+    aborted = episode("d", status="aborted", success=False, name="other")
+    write(
+        tmp_path / "run",
+        [episode("a"), episode("a", success=False), episode("b\ud800"), episode("c", name="other"), aborted],
+    )
+    made = view.run(view.ViewConfig.from_flat(paths=(tmp_path / "run",), inspect=True), quiet).outputs
+    assert len(made) == 2
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\+00-00_taxi-full_\w{22}\.json", path.name) for path in made
+    )
+    log = json.loads(made[0].read_text(encoding="utf-8"))
+    assert [(sample["id"], sample["epoch"]) for sample in log["samples"]] == [("a", 1), ("a", 2), ("b\ufffd", 1)]
+    assert log["eval"]["config"]["epochs"] == 2
+    assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == pytest.approx(2 / 3)
+    other = json.loads(made[1].read_text(encoding="utf-8"))
+    assert other["results"]["scores"][0]["metrics"]["mean"]["value"] == 1.0  # an aborted episode counts for nothing
+    assert other["samples"][1]["error"]["message"] == "d"
+    user, answer = log["samples"][0]["messages"]
+    assert (user["role"], user["content"]) == ("user", "a")
+    assert [part.get("reasoning", part.get("text")) for part in answer["content"]] == ["a", "a"]
+    assert answer["metadata"]["probabilities"] == [0.7, 0.3]
+
+
+def test_inspect_itself_reads_the_log(tmp_path: Path, quiet: Quiet) -> None:
+    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
+    aborted = episode("c", status="aborted", success=False)
+    write(tmp_path / "run", [episode("a"), episode("b\ud800", success=False), aborted])
+    (made,) = view.run(view.ViewConfig.from_flat(paths=(tmp_path / "run",), inspect=True), quiet).outputs
+    inspect_log.write_eval_log(inspect_log.read_eval_log(str(made)), str(tmp_path / "log.eval"))
+    log = inspect_log.read_eval_log(str(tmp_path / "log.eval"))
+    assert [(sample.id, sample.scores["success"].value) for sample in log.samples] == [
+        ("a", 1),
+        ("b\ufffd", 0),
+        ("c", 0),
+    ]
+    assert log.results.scores[0].metrics["mean"].value == 0.5
+    assert log.samples[0].output.message.content[0].reasoning == "a"
+    assert log.samples[2].error.message == "c"
+
+
+def test_command_opens_without_heavy_imports(tmp_path: Path) -> None:
+    write(tmp_path, [episode("hello")])
+    code = "import sys; from reflectkit.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "view", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-2:] == [f"→ {tmp_path / 'view.html'}", "False"]
+
+
+def test_open_calls_the_browser(tmp_path: Path) -> None:
+    script, told = tmp_path / "browser.sh", tmp_path / "told"
+    script.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
+    script.chmod(0o755)
+    write(tmp_path, [episode("hello")])
+    command = [sys.executable, "-m", "reflectkit", "view", str(tmp_path), "--open"]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"BROWSER": f"{script} %s"})
+    assert told.read_text().strip() == (tmp_path / "view.html").as_uri()
+
+
+def test_folder_is_no_file_of_episodes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder"):
+        list(read_episodes(tmp_path))

@@ -1,0 +1,329 @@
+"""The page in a real browser: hostile text does nothing, ten thousand episodes open at once, keys and filters work.
+
+Skipped where there is no Chromium (Debian: `apt-get install chromium`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reflectkit.commands import view
+from reflectkit.console import Quiet
+from tests.browser import Browser, find, opened
+from tests.episodes import HOSTILE, conversation, episode, many, write
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no chromium or google-chrome on the PATH")
+
+MOST_ELEMENTS, MOST_CHARACTERS = 20_000, 500_000  # of a page, whatever it is about: what keeps it quick
+ENVS = ("taxi", "memory", "auto_explore", "__proto__")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with opened(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+def page(folder: Path, rows: Iterator[dict[str, object]] | list[dict[str, object]]) -> str:
+    write(folder, rows)
+    return view.run(view.ViewConfig.from_flat(paths=(folder,)), Quiet()).outputs[0].as_uri()
+
+
+def chosen(browser: Browser, part: str) -> str:
+    """The address once it names `part`: the episode is then drawn."""
+    return str(browser.wait(f"location.hash.includes({json.dumps(part)}) && location.hash"))
+
+
+def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path) -> None:
+    rows = [episode(text, env=env, name=text) for env in ENVS for text in HOSTILE]
+    url = page(tmp_path, rows)
+    browser.open(url)
+    elements = browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length")
+    for number, text in enumerate(HOSTILE * len(ENVS)):
+        browser.press("j")
+        chosen(browser, f"episode={number}&")
+        browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        strange = (
+            "#detail :is(script, img, svg, style, a, meta, iframe, object, embed, b, [onerror], [onload],"
+            " [onmouseover])"
+        )
+        assert browser.do(f"document.querySelectorAll({json.dumps(strange)}).length") == 0
+        if text.isascii() and text.isprintable():
+            assert browser.do("document.querySelector('blockquote').textContent") == text
+    assert browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length") == elements
+    assert browser.do("document.title") == "Episodes · reflectkit"
+    assert [asked for asked in browser.requests if asked.split("#")[0] != url] == []
+    assert browser.dialogs == []
+    assert browser.errors == []
+
+
+def test_policy_stops_script_that_got_in(browser: Browser, tmp_path: Path) -> None:
+    """A second fence: even markup that reached the page could not act."""
+    url = page(tmp_path, [episode("hello")])
+    file = tmp_path / "view.html"
+    injected = (
+        "<script>document.title = 'owned'</script><img src=https://example.org/x onerror=\"document.title = 'owned'\">"
+    )
+    file.write_text(file.read_text(encoding="utf-8").replace("</body>", injected + "</body>"), encoding="utf-8")
+    browser.open(url)
+    refused = "(() => { try { document.body.innerHTML = '<i>x</i>'; } catch (error) { return error.name; } })()"
+    assert browser.do(refused) == "TypeError"
+    assert browser.do("document.title") == "Episodes · reflectkit"
+    assert any("Content Security Policy" in error for error in browser.errors)
+    browser.errors.clear()
+
+
+def test_unseen_characters_are_shown(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, [episode("a\u0000\u001b\u202e\ud800\nb\tc")]) + "#episode=0")
+    chosen(browser, "turn=1")
+    assert browser.do("document.querySelector('blockquote').textContent") == "aNULESCU+202EU+D800\nb\tc"
+    assert browser.do("document.querySelector('#rows td.column-task').textContent") == "aNULESCU+202EU+D800↵b⇥c"
+
+
+def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path: Path) -> None:
+    texts = (
+        "<tool_call>" * 200_000,
+        "{ } " * 300_000,
+        "x" * 3_000_000,
+        "\u202e" * 300_000,
+        "a\n" * 500_000,
+        " . |\n" * 200_000,
+    )
+    places = "Folder: /" + "a/" * 100_000 + "\nFiles: " + ", ".join(map(str, range(100_000)))
+    rows = [episode(text, env="memory") for text in texts]
+    rows += [episode(texts[-1], env="taxi"), episode(places, env="auto_explore"), episode(texts[2])]
+    rows[0]["turns"][0]["info"] = {str(number): number for number in range(100_000)}
+    for row in rows:
+        row["turns"][0]["choices"] = row["turns"][0]["probabilities"] = None
+    url = page(tmp_path, rows)
+    browser.open(url)
+    for number in range(len(rows)):
+        browser.press("j")
+        chosen(browser, f"episode={number}&")
+        assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, number
+        assert browser.do("document.querySelector('main').textContent.length") < MOST_CHARACTERS, number
+    assert browser.do("document.querySelector('blockquote').textContent.length") < 21_000
+    browser.do("document.querySelector('blockquote button').click()")
+    assert browser.do("document.querySelector('blockquote').textContent.length") == 3_000_000
+    assert browser.errors == []
+
+
+def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:
+    url = page(tmp_path, many(10_000))
+    browser.open(url)
+    assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, (
+        "what is drawn does not grow with the list"
+    )
+    assert browser.do("document.querySelectorAll('#rows tr').length") < 60
+    browser.do("document.getElementById('list').scrollTop = 32 * 5000")
+    browser.wait("document.querySelector('#rows tr[data-episode=\"5005\"]') !== null")
+    browser.do(
+        "(() => { const box = document.getElementById('search'); box.value = '4999';"
+        " box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    assert browser.do("document.getElementById('count').textContent") == "2 of 10,000 episodes"
+    browser.do("document.querySelector('#rows button').click()")
+    chosen(browser, "episode=9998&")
+
+
+def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, many(6, turns=3)))
+    for key, part in (
+        ("j", "episode=0&turn=1"),
+        ("ArrowRight", "turn=2"),
+        ("j", "episode=1&turn=1"),
+        ("k", "episode=0&turn=1"),
+    ):
+        browser.press(key)
+        chosen(browser, part)
+    browser.press("c")
+    assert chosen(browser, "beside=1") == "#episode=0&turn=1&beside=1"
+    browser.press("ArrowRight")
+    chosen(browser, "turn=2&beside=1")
+    assert browser.do("[...document.querySelectorAll('article h3')].map((one) => one.textContent)") == [
+        "Turn 2",
+        "Turn 2",
+    ]
+    browser.press("j")
+    chosen(browser, "episode=1&turn=1")
+    shares = browser.do("[...document.querySelectorAll('article:first-child .share')].map((one) => one.textContent)")
+    assert shares == ["11.7 %", "13.3 %", "15.0 %", "16.7 %", "0.0 %", "1.7 %"]  # (7 + place) % 11 / 60
+    browser.press("/")
+    assert browser.do("document.activeElement.id") == "search"
+    browser.press("j")  # typed into the box, where keys are letters
+    assert browser.do("document.getElementById('search').value") == "j"
+    assert browser.do("document.getElementById('count').textContent") == "0 of 6 episodes"
+    browser.do("(() => { const box = document.getElementById('search'); box.value = ''; box.blur(); })()")
+    browser.do(
+        "(() => { const box = document.getElementById('outcome'); box.value = [...box.options].find((one) => one.text"
+        " === 'failure').value; box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    assert browser.do("document.getElementById('count').textContent") == "2 of 6 episodes"
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    url = page(tmp_path, [episode("word " * 50 + "x" * 500), *many(2)])
+    browser.open(url + "#episode=0", dark=dark, width=width)
+    chosen(browser, "turn=1")
+    assert browser.do("document.documentElement.scrollWidth") <= width
+    ground = browser.do("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+    browser.press("t")
+    assert browser.do("getComputedStyle(document.body).backgroundColor") != ground
+    browser.do("localStorage.clear()")
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    """The text of each element."""
+    return list(browser.do(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"))
+
+
+def test_conversation_reads_as_one(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, [conversation()]) + "#episode=0")
+    chosen(browser, "turn=1")
+    assert browser.errors == []
+    assert texts(browser, ".conversation > details > pre") == [
+        "You work at a service desk.\n1. Find out who the user is.\n2. Ask before each change."
+    ]
+    assert texts(browser, ".message.user > div") == ["Hello. It is fine.", "It is fine.", "Goodbye. It is fine."]
+    assert texts(browser, ".message.assistant > div.text") == ["Who are you?", "It is fine."]
+    assert texts(browser, ".message.tool") == [], "results are with their calls"
+    assert texts(browser, "[data-turn='0'] aside") == ["ReflectionNobody has said who they are. It is fine."]
+    assert texts(browser, "[data-turn='0'] .message details:first-of-type div") == ["An order. It is fine."]
+    assert [len(texts(browser, f"[data-turn='{turn}'] aside")) for turn in range(5)] == [1, 0, 1, 0, 0]
+    folds = "document.querySelectorAll('.conversation details')"
+    assert browser.do(f"[...{folds}].length") == 11
+    assert browser.do(f"[...{folds}].filter((one) => one.open).length") == 0
+    assert texts(browser, "[data-turn='1'] .call pre") == [
+        '{\n  "order": "W17",\n  "note": "It is fine."\n}',
+        '{\n  "status": "pending",\n  "note": "It is fine."\n}',
+    ]
+    assert [texts(browser, f"[data-turn='{turn}'] .tag.bad") for turn in range(5)] == [
+        [], [], ["✗ refused"], ["✗ refused"], [],
+    ]  # fmt: skip
+    left, right = (
+        browser.do(f"document.querySelector('.message.{who}').getBoundingClientRect().{side}")
+        - browser.do(f"document.querySelector('.exchange').getBoundingClientRect().{side}")
+        for who, side in (("user", "left"), ("assistant", "left"))
+    )
+    assert left < 20 < right
+
+
+def test_verdict_names_what_was_wrong(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, [conversation()]) + "#episode=0")
+    chosen(browser, "turn=1")
+    assert texts(browser, ".verdict > p") == ["✗ failure"]
+    assert texts(browser, ".verdict li") == [
+        "wrong change",
+        "missing change",
+        "It is fine.: 0.5",
+        "12.50",
+        "It is fine.",
+    ]
+    rows = browser.do(
+        "[...document.querySelectorAll('.verdict tbody tr')].map((row) => [...row.cells].map((one) => one.textContent))"
+    )
+    assert rows == [
+        ["✗ wrong", "W17", "status", "pending", "cancelled", "returned"],
+        ["✗ missing", "W18", "status", "pending", "–", '["It is fine."]'],
+        ["✓ right", "W17", "paid", "pending", '{"b":1,"a":2}', '{"a":2,"b":1}'],
+        ["✗ forbidden", "It is fine.", "status", "pending", "It is fine.", "–"],
+    ]
+    browser.do("[...document.querySelectorAll('.strip button')].at(-1).click()")
+    assert browser.do("document.activeElement.className") == "verdict"
+
+
+def test_turns_move_in_a_conversation_and_folds_stay_open(browser: Browser, tmp_path: Path) -> None:
+    turn = {"messages": [{"role": "user", "content": "Hello?"}], "said": "Yes?", "reward": 0.0}
+    long = conversation(turns=[turn] * 95)
+    browser.open(page(tmp_path, [conversation(), long]) + "#episode=0")
+    chosen(browser, "turn=1")
+    browser.do("document.querySelector('.call').open = true")
+    browser.press("ArrowRight")
+    chosen(browser, "turn=2")
+    current = "[...document.querySelectorAll('.exchange')].findIndex((one) => one.hasAttribute('data-current'))"
+    assert browser.do(current) == 1
+    assert texts(browser, ".strip [aria-current]") == ["2 get_order"]
+    assert browser.do("document.querySelector('.call').open") is True
+    browser.press("j")
+    chosen(browser, "episode=1&turn=1")
+    assert len(texts(browser, "[data-turn].exchange")) == 40
+    assert texts(browser, ".message.user:last-child") == []
+    browser.do("[...document.querySelectorAll('.pager button')].find((one) => one.textContent === 'Later →').click()")
+    chosen(browser, "turn=41")
+    assert texts(browser, ".exchange h4")[0] == "Turn 41"
+    assert texts(browser, ".pager span") == ["Turns 41 to 80 of 95"] * 2
+    browser.do("document.querySelectorAll('.strip button')[94].click()")
+    chosen(browser, "turn=95")
+    assert texts(browser, ".exchange h4")[-1] == "Turn 95"
+    assert texts(browser, ".message.user > div")[-1] == "Goodbye. It is fine."
+    assert browser.errors == []
+
+
+def test_hostile_conversation_stays_text(browser: Browser, tmp_path: Path) -> None:
+    url = page(tmp_path, [conversation(text) for text in HOSTILE])
+    browser.open(url)
+    elements = browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length")
+    for number, text in enumerate(HOSTILE):
+        browser.press("j")
+        chosen(browser, f"episode={number}&")
+        browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        strange = "#detail :is(script, img, svg, style, a, meta, iframe, object, embed, b, [onerror], [onload])"
+        assert browser.do(f"document.querySelectorAll({json.dumps(strange)}).length") == 0
+        if text.isascii() and text.isprintable():
+            assert texts(browser, ".message.user > div")[1] == text
+            assert texts(browser, "[data-turn='2'] .call summary span:first-child") == [text]
+    assert browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length") == elements
+    assert browser.do("document.title") == "Episodes · reflectkit"
+    assert [asked for asked in browser.requests if asked.split("#")[0] != url] == []
+    assert browser.dialogs == []
+    assert browser.errors == []
+
+
+def test_a_conversation_that_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path: Path) -> None:
+    large = json.dumps({str(number): "x" * 10 for number in range(60_000)})
+    turn = {"messages": [{"role": "user", "content": "a" * 20_000}], "said": "b" * 20_000, "reflection": "c" * 20_000}
+    rows = [
+        conversation(large),
+        conversation("\u202e" * 300_000),
+        conversation("<think>" * 100_000),
+        conversation(turns=[turn] * 100),
+        conversation(turns=[{"messages": [{"role": "user", "content": "x"}] * 20_000, "said": "y"}]),
+        conversation(turns=[{"calls": [{"name": "f", "arguments": {}}] * 20_000, "said": "y"}]),
+    ]
+    rows.append(conversation("short"))
+    verdict = rows[-1]["turns"][-1]["info"]
+    verdict["untold"] = [str(number) for number in range(10_000)]
+    verdict["changes"] = [verdict["changes"][0] | {"record": str(number)} for number in range(10_000)]
+    browser.open(page(tmp_path, rows))
+    for number in range(len(rows)):
+        browser.press("j")
+        chosen(browser, f"episode={number}&")
+        assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, number
+        assert browser.do("document.querySelector('main').textContent.length") < 2 * MOST_CHARACTERS, number
+    browser.do("(() => { const list = document.querySelector('.exchange > button'); if (list) list.click(); })()")
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [1400, 800, 400])
+def test_conversation_is_no_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int) -> None:
+    url = page(
+        tmp_path, [conversation("word " * 50 + "x" * 500), conversation("x" * 500, name="other", task="one-750")]
+    )
+    browser.open(url + "#episode=0", width=width)
+    chosen(browser, "turn=1")
+    browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert browser.do("document.documentElement.scrollWidth") <= width
+    outside = (
+        "(() => { const box = document.querySelector('#detail').getBoundingClientRect(); return"
+        " [...document.querySelectorAll('.conversation *')].filter((one) => !one.closest('.figures') &&"
+        " one.getBoundingClientRect().right > box.right + 1).length; })()"
+    )
+    assert browser.do(outside) == 0

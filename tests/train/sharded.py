@@ -1,0 +1,115 @@
+"""Run by torchrun: trains the corridor with the policy sharded over gloo, or whole, and saves the end. Arguments: kind
+(sharded: FSDP2; zero2, zero3: DeepSpeed; whole), folder.
+
+accelerate shards on GPUs alone, so its `prepare` is stood in for; all else is what `rlft` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.models.load import LoadedModel, load_player
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.train import checkpoint
+from reflectkit.train.algorithms import objective
+from reflectkit.train.critic import Critic
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.loop import Level, Trainer, TrainerConfig
+from reflectkit.train.processes import Processes
+
+
+class Wrapped:
+    """An optimizer behind `optimizer`, as accelerate's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Gloo:
+    """What `Processes` needs of accelerate's Accelerator, on a CPU."""
+
+    distributed_type = "FSDP"
+
+    def __init__(self) -> None:
+        self.process_index, self.num_processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
+        rate = optimizer.param_groups[0]["lr"]
+        for module in scorer.modules():
+            if isinstance(module, GPT2Block):
+                fully_shard(module)
+        fully_shard(scorer)
+        return scorer, Wrapped(torch.optim.AdamW(scorer.parameters(), lr=rate, weight_decay=0.0))
+
+
+class GlooZero(Gloo):
+    """The same, with DeepSpeed behind `prepare`."""
+
+    distributed_type = "DEEPSPEED"
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        self.deepspeed_plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
+
+    def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
+        import deepspeed
+
+        settings = {**self.deepspeed_plugin.deepspeed_config, "zero_allow_untested_optimizer": True}
+        engine, zero, _, _ = deepspeed.initialize(model=scorer, optimizer=optimizer, config=settings)
+        return engine, Wrapped(zero)
+
+
+def build_trainer(source: Path, processes: Processes) -> Trainer:
+    player: LoadedModel = load_player(source, "policy", device="cpu")
+    critic = Critic(player)
+    settings = Settings(learning_rate=1e-3, minibatch=40, max_tokens=400, max_grad_norm=1.0)
+    learner = Learner(player, settings, critic, processes=processes)
+    spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
+    agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
+    level = Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))
+    plan = TrainerConfig([level], 4, 12, objective("ppo"), seed=0, width=12)
+    return Trainer(plan, agent, learner, replay_size=3, processes=processes)
+
+
+def main(kind: str, folder: Path) -> None:
+    """Two updates, a checkpoint, a fresh start from it, and two more."""
+    torch.set_num_threads(1)
+    if kind == "sharded":
+        torch.distributed.init_process_group("gloo")
+    elif kind != "whole":
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+    kinds = {"whole": lambda: None, "sharded": Gloo, "zero2": lambda: GlooZero(2), "zero3": lambda: GlooZero(3)}
+    processes = Processes(kinds[kind]())
+    trainer = build_trainer(folder / "policy", processes)
+    for _ in range(2):
+        trainer.advance()
+    half = checkpoint.save(folder / kind, trainer, {}, {})
+    processes.wait()
+    trainer = build_trainer(half, processes)
+    checkpoint.restore(half, trainer, {}, {})
+    for _ in range(2):
+        trainer.advance()
+    checkpoint.save(folder / kind, trainer, {}, {})
+    processes.wait()
+    if kind != "whole":
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,149 @@
+"""The training loop: groups and aborted episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.env import StepResult
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.eventloop import run_sync
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.prefix_cache import PrefixCache
+from reflectkit.train import checkpoint
+from reflectkit.train.algorithms import objective
+from reflectkit.train.loop import Level
+from reflectkit.types import Observation, Task
+from tests.train.training import Spelling, agent_of, build_trainer, corridor_player
+
+
+def test_groups_without_spread_are_dropped_and_counted() -> None:
+    """Where every episode is won alike, grpo has no rows, says so, and changes nothing."""
+    player = corridor_player(seed=0)
+    ends = [task for task in Corridor.taskset.tasks("long") if task.data["start"] == 5]  # one step from the goal
+
+    def sure() -> Any:
+        env = make("corridor", 1)
+        env.step = lambda action: StepResult(env.reset(ends[0], 0), 1.0, True, info={"success": True})  # type: ignore[method-assign]
+        return env
+
+    trainer = build_trainer(player, objective("grpo"), 2, [Level("end", ends, sure)])
+    before = [weight.detach().clone() for weight in player.model.parameters()]
+    figures = trainer.advance()
+    assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
+    assert all(torch.equal(old, new) for old, new in zip(before, player.model.parameters(), strict=True))
+
+
+def test_a_group_starts_alike_and_plays_apart() -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Watching(Corridor):
+        def reset(self, task: Task, seed: int) -> Observation:
+            seen.setdefault(task.id, set()).add(seed)
+            return super().reset(task, seed)
+
+    player = corridor_player(seed=0)
+    from reflectkit.envs.wrappers import Horizon
+
+    trainer = build_trainer(
+        player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
+    )
+    trainer.advance()
+    played = [trajectory for trajectory, _ in trainer.latest]
+    assert all(len(seeds) == 1 for seeds in seen.values())
+    assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
+    assert len({trajectory.seed for trajectory in played}) == 12
+
+
+def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
+    player = corridor_player(seed=0)
+
+    def broken(which: Callable[[int], bool]) -> Callable[[], Any]:
+        class Broken(Corridor):
+            def reset(self, task: Task, seed: int) -> Observation:
+                if which(int(task.data["start"])):
+                    raise EnvironmentFailure("the engine is down")
+                return super().reset(task, seed)
+
+        from reflectkit.envs.wrappers import Horizon
+
+        return lambda: Horizon(Broken(), 16)
+
+    tasks = Corridor.taskset.tasks("long")
+    half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
+    assert half.advance()["aborted"] == 0.5
+    assert half.counters["aborted"] == 6
+    none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
+    with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
+        none.advance()
+
+
+def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of both players, though only the policy's weights change."""
+    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 4)
+    level = Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling)
+    trainer = build_trainer(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
+    trainer.agent = agent_of(trainer.learner.player, corridor_player(1), max_new_tokens=3)
+    assert trainer.agent.reflector is not None
+    kept = [trainer.agent.policy.kept, trainer.agent.reflector.sampler.kept]  # type: ignore[attr-defined]
+    sizes: list[list[int]] = [[], []]
+
+    def watch(one: PrefixCache, seen: list[int]) -> None:
+        keep = one.keep
+        monkeypatch.setattr(one, "keep", lambda *read: (keep(*read), seen.append(one.size)))
+
+    for one, seen in zip(kept, sizes, strict=True):
+        watch(one, seen)
+    trainer.advance()
+    assert all(max(seen) > 0 for seen in sizes)
+    assert [one.size for one in kept] == [0, 0]
+
+
+def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before is not read again, which changes the rounding; but it is after a checkpoint."""
+    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 4)
+    player = corridor_player(seed=0)
+    trainer = build_trainer(player, objective("reinforce"), 2)
+    trainer.agent = agent_of(player, corridor_player(seed=1))
+    assert trainer.agent.reflector is not None
+    sampler: Any = trainer.agent.reflector.sampler
+    sizes: list[int] = []
+    sampler.player.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, __: sizes.append(given[0].numel())
+    )
+    prompt = tuple(sampler.tokenizer("You are in cell 3. You are in cell 4.")["input_ids"])
+
+    def tokens_read() -> int:
+        sizes.clear()
+        run_sync(sampler.sample(SampleRequest(prompt, max_new_tokens=2, temperature=0.0)))
+        return sum(sizes)
+
+    assert tokens_read() == len(prompt) + 1
+    assert tokens_read() == 1 + 1
+    checkpoint.save(tmp_path, trainer, {}, {})
+    assert tokens_read() == len(prompt) + 1
+
+
+def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
+    """What the reflector reads counts, too, as what the policy reads does."""
+    player, other = corridor_player(seed=0), corridor_player(seed=1)
+    trainer = build_trainer(player, objective("reinforce"), 1)
+    trainer.agent = agent_of(player, other, watch=trainer.learner.observe)
+    figures = trainer.advance()
+    rows = sum(
+        len(turn.decision.prompt_ids) + len(turn.decision.token_ids)
+        for trajectory, _ in trainer.latest
+        for turn in trajectory.turns
+    )
+    assert trainer.agent.reflector is not None
+    reading: Any = trainer.agent.reflector.sampler
+    assert reading.tokens > 2 * trainer.agent.reflector.tokens > 0  # prompts are longer than comments
+    assert figures["tokens"] == trainer.agent.policy.tokens + reading.tokens + rows

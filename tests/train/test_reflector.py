@@ -1,0 +1,149 @@
+"""The reflector as a second player: advantages derived by hand, rows of sampled tokens, and who learns in its turn."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.envs import make
+from reflectkit.envs.taxi import Taxi
+from reflectkit.eventloop import run_sync
+from reflectkit.models.load import LoadedModel
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.train.algorithms import objective
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.loop import Level, Trainer, TrainerConfig
+from reflectkit.train.reflector import ReflectorSchedule, ReflectorTrainer, advantages, rows, share_true, visited
+from reflectkit.types import Comment
+from tests.conftest import make_player
+from tests.train.training import play
+
+
+def comment(reward: float, tokens: tuple[int, ...] = (7, 8)) -> Comment:
+    return Comment("text", (1, 2, 3), tokens, (-0.5,) * len(tokens), reward)
+
+
+def test_an_advantage_is_the_difference_from_the_other_comments_on_the_state() -> None:
+    """First state: 4 - (1 + 1) / 2 = 3, 1 - (4 + 1) / 2 = -1.5. Two comments: each less the other. The third state's
+    comments do equally well. The deviation of 3, -1.5, -1.5, 2, -2 about their mean 0 is sqrt(21.5 / 5).
+    """
+    rewards = [[4.0, 1.0, 1.0], [2.0, 0.0], [5.0, 5.0]]
+    assert advantages(rewards, normalize=False) == [[3.0, -1.5, -1.5], [2.0, -2.0], [0.0, 0.0]]
+    spread = (21.5 / 5) ** 0.5
+    scaled = advantages(rewards, normalize=True)
+    assert scaled[0] == pytest.approx([3 / spread, -1.5 / spread, -1.5 / spread])
+    assert scaled[2] == [0.0, 0.0]
+    assert advantages([], normalize=True) == []
+
+
+def test_a_row_is_what_was_sampled_and_states_that_teach_nothing_have_none() -> None:
+    compared = [[comment(1.0), comment(0.0, (9,))], [comment(1.0), comment(1.0)], [comment(1.0), comment(0.0, ())]]
+    first, second = rows(compared, advantages([[one.reward for one in row] for row in compared], normalize=False))
+    assert first.tokens == (1, 2, 3, 7, 8)
+    assert first.loss_mask == (0, 0, 0, 1, 1)
+    assert first.logprobs == (0.0, 0.0, 0.0, -0.5, -0.5)
+    assert first.advantages == (0.0, 0.0, 0.0, 1.0, 1.0)
+    assert second.tokens == (1, 2, 3, 9)
+    assert second.advantages == (0.0, 0.0, 0.0, -1.0)
+
+
+def test_states_are_turns_of_different_episodes(policy: LoadedModel) -> None:
+    played = play(policy, count=6)
+    states = visited(played, 4, random.Random(0))
+    assert len({trajectory.seed for trajectory, _ in states}) == 4
+    assert all(0 <= turn < len(trajectory.turns) for trajectory, turn in states)
+    assert len(visited(played, 40, random.Random(0))) == 6
+
+
+def test_the_share_of_true_comments_leaves_out_what_nobody_can_tell() -> None:
+    assert share_true([True, None, False, True]) == pytest.approx(2 / 3)
+    assert share_true([None]) is None
+
+
+def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
+    policy, reflecting = make_player(observations, "policy"), make_player(observations, "reflection", seed=1)
+    reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
+    agent = TwoPlayerAgent(LocalSampler(policy), reflector)
+    learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
+    second = ReflectorTrainer(Learner(reflecting, learning), ReflectorSchedule(1, 6, 3, **settings))
+    level = Level("full", Taxi.taskset.tasks("full")[:20], lambda: make("taxi", 6))
+    plan = TrainerConfig([level], 4, 8, objective("reinforce"), seed=0, width=8)
+    return Trainer(plan, agent, Learner(policy, Settings(learning_rate=1e-3)), second=second)
+
+
+def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in player.model.named_parameters()}
+
+
+def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observations: Any) -> None:
+    """The learner's log-probabilities are the sampler's, at a temperature that is not 1 too: the ratio starts at 1."""
+    trainer = trainer_of_both(observations, temperature=1.5)
+    second, reflector = trainer.second, trainer.agent.reflector
+    assert second is not None
+    assert reflector is not None
+    before = []
+
+    class Watched(ReflectorTrainer):
+        def learn(self, *arguments: Any) -> dict[str, float]:
+            before.append((weights(trainer.learner.player), weights(self.learner.player)))
+            return super().learn(*arguments)
+
+    trainer.second = Watched(second.learner, second.turns)
+    figures = trainer.advance()
+    assert figures["reflector_rows"]
+    assert figures["reflector_ratio_deviation"] < 1e-4
+    ((policy, reflecting),) = before
+    assert all(torch.equal(policy[name], now) for name, now in weights(trainer.learner.player).items())
+    assert any(not torch.equal(reflecting[name], now) for name, now in weights(second.learner.player).items())
+    assert reflector.memo == {}  # its comments were the earlier weights'
+    seeds = [0] * len(observations)
+    fresh = Reflector(LocalSampler(second.learner.player), max_new_tokens=5)  # has no drafts of theirs either
+    assert run_sync(reflector.comments(observations, seeds)) == run_sync(fresh.comments(observations, seeds))
+
+
+def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
+    trainer = trainer_of_both(observations, reward="judgement")
+    assert trainer.second is not None
+    still = Learner(trainer.second.learner.player, Settings(learning_rate=0.0))
+    trainer.second = ReflectorTrainer(still, trainer.second.turns)
+    before = weights(still.player)
+    figures = trainer.advance()
+    assert figures["reflector_states"] == 6
+    assert 0 <= figures["sampled_comments_true"] <= 1
+    assert "reflector_loss" not in figures
+    assert all(torch.equal(before[name], weight) for name, weight in weights(still.player).items())
+
+
+class Recording:
+    """A learner that keeps its rows and learns nothing."""
+
+    settings = Settings(learning_rate=1.0)
+
+    def update(self, samples: Any, *_: Any) -> dict[str, float]:
+        self.samples = samples
+        return {}
+
+
+def test_each_token_of_a_comment_costs_something() -> None:
+    """Equal rewards of 1, but 2, 2 and 5 tokens: at 0.1 a token they are 0.8, 0.8 and 0.5, each less the mean of the
+    others 0.15, 0.15 and -0.3. What is reported is before the cost.
+    """
+    compared = [[comment(1.0), comment(1.0), comment(1.0, (5, 6, 7, 8, 9))]]
+    learner = Recording()
+    second = ReflectorTrainer(learner, ReflectorSchedule(1, 1, 3, normalize=False, length_cost=0.1))  # type: ignore[arg-type]
+    figures = second.learn(compared, random.Random(0), 1.0)
+    assert [sample.advantages[-1] for sample in learner.samples] == pytest.approx([0.15, 0.15, -0.3])
+    assert (figures["reflector_reward"], figures["reflector_tokens"]) == (1.0, 3.0)
+    assert figures["states_without_spread"] == 0
+    free = ReflectorTrainer(learner, ReflectorSchedule(1, 1, 3, normalize=False)).learn(compared, random.Random(0), 1.0)  # type: ignore[arg-type]
+    assert learner.samples == []
+    assert free["states_without_spread"] == 1
+
+
+def test_a_turn_comes_after_every_so_many_updates() -> None:
+    second = ReflectorTrainer(None, ReflectorSchedule(3, 1, 2))  # type: ignore[arg-type]
+    assert [step for step in range(1, 10) if second.is_due(step)] == [3, 6, 9]
