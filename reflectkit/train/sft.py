@@ -8,15 +8,10 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
-from trl import SFTTrainer
 
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Bar, Progress, Quiet
@@ -24,7 +19,6 @@ from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.jsonl import disk_full, read_json
 from reflectkit.models.hub import TINY
-from reflectkit.models.scoring import unwrapped
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
 from reflectkit.runs.checksums import CHECKSUMS, seal, verify
 from reflectkit.runs.folders import checkpoints
@@ -36,48 +30,6 @@ if TYPE_CHECKING:
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.load import LoadedModel
     from reflectkit.train.sft_config import SFTConfig
-
-
-SMALL_VOCABULARY = 4096
-"""Up to this size all positions are computed as in TRL: leaving some out changes the rounding of the gradients, and
-with it the weights of every seed of the tiny models."""
-
-
-class CompletionTrainer(SFTTrainer):
-    """SFTTrainer with the same loss, gradients and metrics, up to rounding, for less work."""
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The loss of a batch as TRL computes it. inputs: its labels_BT are -100 where no token is trained on."""
-        causal = unwrapped(self.model)
-        labels_BT = inputs["labels"]
-        if labels_BT.device.type != "cpu" or causal.get_output_embeddings().weight.shape[0] <= SMALL_VOCABULARY:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        next_BT = labels_BT[:, 1:]
-        trained_BT = next_BT != -100
-        kept = {name: value for name, value in inputs.items() if name != "labels"}
-        kept["shift_labels"] = next_BT[trained_BT][None]
-        with _only(causal.base_model, trained_BT):
-            return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
-
-
-@contextmanager
-def _only(trunk: nn.Module, kept_BT: torch.Tensor) -> Iterator[None]:
-    """While it is open, `trunk` returns the hidden states of the kept positions as one row (1, N, D).
-
-    kept_BT: which they are, of all positions but the last.
-    """
-
-    def select(_: nn.Module, __: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state[:, :-1][kept_BT][None]
-        return output
-
-    hook = trunk.register_forward_hook(select)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def encode(
@@ -233,7 +185,7 @@ def encoded_rows(
     )
     if not config.share_prefixes:
         return encoded
-    from reflectkit.train.packing import can_pack, pack
+    from reflectkit.train.sft_trainers import can_pack, pack
 
     if not can_pack(player.model):
         how = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
@@ -385,7 +337,7 @@ def build_trainer(config: SFTConfig, folder: Path, player: LoadedModel, encoded:
     from datasets import Dataset
     from trl import SFTConfig
 
-    from reflectkit.train.packing import PackTrainer, collate
+    from reflectkit.train.sft_trainers import CompletionTrainer, PackTrainer, collate
 
     on_cpu = next(player.model.parameters()).device.type == "cpu"
     if player.tokenizer.pad_token_id is None:

@@ -14,9 +14,9 @@ from trl.trainer import utils
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.models.load import save_player
-from reflectkit.train import sft as completions
 from reflectkit.train import sft as sft_training
-from reflectkit.train.sft import CompletionTrainer
+from reflectkit.train import sft_trainers as completions
+from reflectkit.train.sft_trainers import CompletionTrainer
 from tests.sft_runs import config, write_rows
 
 ROWS = [([5, 6, 7, 8, 9, 10], 2), ([11, 12, 13], 1), ([7, 7, 9, 5], 4)]

@@ -18,7 +18,7 @@ from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import checkpoint_gradients, save_player
 from reflectkit.models.scoring import unwrapped
 from reflectkit.train import sft as sft_training
-from reflectkit.train.packing import NOT_TRAINED, PackTrainer, can_pack, collate, pack
+from reflectkit.train.sft_trainers import NOT_TRAINED, PackTrainer, can_pack, collate, pack
 from tests.sft_runs import Interrupting, config, train, write_rows
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

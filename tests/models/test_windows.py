@@ -11,7 +11,7 @@ from transformers import FalconConfig, FalconForCausalLM, GPTNeoConfig, GPTNeoFo
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.decoding import decode
 from reflectkit.sampling.prefix_cache import PrefixCache
-from reflectkit.train.packing import can_pack
+from reflectkit.train.sft_trainers import can_pack
 
 WINDOW, VOCABULARY, PAD = 8, 60, 0
 LABELS = ((5,), (6, 7), (6, 9))
