@@ -37,7 +37,7 @@ class Env(Protocol):
     `close()` is optional: it gives back what the env holds, e.g. a process or a connection. Whoever made the env calls
     it once. After an episode that took too long, a call of a `remote` env may still be under way then.
 
-    `forfeit(steps_left) -> float` is optional: the reward for ending now without an answer, 0 by default.
+    `truncation_penalty(steps_left) -> float` is optional: the reward for ending now without an answer, 0 by default.
     `cluster(task) -> str` is an optional classmethod that names what a task is about, e.g. a file; tasks of one cluster
     are not independent in the statistics. By default each task is its own cluster.
     """

@@ -139,7 +139,7 @@ class Decision:
     """How a demonstration marks the step: "positive", "mistake" or "correction"."""
     failure: str | None = None
     """Why the agent could not decide; the episode is then ABORTED."""
-    overflow: str | None = None
+    truncation_reason: str | None = None
     """Why the episode ends early: the prompt does not fit the model, no answer was a legal action, or the human player
     quit. The episode is then TRUNCATED.
     """
@@ -223,9 +223,9 @@ class Trajectory:
     """Why it was ABORTED, or TRUNCATED by its agent."""
     group: str = ""
     """Episodes of one group have the same start state and are compared with each other; empty without groups."""
-    undone: Decision | None = None
+    unexecuted_decision: Decision | None = None
     """The decision that ended it without a step: a failure or an overflow."""
-    forfeit: float = 0.0
+    truncation_penalty: float = 0.0
     """Reward for an overflow at the first step, in the env's unit; that of a later one is part of the last step's."""
     final: Observation | None = None
     """What the env showed last, if no turn answers it."""
@@ -233,14 +233,16 @@ class Trajectory:
     @property
     def price_usd(self) -> float | None:
         """Cost of all its decisions in US dollars; None if a price is unknown."""
-        decisions = [turn.decision for turn in self.turns] + ([self.undone] if self.undone else [])
+        decisions = [turn.decision for turn in self.turns] + (
+            [self.unexecuted_decision] if self.unexecuted_decision else []
+        )
         prices = [decision.price_usd for decision in decisions]
         return None if None in prices else sum(price or 0.0 for price in prices)
 
     @property
     def total_return(self) -> float:
         """The undiscounted sum of the rewards, in the env's unit."""
-        return sum(turn.reward for turn in self.turns) + self.forfeit
+        return sum(turn.reward for turn in self.turns) + self.truncation_penalty
 
     @property
     def figures(self) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Human:
         action = answer(observation, env)
         if action is None:
             self.left = True
-            return Decision(0, overflow=LEFT)
+            return Decision(0, truncation_reason=LEFT)
         return Decision(action)
 
     def _line(self, observation: Observation, env: Env) -> int | str | None:

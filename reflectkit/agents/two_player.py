@@ -155,8 +155,8 @@ class TwoPlayerAgent:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The policy's decision; what it draws depends on the turn's own seed alone.
 
-        An observation that is too long for the policy gets a decision with `overflow`. Raises CheckpointError where
-        none ever fits.
+        If the observation is too long for the policy, the decision has a `truncation_reason`. Raises CheckpointError
+        where none ever fits.
         """
         comment = None
         if self.commentator is not None and (
@@ -179,7 +179,7 @@ class TwoPlayerAgent:
         ask = SampleRequest(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
-            return Decision(0, comment, overflow=sampled.too_long)
+            return Decision(0, comment, truncation_reason=sampled.too_long)
         if sampled.token_ids not in labels or len(sampled.label_logprobs) != len(labels):
             raise ConfigError(
                 f"the sampler was asked for one of {len(labels)} labels, and answered with tokens {sampled.token_ids}"
@@ -214,7 +214,7 @@ class TwoPlayerAgent:
         if self.episode_tokens:
             left = min(left, self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns))
         if left < 1:
-            return Decision(0, comment, overflow=f"it wrote its {self.episode_tokens} tokens")
+            return Decision(0, comment, truncation_reason=f"it wrote its {self.episode_tokens} tokens")
         if observation.tools or observation.replies:
             prompt, stop_ids = self.dialogue.ids(observation, comment), self.dialogue.stop_ids
         else:
@@ -222,7 +222,7 @@ class TwoPlayerAgent:
         ask = SampleRequest(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids, self.truncation)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
-            return Decision(0, comment, overflow=sampled.too_long)
+            return Decision(0, comment, truncation_reason=sampled.too_long)
         action = self._read(observation, prompt, sampled, stop_ids)
         return Decision(
             action,

@@ -39,8 +39,8 @@ class ChatPolicy:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The model's decision; a `failure` if there is no usable answer, an `overflow` if no answer was a legal
-        action.
+        """The model's decision; a `failure` if there is no usable answer, a `truncation_reason` if no answer
+        was a legal action.
         """
         comment: Outcome[str] = Outcome()
         if self.reflector is not None:
@@ -67,7 +67,7 @@ class ChatPolicy:
             reason = f"{self.client.endpoint}: {outcome.reason}"
             if outcome.rejected and outcome.unparsed:
                 return Decision(
-                    0, comment.value, overflow=reason, illegal=illegal, unreadable=unreadable, price_usd=price
+                    0, comment.value, truncation_reason=reason, illegal=illegal, unreadable=unreadable, price_usd=price
                 )
             return Decision(0, comment.value, failure=reason, price_usd=price)
         thought, action = outcome.value
@@ -160,7 +160,7 @@ class ModelMethod:
         env: Any = context.env
         asked = Observation(env.method_messages(self.name), replies=True)
         decision = await self.writer.decide(asked, replace(context, turns=()))
-        if decision.failure is not None or decision.overflow is not None:
+        if decision.failure is not None or decision.truncation_reason is not None:
             return decision
         try:
             return replace(decision, action=env.method_action(self.name, action_words(asked, decision.action)))

@@ -357,8 +357,8 @@ def _outcome(trajectory: Trajectory) -> str:
 
 def _ending(trajectory: Trajectory) -> str:
     count, outcome = len(trajectory.turns), _outcome(trajectory)
-    forfeited = trajectory.forfeit + sum(turn.info.get("forfeit", 0.0) for turn in trajectory.turns)
-    unplayed = f", {forfeited:+.3g} of it for the steps not taken" if forfeited else ""
+    penalty = trajectory.truncation_penalty + sum(turn.info.get("truncation_penalty", 0.0) for turn in trajectory.turns)
+    unplayed = f", {penalty:+.3g} of it for the steps not taken" if penalty else ""
     played = f"{trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}"
     return f"{outcome[:1].upper()}{outcome[1:]}: return {played}{unplayed}."
 

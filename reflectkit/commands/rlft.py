@@ -262,7 +262,7 @@ def _loop(
         progress.bar(title, config.max_steps, trainer.step) as bar,
     ):
         while trainer.step < config.max_steps:
-            figures = trainer.advance()
+            figures = trainer.train_step()
             if validation and (trainer.step % config.validate_steps == 0 or trainer.step == config.max_steps):
                 figures |= trainer.validate(validation)
             history.append(figures)

@@ -26,7 +26,7 @@ from reflectkit.data.fields import Fields, parse
 from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps, lines, read_jsonl, replacing
 from reflectkit.text import pluralize
-from reflectkit.types import LARGEST, Trajectory, Turn
+from reflectkit.types import LARGEST, Decision, Trajectory, Turn
 
 
 def episode_to_json(
@@ -35,7 +35,8 @@ def episode_to_json(
     """The episode as JSON values. name: the player's. advantages: one per turn, if known. cluster: the task's."""
     earlier = (None, *trajectory.turns[:-1])
     turns = [_turn(turn, before) for turn, before in zip(trajectory.turns, earlier, strict=False)]
-    illegal, unreadable = (trajectory.undone.illegal, trajectory.undone.unreadable) if trajectory.undone else (0, 0)
+    last = trajectory.unexecuted_decision or Decision(0)
+    illegal, unreadable = last.illegal, last.unreadable
     for turn, advantage in zip(turns, advantages or (), strict=False):
         turn["advantage"] = advantage
     row = {

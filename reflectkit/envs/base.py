@@ -117,7 +117,7 @@ class BaseEnv:
     def close(self) -> None:
         """Give back what the env holds, e.g. a process or a connection; whoever made it calls this once."""
 
-    def forfeit(self, steps_left: int) -> float:
+    def truncation_penalty(self, steps_left: int) -> float:
         """The reward for ending the episode now, without an answer."""
         return 0.0
 

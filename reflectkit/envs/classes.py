@@ -13,7 +13,8 @@ from reflectkit.errors import ConfigError
 
 ARGUMENTS = {
     "reset": "task seed", "step": "action", "oracle": "", "mistakes": "", "slips": "", "note": "",
-    "reflection": "generator", "forfeit": "steps_left", "_begin": "task seed", "_move": "action", "_text": "",
+    "reflection": "generator", "truncation_penalty": "steps_left",
+    "_begin": "task seed", "_move": "action", "_text": "",
     "tasks": "level", "example": "level seed", "at_level": "task level", "cluster": "task", "aspects": "task",
 }  # fmt: skip
 """The arguments of methods that an env of one's own may define, after self or cls."""

@@ -47,10 +47,10 @@ class Horizon(Wrapper):
         info = {"success": False} | result.info
         return dataclasses.replace(result, truncated=True, info=info)
 
-    def forfeit(self, steps_left: int = 0) -> float:
+    def truncation_penalty(self, steps_left: int = 0) -> float:
         """The wrapped env's, for the remaining steps of the horizon."""
         env: Any = self.env
-        return float(env.forfeit(self.steps - self.taken))
+        return float(env.truncation_penalty(self.steps - self.taken))
 
 
 class Shuffled(Wrapper):

@@ -105,9 +105,9 @@ class Narrator:
             return replace(decision, reflection=comment)
         decision = replace(decision, reflection=decision.reflection if comment is None else comment)
         self.progress.show(decision_text(observation, decision, commented=comment is not None))
-        if self.wait and not decision.overflow and not decision.failure:
+        if self.wait and not decision.truncation_reason and not decision.failure:
             self.stopped = not self._goes_on(context.env)
-        return replace(decision, overflow=LEFT) if self.stopped else decision
+        return replace(decision, truncation_reason=LEFT) if self.stopped else decision
 
     def heading(self, text: str) -> None:
         """Show a heading."""
@@ -182,8 +182,8 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
     lines = []
     if decision.reflection is not None and not commented:
         lines.append(f"Reflection: {one_line(decision.reflection)}")
-    if decision.overflow or decision.failure:
-        return "\n".join([*lines, str(decision.overflow or decision.failure)])
+    if decision.truncation_reason or decision.failure:
+        return "\n".join([*lines, str(decision.truncation_reason or decision.failure)])
     likely = sorted(enumerate(decision.probabilities), key=lambda item: -item[1])[:MOST_SHOWN]
     shares = [
         f"{100 * share:.0f} % {one_line(observation.choices[index])}" for index, share in likely if share >= LEAST_SHOWN

@@ -71,8 +71,8 @@ def _message(one: Any) -> Message:
 
 def as_act(observation: Observation, decision: Decision) -> Act:
     """`decision` about `observation` as an act. Raises AgentError for one that was not made."""
-    if decision.failure is not None or decision.overflow is not None:
-        raise AgentError(str(decision.failure or decision.overflow))
+    if decision.failure is not None or decision.truncation_reason is not None:
+        raise AgentError(str(decision.failure or decision.truncation_reason))
     action, comment = decision.action, decision.reflection
     if isinstance(action, int):
         return Act(observation.choices[action], action, comment, decision.probabilities)

@@ -185,13 +185,13 @@ def _text_env() -> type[Any]:
             except IllegalActionError as error:
                 self.illegal += 1
                 return self._output(
-                    [_user(str(error))], self._forfeit() if late else 0.0, late, {"illegal": str(error)}
+                    [_user(str(error))], self._truncation_penalty() if late else 0.0, late, {"illegal": str(error)}
                 )
             self.figures |= result.info.get("figures", {})
             if "success" in result.info:
                 self.figures["success"] = float(result.info["success"] is True)
             over = result.terminated or result.truncated
-            reward = result.reward if over or not late else result.reward + self._forfeit()
+            reward = result.reward if over or not late else result.reward + self._truncation_penalty()
             return self._output(self.view.next(result.observation), reward, over or late, result.info)
 
         def close(self) -> None:
@@ -203,9 +203,9 @@ def _text_env() -> type[Any]:
             own = {"success": 0.0, "return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
             return own | {"failed": float(bool(self.failure))} | self.figures
 
-        def _forfeit(self) -> float:
+        def _truncation_penalty(self) -> float:
             """The reward for the env's steps that illegal answers have taken from the episode."""
-            return float(self.inner.forfeit(0)) if hasattr(self.inner, "forfeit") else 0.0
+            return float(self.inner.truncation_penalty(0)) if hasattr(self.inner, "truncation_penalty") else 0.0
 
         def _output(
             self, messages: list[dict[str, str]], reward: float, done: bool, metadata: dict[str, Any]

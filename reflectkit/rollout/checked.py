@@ -81,12 +81,12 @@ class Checked(Wrapper):
             raise self._wrong("reflection", comment, "a text")
         return comment
 
-    def forfeit(self, steps_left: int) -> float:
+    def truncation_penalty(self, steps_left: int) -> float:
         """The env's reward for ending now, 0 if it defines none. Raises ConfigError if it is no finite number."""
-        forfeit = getattr(self.env, "forfeit", None)
-        reward = 0.0 if forfeit is None else forfeit(steps_left)
+        truncation_penalty = getattr(self.env, "truncation_penalty", None)
+        reward = 0.0 if truncation_penalty is None else truncation_penalty(steps_left)
         if not _is_number(reward):
-            raise self._wrong("forfeit", reward, f"a number of at most {LARGEST:g} in size")
+            raise self._wrong("truncation_penalty", reward, f"a number of at most {LARGEST:g} in size")
         return float(reward)
 
     @property

@@ -134,20 +134,20 @@ async def play_all(
 
 def usable_after(trajectory: Trajectory) -> bool:
     """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
-    failed = trajectory.status is Status.ABORTED and trajectory.undone is None
+    failed = trajectory.status is Status.ABORTED and trajectory.unexecuted_decision is None
     return not failed and not trajectory.reason.startswith(LATE)
 
 
 async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0.0) -> Trajectory:
     """Play one episode.
 
-    timeout_s: seconds after which it is TRUNCATED as by an overflow; 0: no limit.
+    timeout_s: seconds after which it is TRUNCATED as by a prompt that is too long; 0: no limit.
 
     If the env fails (EnvironmentFailure, also from its oracle) or the agent cannot decide (`Decision.failure`), the
     episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
-    (`Decision.overflow`), it is TRUNCATED, and the env's `forfeit` is added to the last turn's reward, so that ending
-    early never costs less than playing on. Other errors are raised; ConfigError for what `rollout.checked`
-    refuses.
+    (`Decision.truncation_reason`), it is TRUNCATED, and the env's `truncation_penalty` is added to the last turn's
+    reward, so that ending early never costs less than playing on. Other errors are raised; ConfigError for what
+    `rollout.checked` refuses.
     """
     env = checked(env)
     turns: list[Turn] = []
@@ -160,8 +160,8 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
             while True:
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
-                if decision.failure is not None or decision.overflow is not None:
-                    return _undone(episode, turns, decision, env, observation)
+                if decision.failure is not None or decision.truncation_reason is not None:
+                    return _ended_without_step(episode, turns, decision, env, observation)
                 result = await _answer(env, env.step, decision.action)
                 turns.append(Turn(observation, decision, result.reward, result.info))
                 observation = result.observation
@@ -173,8 +173,8 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     except TimeoutError:
         if not deadline.expired():
             raise
-        late = Decision(0, overflow=f"{LATE} {timeout_s:g} s")
-        return _undone(episode, turns, late, env, observation)
+        late = Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s")
+        return _ended_without_step(episode, turns, late, env, observation)
 
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
@@ -188,31 +188,47 @@ def _ended(
     turns: Sequence[Turn],
     status: Status,
     reason: str = "",
-    undone: Decision | None = None,
-    forfeit: float = 0.0,
+    unexecuted_decision: Decision | None = None,
+    truncation_penalty: float = 0.0,
     final: Observation | None = None,
 ) -> Trajectory:
     success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
     return Trajectory(
-        episode.task, episode.seed, tuple(turns), status, success, reason, episode.group, undone, forfeit, final
+        episode.task,
+        episode.seed,
+        tuple(turns),
+        status,
+        success,
+        reason,
+        episode.group,
+        unexecuted_decision,
+        truncation_penalty,
+        final,
     )
 
 
-def _undone(
+def _ended_without_step(
     episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env, observation: Observation | None
 ) -> Trajectory:
-    """The trajectory of an episode that `decision`, a failure or an overflow, has ended."""
+    """The trajectory of an episode that `decision`, a failure or a truncation, has ended."""
     status = Status.TRUNCATED if decision.failure is None else Status.ABORTED
-    reason = decision.failure or decision.overflow or ""
-    forfeit = 0.0 if decision.overflow is None or observation is None else _forfeit(env)
-    if turns and forfeit:
+    reason = decision.failure or decision.truncation_reason or ""
+    truncation_penalty = 0.0 if decision.truncation_reason is None or observation is None else _truncation_penalty(env)
+    if turns and truncation_penalty:
         last = turns[-1]
-        turns = [*turns[:-1], replace(last, reward=last.reward + forfeit, info=last.info | {"forfeit": forfeit})]
-        forfeit = 0.0
-    return _ended(episode, turns, status, reason, decision, forfeit, observation)
+        turns = [
+            *turns[:-1],
+            replace(
+                last,
+                reward=last.reward + truncation_penalty,
+                info=last.info | {"truncation_penalty": truncation_penalty},
+            ),
+        ]
+        truncation_penalty = 0.0
+    return _ended(episode, turns, status, reason, decision, truncation_penalty, observation)
 
 
-def _forfeit(env: Env) -> float:
+def _truncation_penalty(env: Env) -> float:
     """The reward for ending the episode now without an answer."""
     own: Any = env
-    return float(own.forfeit(0))
+    return float(own.truncation_penalty(0))

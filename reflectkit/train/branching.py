@@ -138,7 +138,7 @@ class _Retold:
         branch, turn = self._places[context.seed]
         recorded = branch.trajectory.turns[turn]
         if observation != recorded.observation:
-            return Decision(0, overflow=UNLIKE)
+            return Decision(0, truncation_reason=UNLIKE)
         return recorded.decision if turn < branch.turn else await self._at(branch, observation, context)
 
     async def _at(self, branch: Branch, observation: Observation, context: Context) -> Decision:
@@ -177,7 +177,7 @@ class _Judge(_Retold):
         texts = [reflection, *(comment.text for comment in comments)]
         decisions = await asyncio.gather(*(self.agent.act_on(observation, text, context) for text in texts))
         others = [action for action in range(len(observation.choices)) if action != better]
-        if others and not any(decision.overflow for decision in decisions):
+        if others and not any(decision.truncation_reason for decision in decisions):
             before, *after = [decision.probabilities for decision in decisions]
             worse = generator(context.seed, "worse").choices(others, [before[action] + 1e-12 for action in others])[0]
             rewarded = [
@@ -185,7 +185,7 @@ class _Judge(_Retold):
                 for comment, shares in zip(comments, after, strict=True)
             ]
             self.compared[branch.episode.seed] = Compared(tuple(rewarded), _confirmed(context.env, reflection))
-        return Decision(0, overflow=JUDGED)
+        return Decision(0, truncation_reason=JUDGED)
 
 
 def _confirmed(env: Env, comment: str | None) -> bool | None:
@@ -199,6 +199,10 @@ def _confirmed(env: Env, comment: str | None) -> bool | None:
 def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
     """The discounted return from `turn` on; if the policy could not act there, what that cost."""
     rewards = [one.reward for one in trajectory.turns[turn:]]
-    if not rewards:  # the forfeit is part of the last turn's reward, or the episode's own before the first
-        rewards = [trajectory.turns[-1].info.get("forfeit", 0.0) if trajectory.turns else trajectory.forfeit]
+    if not rewards:  # the truncation penalty is part of the last turn's reward, or the episode's own before the first
+        rewards = [
+            trajectory.turns[-1].info.get("truncation_penalty", 0.0)
+            if trajectory.turns
+            else trajectory.truncation_penalty
+        ]
     return sum(gamma**step * reward for step, reward in enumerate(rewards))

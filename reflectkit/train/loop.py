@@ -182,7 +182,7 @@ class Trainer:
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
 
-    def advance(self) -> dict[str, object]:
+    def train_step(self) -> dict[str, object]:
         """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
 
         Raises

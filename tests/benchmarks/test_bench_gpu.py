@@ -17,7 +17,7 @@ from benchmarks.gpu_parts import _communication_error
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 HERE = "tests.gpu_parts"
 FACTS = {"device": "CPU", "torch": "2", "transformers": "5", "date": "2026-11-22"}

@@ -21,7 +21,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.types import Decision, Message, Status, ToolUse
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.server import serve
 
 TASKS = [make_task(0, number, "one", shop(0), source_of(0, CUSTOMERS)) for number in range(6)]

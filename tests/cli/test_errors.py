@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.commands import split
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 @pytest.mark.parametrize(

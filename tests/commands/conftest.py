@@ -14,7 +14,7 @@ from reflectkit.jsonl import write_json
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label, policy_prompt, reflection_prompt
-from tests.commands import prepare
+from tests.command_lines import prepare
 
 
 @pytest.fixture(scope="session")

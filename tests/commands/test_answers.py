@@ -22,7 +22,7 @@ from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.prompts import answers, listed_answers
 from reflectkit.train.sft import tokenised
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.families import mistral
 
 CHOICES = (*Taxi.choices, "pickup now")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.runs.checksums import CHECKSUMS, seal
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 def shown(data: dict[str, int], command: str) -> bytes:

@@ -11,7 +11,7 @@ from reflectkit.cli.main import main
 from reflectkit.evals.breakdowns import aspect_tables, passes_table
 from reflectkit.evals.tables import completed, pooled, row, table
 from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 def episode(task: str, success: bool, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.kill import hashes
 from tests.server import Server, serve
 

@@ -22,7 +22,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Observation
-from tests.commands import DATA_FILES, error_of, prepare
+from tests.command_lines import DATA_FILES, error_of, prepare
 from tests.kill import hashes
 
 

@@ -21,7 +21,7 @@ from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.types import Observation, Task
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.explore import explore_task, write_repository
 from tests.server import Server, serve
 

@@ -15,7 +15,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.types import Task
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 class OracleAlone(Corridor):

@@ -25,7 +25,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.tools import plain_text
 from reflectkit.types import Decision, Observation, Task, ToolCall
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.server import Server, completion, serve
 
 CHUNKS = 4

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.tiny import build_tokenizer
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.kill import forked
 from tests.sft_runs import LABELS, write_rows
 

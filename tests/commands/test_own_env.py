@@ -464,7 +464,7 @@ def test_a_wrapper_of_ones_own_passes_on_what_it_wraps(module: str) -> None:
     (row,) = read_json(Path("results/quiet/eval.json"))["rows"]
     assert row["success"] == 1
     kind: Any = env_class(f"{module}:Quiet")
-    assert kind().forfeit(2) == pytest.approx(-0.1)
+    assert kind().truncation_penalty(2) == pytest.approx(-0.1)
     assert kind.widest == kind().widest
 
 

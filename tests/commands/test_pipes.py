@@ -14,7 +14,7 @@ from reflectkit.jsonl import sha256
 from reflectkit.runs.locks import is_locked, locked
 from research.packs import Pack, Seed, read_pack, write_pack
 from tests.alarm import alarm
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.episodes import episode
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

@@ -12,7 +12,7 @@ from reflectkit.agents.players import newest_checkpoint
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 @pytest.fixture

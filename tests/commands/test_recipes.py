@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.train import checkpoint
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.rlft_runs import command, same, weights
 from tests.train import sharded
 

@@ -15,7 +15,7 @@ import yaml
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.commands import DATA_FILES
+from tests.command_lines import DATA_FILES
 from tests.kill import hashes, run_killed_at
 from tests.made import made_by_run
 

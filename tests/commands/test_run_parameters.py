@@ -13,7 +13,7 @@ from reflectkit.console import Quiet
 from reflectkit.envs.setup import model_source
 from reflectkit.errors import ConfigError
 from reflectkit.recipe import load_recipe
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 RECIPE = """
 description: d

@@ -8,7 +8,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 RECIPE = """
 description: three stages of the toy env

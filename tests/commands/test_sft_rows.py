@@ -15,7 +15,7 @@ from reflectkit.data.sft_rows import read_rows
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.load import load_player
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.sft_runs import Interrupting, train
 
 

@@ -14,7 +14,7 @@ from reflectkit.data.trajectories import Demonstration, read_records
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.prompts import policy_prompt, reflection_prompt
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 @pytest.fixture

@@ -114,16 +114,18 @@ def test_a_teacher_that_offers_what_is_not_there(wrap: str, agent: Any, method: 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "much"])
 def test_what_giving_up_costs_is_a_number(value: object) -> None:
-    env = Checked(env_that(forfeit=value))
-    with pytest.raises(ConfigError, match=r"forfeit\(\) of env 'corridor' returned .*; return a number of at most"):
-        env.forfeit(3)
+    env = Checked(env_that(truncation_penalty=value))
+    with pytest.raises(
+        ConfigError, match=r"truncation_penalty\(\) of env 'corridor' returned .*; return a number of at most"
+    ):
+        env.truncation_penalty(3)
 
 
 def test_an_env_without_a_base_gives_up_at_no_cost() -> None:
     class Bare:
         name, levels = "bare", ("only",)
 
-    assert Checked(Bare()).forfeit(3) == 0.0  # type: ignore[arg-type]
+    assert Checked(Bare()).truncation_penalty(3) == 0.0  # type: ignore[arg-type]
 
 
 def test_a_score_against_the_oracle_names_its_wrong_index() -> None:
@@ -177,7 +179,7 @@ def test_what_is_right_passes_unchanged() -> None:
     assert env.oracle() == bare.oracle()
     assert env.mistakes() == list(bare.mistakes())
     assert env.step(bare.oracle()) == bare.step(bare.oracle())
-    assert (env.note(), env.forfeit(3)) == (bare.note(), bare.forfeit(3))
+    assert (env.note(), env.truncation_penalty(3)) == (bare.note(), bare.truncation_penalty(3))
     assert env.reflection(random.Random(0)) == bare.reflection(random.Random(0))
 
 

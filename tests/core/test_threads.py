@@ -11,7 +11,7 @@ import torch
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json
 from reflectkit.seeding import VARIABLES
-from tests.commands import prepare
+from tests.command_lines import prepare
 from tests.kill import hashes
 
 SFT = ["sft", "--env", "corridor", "--role", "plain", "--max-length", "64"]

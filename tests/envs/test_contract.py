@@ -136,7 +136,7 @@ class Overflowing(RandomAgent):
     async def decide(self, observation: Observation, context: Any) -> Decision:
         self.turns += 1
         if self.turns - 1 == self.at:
-            return Decision(0, overflow="the prompt is too long")
+            return Decision(0, truncation_reason="the prompt is too long")
         return Decision(self.harmless(observation, context.env))
 
     def harmless(self, observation: Observation, env: Any) -> Any:
@@ -158,8 +158,10 @@ def test_a_prompt_that_overflows_pays_what_the_horizon_costs(name: str, level: s
         pytest.skip("the oracle is done before the horizon")
     assert (early.status, early.success, len(early.turns)) == (Status.TRUNCATED, False, at)
     assert early.total_return == pytest.approx(whole.total_return)
-    assert early.total_return == pytest.approx(sum(turn.reward for turn in early.turns) + early.forfeit)
-    assert early.forfeit == 0 or at == 0, "where there is a turn, it carries the cost, so that it can be learnt from"
+    assert early.total_return == pytest.approx(sum(turn.reward for turn in early.turns) + early.truncation_penalty)
+    assert early.truncation_penalty == 0 or at == 0, (
+        "where there is a turn, it carries the cost, so that it can be learnt from"
+    )
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)

@@ -26,7 +26,7 @@ from reflectkit.envs.memory.tools import DELETE, INSERT, UPDATE, Outcome, apply
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 
 def insert(text: str, kind: str = SEMANTIC) -> ToolCall:

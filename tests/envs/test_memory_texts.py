@@ -13,7 +13,7 @@ from reflectkit.envs.memory.texts import chunked, read_text, text_files
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json
 from reflectkit.text import count_tokens
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 BOOK = "Anna went to Rome.\nShe liked it.\n\nBen stayed in Oslo! Did he like it? Nobody knows."
 CHAT = [{"role": "user", "content": "I live in Rome."}, {"speaker": "assistant", "text": "Noted\nthat."}]

@@ -25,7 +25,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, Illega
 from reflectkit.eventloop import result_of
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
-from tests.commands import error_of
+from tests.command_lines import error_of
 from tests.server import serve
 from tests.taubench import FILES, Talker, installed, write_package
 

@@ -102,7 +102,7 @@ def test_a_failed_episode_teaches_nothing() -> None:
 
 
 def test_an_episode_that_ended_before_its_first_answer_counts_and_teaches_nothing() -> None:
-    [row] = samples_of([], Status.TRUNCATED, forfeit=-1.0)
+    [row] = samples_of([], Status.TRUNCATED, truncation_penalty=-1.0)
     assert (row.status, row.reward, row.remove_sample, row.loss_mask) == (STATUS.TRUNCATED, -1.0, True, [0])
 
 

@@ -18,7 +18,7 @@ from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.sampling.hf import LocalSampler
 from research import gen_comments
 from research.own_comments import judged_from_json
-from tests.commands import error_of, prepare
+from tests.command_lines import error_of, prepare
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ from research.effects import (
 )
 from research.figures import draw_packs
 from research.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
-from tests.commands import error_of
+from tests.command_lines import error_of
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs/experiments/episodes"

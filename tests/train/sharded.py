@@ -98,13 +98,13 @@ def main(kind: str, folder: Path) -> None:
     processes = Processes(kinds[kind]())
     trainer = build_trainer(folder / "policy", processes)
     for _ in range(2):
-        trainer.advance()
+        trainer.train_step()
     half = checkpoint.save(folder / kind, trainer, {}, {})
     processes.wait()
     trainer = build_trainer(half, processes)
     checkpoint.restore(half, trainer, {}, {})
     for _ in range(2):
-        trainer.advance()
+        trainer.train_step()
     checkpoint.save(folder / kind, trainer, {}, {})
     processes.wait()
     if kind != "whole":

@@ -38,9 +38,9 @@ def test_learns_corridor_from_scratch(name: str) -> None:
     player = corridor_player(seed=0)
     critic = Critic(player, *settings["critic"]) if "critic" in settings else None
     trainer = build_trainer(player, algorithm, steps=30, **{**settings, "critic": critic})
-    first = trainer.advance()
+    first = trainer.train_step()
     for _ in range(29):
-        last = trainer.advance()
+        last = trainer.train_step()
     # the optimum over the six starts: 1 - 0.1 * mean(6 … 1) + 0 = 0.65; four repeats draw three starts, of 0.45 or more
     assert last["return"] > max(0.55 if trainer.plan.repeats == 1 else 0.4, float(str(first["return"])) + 0.2)
     assert last["success_rate"] == 1
@@ -58,7 +58,7 @@ def test_learns_to_write_decisions_of_several_tokens(algorithm: str) -> None:
     options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
     trainer = build_trainer(player, objective(algorithm), 40, [Level("all", tasks, Spelling)], critic, **options)
     trainer.agent.max_new_tokens = 6
-    rates = [trainer.advance()["success_rate"] for _ in range(40)]
+    rates = [trainer.train_step()["success_rate"] for _ in range(40)]
     assert sum(rates[:3]) / 3 < 0.3
     assert sum(rates[-3:]) / 3 > 0.5
     decisions = [turn.decision for episode, _ in trainer.latest for turn in episode.turns]

@@ -35,7 +35,7 @@ def test_groups_without_spread_are_dropped_and_counted() -> None:
 
     trainer = build_trainer(player, objective("grpo"), 2, [Level("end", ends, sure)])
     before = [weight.detach().clone() for weight in player.model.parameters()]
-    figures = trainer.advance()
+    figures = trainer.train_step()
     assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
     assert all(torch.equal(old, new) for old, new in zip(before, player.model.parameters(), strict=True))
 
@@ -54,7 +54,7 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     trainer = build_trainer(
         player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
     )
-    trainer.advance()
+    trainer.train_step()
     played = [trajectory for trajectory, _ in trainer.latest]
     assert all(len(seeds) == 1 for seeds in seen.values())
     assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
@@ -77,11 +77,11 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
 
     tasks = Corridor.taskset.tasks("long")
     half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
-    assert half.advance()["aborted"] == 0.5
+    assert half.train_step()["aborted"] == 0.5
     assert half.counters["aborted"] == 6
     none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
-        none.advance()
+        none.train_step()
 
 
 def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPa
 
     for one, seen in zip(kept, sizes, strict=True):
         watch(one, seen)
-    trainer.advance()
+    trainer.train_step()
     assert all(max(seen) > 0 for seen in sizes)
     assert [one.size for one in kept] == [0, 0]
 
@@ -137,7 +137,7 @@ def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
     player, other = corridor_player(seed=0), corridor_player(seed=1)
     trainer = build_trainer(player, objective("reinforce"), 1)
     trainer.agent = agent_of(player, other, watch=trainer.learner.observe)
-    figures = trainer.advance()
+    figures = trainer.train_step()
     rows = sum(
         len(turn.decision.prompt_ids) + len(turn.decision.token_ids)
         for trajectory, _ in trainer.latest

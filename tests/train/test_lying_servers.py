@@ -63,7 +63,7 @@ def build_trainer(
 
 def updates(trainer: Trainer) -> list[dict[str, Any]]:
     try:
-        return [trainer.advance() for _ in range(UPDATES)]
+        return [trainer.train_step() for _ in range(UPDATES)]
     finally:
         trainer.close()
 

@@ -93,7 +93,7 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
             return super().learn(*arguments)
 
     trainer.second = Watched(second.learner, second.turns)
-    figures = trainer.advance()
+    figures = trainer.train_step()
     assert figures["reflector_rows"]
     assert figures["reflector_ratio_deviation"] < 1e-4
     ((policy, reflecting),) = before
@@ -111,7 +111,7 @@ def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
     still = Learner(trainer.second.learner.player, Settings(learning_rate=0.0))
     trainer.second = ReflectorTrainer(still, trainer.second.turns)
     before = weights(still.player)
-    figures = trainer.advance()
+    figures = trainer.train_step()
     assert figures["reflector_states"] == 6
     assert 0 <= figures["sampled_comments_true"] <= 1
     assert "reflector_loss" not in figures

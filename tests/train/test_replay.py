@@ -48,7 +48,7 @@ def test_the_buffer_is_cleared_on_each_level() -> None:
         Level(name, Corridor.taskset.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")
     ]
     trainer = build_trainer(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
-    replayed = [trainer.advance()["replayed_episodes"] for _ in range(4)]
+    replayed = [trainer.train_step()["replayed_episodes"] for _ in range(4)]
     assert replayed[0] == replayed[2] == 0
     assert min(replayed[1], replayed[3]) > 0
     assert {trajectory.task.level for trajectory in trainer.replay} == {"long"}

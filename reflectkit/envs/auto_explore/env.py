@@ -229,7 +229,7 @@ class AutoExplore(BaseEnv):
         info |= {"cost": cost, "success": self._over and costs.solved(self.total_cost)}
         return StepResult(self._observe(), -cost / self.horizon, self._over, info=info)
 
-    def forfeit(self, steps_left: int) -> float:
+    def truncation_penalty(self, steps_left: int) -> float:
         """The cost of reaching the horizon: the remaining steps, and naming no file."""
         return -(costs.STEP * (self.horizon - len(self._history)) + costs.end_cost(False, self.horizon)) / self.horizon
 

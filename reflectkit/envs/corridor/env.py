@@ -66,7 +66,7 @@ class Corridor(ChoiceEnv):
         reached = self._place == self._size - 1
         return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self._place, "success": reached}
 
-    def forfeit(self, steps_left: int) -> float:
+    def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""
         return STEP_REWARD * steps_left
 

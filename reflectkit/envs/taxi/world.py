@@ -188,7 +188,7 @@ class DangerousTaxi(ChoiceEnv):
     def _last_move(self) -> str:
         return f"Last move: {'none' if self._last is None else ACTIONS[self._last]}"
 
-    def forfeit(self, steps_left: int) -> float:
+    def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""
         return STEP * steps_left
 
