@@ -22,11 +22,10 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.integrations.slime import generate, log_rollout, normalise_rewards
-from reflectkit.integrations.slime.episodes import episode_of, to_samples
-from reflectkit.integrations.slime.metrics import figures
-from reflectkit.integrations.slime.prompts import prompt_row, write_prompts
+from reflectkit.integrations.slime.__main__ import prompt_row, write_prompts
+from reflectkit.integrations.slime.episodes import check_arguments, episode_of, read_prompt, reflector_of, to_samples
+from reflectkit.integrations.slime.rewards import figures
 from reflectkit.integrations.slime.router import Answer, read_answer
-from reflectkit.integrations.slime.settings import check_arguments, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json

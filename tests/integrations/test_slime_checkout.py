@@ -32,9 +32,8 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.integrations import slime as plugin
-from reflectkit.integrations.slime.episodes import episode_of
-from reflectkit.integrations.slime.prompts import prompt_row
-from reflectkit.integrations.slime.settings import read_prompt, reflector_of
+from reflectkit.integrations.slime.__main__ import prompt_row
+from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.tokens import label_ids
 from reflectkit.types import THINKING, Task
