@@ -105,14 +105,6 @@ def test_only_the_first_pickup_pays() -> None:
     assert env.step(4).reward == pytest.approx(-0.05)
 
 
-def test_map_shows_every_mark() -> None:
-    assert draw(328) == "D . | . . .\n. . | . . .\n. . . . .\n. | T . | . .\nP | . . | . ."
-    assert draw(encode(View(0, 0, 0, 1))).startswith("O . | . . D")
-    assert draw(encode(View(0, 0, 4, 1))).startswith("X . | . . D")
-    assert draw(encode(View(0, 4, 4, 1))).startswith(". . | . . X")
-    assert draw(encode(View(0, 4, 0, 1))).startswith("P . | . . T")
-
-
 def test_map_determines_the_state() -> None:
     reachable = {task.data["state"] for task in Taxi.taskset.tasks("full")}
     edge = list(reachable)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-import pytest
-
 from reflectkit.commands import gen_trajectory, split
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import read_records
@@ -39,12 +37,6 @@ def test_every_cell_of_every_map_can_be_reached() -> None:
         assert len(seen) == SIDE * SIDE
 
 
-def test_maps_differ_and_have_walls() -> None:
-    layouts = [layout(number) for number in range(MAPS)]
-    assert len(set(layouts)) == MAPS
-    assert all(5 <= len(plan.walls) <= 24 for plan in layouts)
-
-
 def test_the_map_shows_walls_stands_and_players() -> None:
     plan = layout(1)
     text = draw(world(1), encode(View(6, 3, 1, 3), SIDE))
@@ -55,13 +47,6 @@ def test_the_map_shows_walls_stands_and_players() -> None:
     assert lines[6][3] == "T"
     shown = [lines[row][column].upper() for row, column in plan.stands]
     assert shown == ["S", "P", "S", "D"]
-
-
-@pytest.mark.parametrize(("passenger", "mark"), [(0, "O"), (ABOARD, "X")])
-def test_the_taxi_at_the_first_stand(passenger: int, mark: str) -> None:
-    row, column = layout(0).stands[0]
-    lines = [line.split() for line in draw(world(0), encode(View(row, column, passenger, 1), SIDE)).splitlines()]
-    assert lines[row][column].upper() == mark
 
 
 def test_the_map_determines_the_state() -> None:
