@@ -19,7 +19,7 @@ import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.taxi.world import ACTIONS
+from reflectkit.envs.taxi import ACTIONS
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import LoadedModel, load_player, save_player
