@@ -72,6 +72,19 @@ class EnvConfig(Config):
         self.kind.teacher_type.check(self.settings)
 
 
+class PlugInConfig(Config):
+    """Settings of an environment in another engine, whose own configuration sets the rest."""
+
+    env: EnvConfig
+    horizon: int = option(0, help=HORIZON_HELP, ge=0)
+    data_dir: Path = option(Path("data"), help="Folder for data.")
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup(self.env.name, self.data_dir, self.env.settings, self.env.shuffle_action, self.horizon)
+
+
 class RolloutConfig(Config):
     """Rollouts: how episodes are played."""
 
@@ -207,6 +220,8 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
     """
     found = []
     for name, asker in getattr(settings, "chat_models", {}).items():
+        if name not in type(settings).model_fields:
+            continue
         from reflectkit.chat.budget import prices_of
         from reflectkit.chat.endpoints import parse_endpoint
 

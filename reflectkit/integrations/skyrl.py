@@ -19,18 +19,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.config import Config, build
+from reflectkit.config import build
 from reflectkit.env import rules_of
 from reflectkit.envs import env_class
 from reflectkit.envs.conversation import MARKS
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.envs.setup import EnvSetup, PlugInConfig
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.eventloop import shared_result_of
 from reflectkit.integrations import tasks_of
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.tokens import encodable
 from reflectkit.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
-from reflectkit.runs.folders import RunConfig
 from reflectkit.seeding import derive
 from reflectkit.tools import (
     HERMES,
@@ -110,18 +109,9 @@ def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-class SkyRLConfig(Config):
-    """The settings of an environment in SkyRL; its own configuration sets the rest."""
-
-    env: EnvConfig
-    rollout: RolloutConfig = RolloutConfig()
-    run: RunConfig = RunConfig()
-
-
 def _setup(env: str, settings: Mapping[str, Any]) -> EnvSetup:
     env_class(env)
-    config = build(SkyRLConfig, {"env": env, **settings}, f"settings of env '{env}'")
-    return EnvSetup.of(config.env, config.run, config.rollout.horizon)
+    return build(PlugInConfig, {"env": env, **settings}, f"settings of env '{env}'").setup
 
 
 def __getattr__(name: str) -> Any:

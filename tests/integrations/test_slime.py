@@ -188,9 +188,9 @@ def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
     task = Support.taskset.example("one", 0)
     args = SimpleNamespace(reflectkit={"thinking": "hidden", "brief": True, "horizon": 9})
     prompt = read_prompt(args, prompt_of(task) | {"reflectkit": {"thinking": "off"}})
-    assert (prompt.task, prompt.split, prompt.config.env.name) == (task, "train", "support")
-    assert (prompt.config.thinking, prompt.config.env.settings.brief) == ("off", True)
-    assert prompt.config.rollout.horizon == 9
+    assert (prompt.task, prompt.split, prompt.config.plugin.env.name) == (task, "train", "support")
+    assert (prompt.config.thinking, prompt.config.plugin.env.settings.brief) == ("off", True)
+    assert prompt.config.plugin.horizon == 9
     assert read_prompt(SimpleNamespace(), prompt_of(task)).config.thinking == "on"
 
 
@@ -200,7 +200,7 @@ def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
         ({"thinkin": "off"}, UnknownNameError, "did you mean 'thinking'?"),
         ({"thinking": "never"}, UnknownNameError, "--thinking"),
         ({"reflect_prob": 2}, ConfigError, "--reflect-prob must be less than or equal to 1"),
-        ({"seed": 3}, ConfigError, "'seed' is not a setting here"),
+        ({"seed": 3}, ConfigError, "named 'seed'"),
         ({"horizon": "many"}, ConfigError, "--horizon"),
         ({"env": "taxi"}, ConfigError, "is of env 'support'"),
         ([1], ConfigError, "must be a mapping"),
@@ -398,7 +398,7 @@ def test_each_split_becomes_a_file_of_prompts(tmp_path: Path) -> None:
     assert [row["metadata"]["task"] for row in rows] == [to_json(task) for task in Taxi.taskset.tasks("full")[3:5]]
     assert {row["metadata"]["split"] for row in rows} == {"test"}
     assert all(isinstance(row["prompt"], str) for row in rows)
-    assert read_prompt(SimpleNamespace(), rows[0]["metadata"]).config.env.name == "taxi"
+    assert read_prompt(SimpleNamespace(), rows[0]["metadata"]).config.plugin.env.name == "taxi"
 
 
 def run_module(*words: str) -> subprocess.CompletedProcess[str]:

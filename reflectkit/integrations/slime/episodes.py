@@ -23,7 +23,7 @@ from typing import Any
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.config import Config, build, option, parse_yaml
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.envs.setup import PlugInConfig
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.integrations.slime.rewards import EPISODE
 from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
@@ -31,7 +31,6 @@ from reflectkit.jsonl import file_text
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rollout.checked import Checked, checked
 from reflectkit.rollout.episode import Episode, play
-from reflectkit.runs.folders import RunConfig
 from reflectkit.seeding import derive
 from reflectkit.train.batch import rows
 from reflectkit.types import Decision, Observation, Status, Task, Thinking, Trajectory, Turn, from_json
@@ -41,8 +40,6 @@ KEY = "reflectkit"
 REFLECTOR = "reflector"
 """Name of the frozen second model in the file of --sglang-config."""
 WHERE = f"{KEY} in --custom-config-path"
-NOT_HERE = ("results_dir", "name", "seed", "threads", "force", "keep", "max_concurrency")
-"""Settings of commands; slime has its own."""
 HELD_OUT = ("validate", "test", "unseen")
 """The splits that nobody trains on."""
 LONGEST = 2**20
@@ -58,7 +55,7 @@ _spare: defaultdict[tuple[SlimeConfig, str], list[Checked]] = defaultdict(list)
 class SlimeConfig(Config):
     """The settings of our part; slime's own arguments set the sampling, the lengths and the seed."""
 
-    env: EnvConfig
+    plugin: PlugInConfig
     thinking: Thinking = option("on", help="Reasoning: on, off, or hidden (not shown to the model later).")
     episode_tokens: int = option(0, help="Most tokens that the policy may write in an episode; 0: no limit.", ge=0)
     reflect_prob: float = option(
@@ -68,13 +65,6 @@ class SlimeConfig(Config):
     one_row: bool = option(
         False, help="Return each episode as one Sample instead of a list; an error if an episode has several rows."
     )
-    rollout: RolloutConfig = RolloutConfig()
-    run: RunConfig = RunConfig()
-
-    @property
-    def setup(self) -> EnvSetup:
-        """The environment."""
-        return EnvSetup.of(self.env, self.run, self.rollout.horizon)
 
 
 @dataclass(frozen=True)
@@ -105,19 +95,16 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, got {values!r:.80}")
     config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
-    if task.env != config.setup.env_name:
+    if task.env != config.plugin.setup.env_name:
         raise ConfigError(
-            f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.env.name}; leave env out"
+            f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.plugin.env.name}; leave env out"
         )
     return Prompt(task, str(metadata.get("split", "")), config)
 
 
 @cache
 def _config(text: str) -> SlimeConfig:
-    values = json.loads(text)
-    if foreign := sorted(set(values) & set(NOT_HERE)):
-        raise ConfigError(f"{WHERE}: '{foreign[0]}' is not a setting here; slime has its own arguments")
-    return build(SlimeConfig, values, WHERE)
+    return build(SlimeConfig, json.loads(text), WHERE)
 
 
 def check_arguments(args: Any, evaluation: bool) -> None:
@@ -220,7 +207,7 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
 
 async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:
     spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else checked(prompt.config.setup.maker(prompt.task.level)())
+    env = spare.pop() if spare else checked(prompt.config.plugin.setup.maker(prompt.task.level)())
     trajectory = await play(episode, env, agent)
     if trajectory.status is Status.ABORTED:
         logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
@@ -236,10 +223,12 @@ def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, t
     A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer
     that is no legal label has ended the episode, and is trained with the rest.
     """
-    turns = [*trajectory.turns, *(_illegal(answer) for answer in answers[len(trajectory.turns) :])]
+    turns = (*trajectory.turns, *map(_illegal, answers[len(trajectory.turns) :]))
     zeros, labels = [[0.0] * len(turns)], dict.fromkeys((turn.observation.choices for turn in turns), ())
     status = type(sample).Status(trajectory.status.value)
-    written = [] if trajectory.status is Status.ABORTED else rows([_with(trajectory, turns)], zeros, zeros, labels)
+    written = (
+        [] if trajectory.status is Status.ABORTED else rows([replace(trajectory, turns=turns)], zeros, zeros, labels)
+    )
     own_answers = iter(answers)
     filled = []
     for row in written:
@@ -267,10 +256,6 @@ def _illegal(answer: Answer) -> Turn:
     return Turn(
         Observation((), choices), Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs), 0
     )
-
-
-def _with(trajectory: Trajectory, turns: Sequence[Turn]) -> Trajectory:
-    return replace(trajectory, turns=tuple(turns))
 
 
 def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
