@@ -91,6 +91,9 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     each split so.
     """
     source = config.task_file or config.setup.folder / RECORDS
+    if config.task_file is None and not source.exists():
+        command = "gen-task" if config.setup.kind.taskset.repositories_folder else "gen-trajectory"
+        raise DataError(source, f"no such file; run `reflectkit {command} --env {config.env}` first")
     write_permission(config.setup.folder)
     with open_run("split", config, [source, *config.setup.code_files]) as current:
         if current.done:
@@ -124,9 +127,8 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         for name, part in parts.items():
             if not part:
                 _refuse_emptying(config, config.setup.folder / f"{name}.json", source, come_with_splits=not free)
-        (config.setup.folder / f"{UNSEEN}.json").unlink(
-            missing_ok=True
-        )  # of an earlier split; its rooms may be in this one's training split
+        # the rooms of an earlier split may be in this one's training split
+        (config.setup.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
             path = config.setup.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
@@ -183,18 +185,17 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) ->
 def _say_if_unbalanced(
     sizes: Mapping[str, int], name_of_group: Mapping[str, str], shares: Sequence[int], progress: Progress
 ) -> None:
+    """Tell the user if whole repositories cannot be split in `shares`. sizes: questions of each repository."""
     total = sum(sizes.values())
-    actual = {
-        name: sum(size for group, size in sizes.items() if name_of_group[group] == name) / total for name in NAMES
-    }
+    held = dict.fromkeys(NAMES, 0)
+    for group, size in sizes.items():
+        held[name_of_group[group]] += size
     wanted = [share / sum(shares) for share in shares]
-    if all(abs(actual[name] - share) <= UNBALANCED for name, share in zip(NAMES, wanted, strict=True)):
-        return
-    largest = max(sizes, key=lambda group: sizes[group])
-    asked, got = (":".join(f"{100 * part:.0f}" for part in parts) for parts in (wanted, actual.values()))
-    progress.news(
-        f"whole repositories cannot be split {asked}, this is {got}: {largest} alone has"
-        f" {100 * sizes[largest] / total:.0f} % of the questions of"
-        f" {pluralize(len(sizes), 'repository', 'repositories')};"
-        " add some, or use --by question"
-    )
+    if any(abs(count / total - share) > UNBALANCED for count, share in zip(held.values(), wanted, strict=True)):
+        asked = ":".join(f"{100 * share:.0f}" for share in wanted)
+        got = ":".join(f"{100 * count / total:.0f}" for count in held.values())
+        largest = max(sizes, key=lambda group: sizes[group])
+        progress.news(
+            f"whole repositories cannot be split {asked}, this is {got} ({largest} alone has {sizes[largest]} of"
+            f" {total} questions); add some, or use --by question"
+        )

@@ -56,9 +56,3 @@ def test_threads_are_used_and_recorded(rows: Path, tmp_path: Path) -> None:
     assert torch.get_num_threads() == 2
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert read_json(run / "config.json")["settings"]["threads"] == 2
-
-
-@pytest.mark.parametrize("count", ["0", "-1", "9223372036854775808", "1.5"])
-def test_absurd_numbers_of_threads_are_refused(count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["evaluate", "--env", "taxi", "--policy", "random", "--threads", count]) == 2
