@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
-from reflectkit.cli.explain import process_number
 from reflectkit.commands import STAGES, config_class, stage_module
 from reflectkit.config import (
     REQUIRED,
@@ -27,6 +26,7 @@ from reflectkit.config import (
     parse_yaml,
     variables,
 )
+from reflectkit.console import process_number
 from reflectkit.errors import DataError
 from reflectkit.jsonl import file_text
 from reflectkit.runs.folders import RunConfig

@@ -53,18 +53,13 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def print_error(text: str, code: int) -> int:
     """Print `text` as one line on standard error; returns `code`."""
+    from reflectkit.console import process_number
     from reflectkit.keys import masked
 
     process = f" (process {process_number()})" if process_number() else ""
     with contextlib.suppress(OSError):  # standard error is closed
         say(f"reflectkit{process}: {' '.join(masked(text).split())}", sys.stderr)
     return code
-
-
-def process_number() -> int:
-    """The rank of this process under torchrun or `accelerate launch`; 0 without them."""
-    number = os.environ.get("RANK", "0")
-    return int(number) if number.isdecimal() else 0
 
 
 def explain(error: BaseException, *, with_traceback: bool = False) -> int:

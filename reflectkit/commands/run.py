@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.commands import config_class, plot, stage_module, traits
+from reflectkit.commands import config_class, stage_module, traits
 from reflectkit.config import Config, build, chosen_by, flag, flat, leaves, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import no_share
@@ -371,7 +371,8 @@ def pool_seeds(
             "name": f"{config.folder}/{RECORD}.curves",
             "keep": True,
         }
-        current.tables += plot.run(build(plot.PlotConfig, settings, "plot"), progress).tables
+        drawn = stage_module("plot").run(build(config_class("plot"), settings, "plot"), progress)
+        current.tables += drawn.tables
     return outputs
 
 
