@@ -14,7 +14,7 @@ from typing_extensions import override
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
 from reflectkit.env import Env, Explorer, User, check_teacher
-from reflectkit.envs import ENVS, data_folder, env_class, make
+from reflectkit.envs import ENV_HELP, ENVS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.registry import code_files, resolve
 from reflectkit.runs.folders import RunConfig
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from reflectkit.chat.config import ChatConfig
     from reflectkit.chat.endpoints import Endpoint
 
-RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
-ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
 
 

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.commands import evaluate, gen_sft
-from reflectkit.config import build
-from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json, write_json
 from tests.examples import CONTRIBUTING, examples, own_module, save_example
 
@@ -378,16 +375,3 @@ def test_ctrl_c_ends_the_import_of_a_package(module: str, tmp_path: Path) -> Non
     Path(f"{module}_stopped.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
     for command in (["list"], ["play", "--env", "stopped"], ["play", "--env", f"{module}_stopped:Lock"]):
         assert main(command) == 130
-
-
-def test_settings_of_another_env_may_stand_at_their_defaults() -> None:
-    """As in a file of settings that was made from an earlier version's config.json."""
-    values = {"env": "corridor", "policy": ["oracle"], "recent": 5, "parquet": []}
-    with pytest.raises(ConfigError, match="no setting of evaluate named 'parquet'"):
-        build(evaluate.EvaluateConfig, values, "evaluate")
-    del values["parquet"]
-    assert build(evaluate.EvaluateConfig, values, "evaluate").env.name == "corridor"
-    with pytest.raises(ConfigError, match="--recent is a setting of env 'memory'"):
-        build(evaluate.EvaluateConfig, values | {"recent": 6}, "evaluate")
-    config = gen_sft.GenSFTConfig.from_flat(env="memory", recent=6)
-    assert config.env.settings.recent == 6
