@@ -35,11 +35,10 @@ from reflectkit.console import Progress
 from reflectkit.env import StepResult
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
-from reflectkit.envs.alfworld.expert import LOOK, SEARCH, TYPES, Goal, good, progress, rules
-from reflectkit.envs.alfworld.games import FOLDER, inside, read, room_kind
+from reflectkit.envs.alfworld.games import FOLDER, LOOK, TYPES, inside, read, room_kind
 from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
-from reflectkit.envs.alfworld.reflections import write_reflection
+from reflectkit.envs.alfworld.teacher import Goal, good, progress, rules, write_comment
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 from reflectkit.envs.taskset import Taskset
 from reflectkit.errors import DataError, EnvironmentFailure, IllegalActionError
@@ -66,7 +65,7 @@ class AlfworldSettings(PromptSettings):
         None, help=f"Folder of the games (contains json_2.1.1); default: {FOLDER} in the env's data folder."
     )
     expert: Literal["search", "handcoded", "planner"] = option(
-        SEARCH, help="The oracle: search (uses only what it has seen), or the package's handcoded or planner."
+        "search", help="The oracle: search (uses only what it has seen), or the package's handcoded or planner."
     )
     typed: bool = option(False, help="The policy writes commands as text instead of choosing from a list.")
 
@@ -161,7 +160,7 @@ class Alfworld(BaseEnv):
         folder = self._folder(task)
         with _aborting():
             self.goal = _goal(folder, task)
-            expert = None if self.expert == SEARCH else self.expert
+            expert = None if self.expert == "search" else self.expert
             state = await self._taken(folder).reset(folder, expert, self.load_seconds)
             opening, _, task_text = state.feedback.partition("Your task is to: ")
             if not task_text or ROOM.search(opening) is None:
@@ -251,7 +250,7 @@ class Alfworld(BaseEnv):
 
     def reflection(self, generator: random.Random) -> str:
         """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
-        return write_reflection(self._belief, self.goal, self._last_note == "mistake", generator)
+        return write_comment(self._belief, self.goal, self._last_note == "mistake", generator)
 
     def _actions(self, commands: list[str]) -> list[int] | list[str]:
         """`commands` as actions."""
@@ -335,11 +334,13 @@ def _numbered(commands: Sequence[str], places: Iterable[str]) -> tuple[str, ...]
 
 
 def _goal(folder: Path, task: Task) -> Goal:
-    """The goal, from the game's files."""
+    """The goal, from the game's files. Raises DataError."""
     trajectory, playable = read(folder)
-    kind, parameters = trajectory["task_type"], trajectory["pddl_params"]
-    if kind != task.level:
-        raise DataError(task.id, f"level {task.level!r}, but the game is of type {kind!r}", field="level")
-    target = parameters["toggle_target" if kind == LOOK else "parent_target"]
-    item = parameters["object_target"].lower()
-    return Goal(kind, item, target.lower(), *rules(playable["pddl_problem"], item))
+    parameters = trajectory.pddl_params
+    if trajectory.task_type != task.level:
+        raise DataError(
+            task.id, f"level {task.level!r}, but the game is of type {trajectory.task_type!r}", field="level"
+        )
+    target = parameters.toggle_target if task.level == LOOK else parameters.parent_target
+    item = parameters.object_target.lower()
+    return Goal(task.level, item, target.lower(), *rules(playable.pddl_problem, item))
