@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.env import StepResult
 from reflectkit.envs import make
-from reflectkit.envs.auto_explore.commands import Walk, offered, shortest_path
 from reflectkit.envs.auto_explore.env import AutoExplore
-from reflectkit.envs.auto_explore.repo import open_repository
-from reflectkit.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.envs.auto_explore.repository import UP, Walk, offered, open_repository, shortest_path
+from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.text import count_tokens
-from reflectkit.types import Observation, Status, Task
+from reflectkit.types import Observation, Task
 from tests.explore import LONG, explore_task, write_repository
 
 
@@ -114,15 +113,6 @@ def test_look_alike_in_another_folder_is_wrong(repos: Path) -> None:
     assert take(env, "id fees.py").info["success"] is False
 
 
-def test_no_answer_in_time_costs_the_horizon(repos: Path) -> None:
-    env: Any = make("auto_explore", 2, repos_dir=repos)
-    env.reset(explore_task("app/rules/fees.py"), 0)
-    first, second = env.step(0), env.step(0)
-    assert (first.info["cost"], second.info["cost"]) == (1, 1 + 2)
-    assert second.truncated
-    assert not second.info["success"]
-
-
 @pytest.mark.parametrize(("broken", "total", "expected"), [(False, 0, True), (True, 2, False)])
 def test_success_is_a_total_cost_below_a_hundredth(repos: Path, broken: bool, total: int, expected: bool) -> None:
     """Fifteen steps, the last one right: 14 + (1 - 15) = 0 is a success; an error on the way makes it 2, which
@@ -147,11 +137,6 @@ def test_errors_cost_two_and_warnings_one(repos: Path) -> None:
     assert "Error: README.md cannot be read" in gone.observation.text
     take(env, "cd docs")
     assert take(env, "cat empty.md").info["cost"] == 1 + 1
-
-
-def test_words_like_error_in_a_file_cost_nothing(repos: Path) -> None:
-    (repos / "library" / "README.md").write_text("Error: Warning: Error! nothing is wrong here")
-    assert take(start(repos), "cat README.md").info["cost"] == 1
 
 
 def test_long_files_show_both_ends_within_the_budget(repos: Path) -> None:
@@ -245,69 +230,29 @@ def test_a_folder_that_becomes_a_link_is_not_followed(repos: Path, tmp_path: Pat
     assert result.info["cost"] == 3
 
 
-NAMES = [
-    *(
-        "..",
-        "../..",
-        "/etc/passwd",
-        "/",
-        ".",
-        "",
-        "docs/../../..",
-        "..\\..",
-        "\0",
-        "README.md\0",
-        "~",
-        "$HOME",
-        "`id`",
-        "; ls",
-    ),
-    *(
-        "link.txt",
-        "\u202etxt.exe",
-        "\uff32\uff25\uff21\uff24\uff2d\uff25.md",
-        "README.md ",
-        " README.md",
-        "readme.md",
-        "docs",
-        "*",
-    ),
-    *("'README.md'", '"README.md"', "app/fees.py"),
-]
+OUTSIDE = ".. ../.. /etc/passwd / . docs/../../.. ..\\.. \0 README.md\0 ~ `id` link.txt readme.md docs * app/fees.py"
+NAMES = [*OUTSIDE.split(" "), "", "; ls", "README.md ", " README.md", "'README.md'", "\u202etxt.exe"]
 HOSTILE = st.one_of(st.sampled_from(NAMES), st.text(max_size=40))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names=st.lists(st.tuples(st.sampled_from(["cd", "cat", "id"]), HOSTILE), max_size=6))
-def test_nothing_outside_can_be_named(repos: Path, names: list[tuple[str, str]]) -> None:
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.lists(st.tuples(st.sampled_from(["cd", "cat", "id", "rm"]), HOSTILE), max_size=6))
+def test_only_what_is_offered_can_be_done_and_nothing_outside_named(repos: Path, names: list[tuple[str, str]]) -> None:
     repository = open_repository(repos / "library")
     walk = Walk(repository, 100)
     for verb, name in names:
-        before = walk.here
-        legal = {"cd": walk.folder.folders, "cat": walk.folder.files, "id": walk.folder.files}[verb]
-        if name in legal and walk.path(name) not in walk.shown:
-            getattr(walk, verb)(name)
-        elif not (verb == "id" and name in legal):
+        before, command = walk.here, f"{verb} {name}"
+        if command in walk.commands():
+            walk.run(command)
+        else:
             with pytest.raises(IllegalActionError):
-                getattr(walk, verb)(name)
-        if verb != "cd":
+                walk.run(command)
             assert walk.here == before
         assert walk.here in repository.folders
         assert ".." not in walk.here.split("/")
     if not walk.here:
-        with pytest.raises(IllegalActionError, match="no folder above"):
-            walk.up()
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(command=st.one_of(HOSTILE, HOSTILE.map(lambda name: f"rm {name}"), HOSTILE.map(lambda name: f"cat {name}")))
-def test_a_command_line_does_only_what_is_offered(repos: Path, command: str) -> None:
-    walk = Walk(open_repository(repos / "library"), 100)
-    if command in walk.commands():
-        walk.run(command)
-    else:
         with pytest.raises(IllegalActionError):
-            walk.run(command)
+            walk.run(UP)
 
 
 def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
@@ -453,36 +398,11 @@ def test_episodes_do_not_depend_on_who_plays_beside(repos: Path) -> None:
         ({"root": "nowhere"}, ""),
         ({"root": "library\0"}, "root"),
         ({"filename": "../secret.txt"}, "filename"),
-        ({"filename": "/etc/passwd"}, "filename"),
-        ({"filename": "gone.py"}, "filename"),
         ({"filename": 7}, "filename"),
-        ({"question": "  "}, "question"),
         ({"question": "word " * 1000}, "question"),
-        ({"question": None}, "question"),
     ],
 )
 def test_bad_tasks_are_refused_by_field(repos: Path, change: dict[str, Any], field: str) -> None:
     good = explore_task("README.md")
     with pytest.raises(DataError, match=f"field '{field}'" if field else "no such repository"):
         AutoExplore(repos).reset(Task(good.id, good.env, good.level, good.group, good.data | change), 0)
-
-
-def test_settings_are_checked(repos: Path) -> None:
-    with pytest.raises(ConfigError, match="prompt-tokens"):
-        AutoExplore(repos, prompt_tokens=3)
-
-
-def test_a_failed_decision_aborts_its_episode_alone(repos: Path) -> None:
-    from reflectkit.types import Decision
-
-    class Fails:
-        def act(self, observations: Any, contexts: Any) -> list[Decision]:
-            return [
-                Decision(0, failure="no answer") if "README" in seen.text else Decision(context.env.oracle())
-                for seen, context in zip(observations, contexts, strict=True)
-            ]
-
-    (played,) = rollout(
-        [Episode(explore_task("README.md"), 0)], lambda: make("auto_explore", 15, repos_dir=repos), Fails()
-    )
-    assert (played.status, played.reason, played.turns) == (Status.ABORTED, "no answer", ())

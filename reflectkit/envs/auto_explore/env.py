@@ -30,20 +30,30 @@ from typing import Any, ClassVar
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
 from reflectkit.env import StepResult
-from reflectkit.envs.auto_explore import costs
-from reflectkit.envs.auto_explore.commands import UP, Output, Walk, offered, shortest_path
-from reflectkit.envs.auto_explore.keyword import keyword_choice
-from reflectkit.envs.auto_explore.reflections import write_reflection
-from reflectkit.envs.auto_explore.repo import Folder, Repository, open_repository
+from reflectkit.envs.auto_explore.repository import (
+    UP,
+    Folder,
+    Output,
+    Repository,
+    Walk,
+    offered,
+    open_repository,
+    shortest_path,
+)
+from reflectkit.envs.auto_explore.teacher import write_comment
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 from reflectkit.envs.taskset import Taskset
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform
-from reflectkit.text import count_short, count_tokens, shorten
+from reflectkit.text import count_short, count_tokens, keywords, shorten, stem, words
 from reflectkit.types import Message, Observation, Task, ToolUse, Trajectory
 
 ALL = "all"
+STEP, ERROR, WARNING = 1, 2, 1
+"""Cost of a step, and of each error and warning in its output. The published code's for these two never occur."""
+SOLVED_BELOW = 0.01
+ENOUGH = 0.7  # share of the question's words that a file must have for the keyword player to name it
 DEEPEST = 9
 ROUNDING = 32  # tokens; lengths of shortened text are multiples of it, so that results can be cached
 HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
@@ -112,27 +122,6 @@ class Questions(Taskset):
             tasks.append(Task(f"written-{number}", self.env.name, "2", "written", data))
         return tasks, {"repos_dir": folder}
 
-    def open_repository(self, folder: Path) -> Repository:
-        """The repository in `folder`. Raises DataError."""
-        return open_repository(folder)
-
-    def way_to(self, path: str) -> tuple[str, ...]:
-        """The commands from the root that read file `path` and name it."""
-        return tuple(shortest_path(path))
-
-    def reaches(self, repository: Repository, path: str) -> bool:
-        """Whether the offered commands can reach and name file `path`."""
-        return offered(repository, path)
-
-    def answer_of(self, repository: Repository, commands: Sequence[str]) -> str:
-        """The file that the sequence `commands` ends by naming; "" if none."""
-        walk = Walk(repository, budget=1)
-        try:
-            outputs = [walk.run(command) for command in commands]
-        except IllegalActionError:
-            return ""
-        return outputs[-1] if outputs and isinstance(outputs[-1], str) else ""
-
 
 class AutoExplore(BaseEnv):
     """See the module's text for the rules, and `AutoExploreSettings`.
@@ -157,7 +146,7 @@ class AutoExplore(BaseEnv):
         " two ends, and a file is shown once.\n"
         "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is the right file in"
         " time; running out of steps counts like a wrong file.\n"
-        f"Cost: {costs.STEP} for each command, {costs.ERROR} more for an error in its output, {costs.WARNING} more for"
+        f"Cost: {STEP} for each command, {ERROR} more for an error in its output, {WARNING} more for"
         " a warning; at the end the number of steps allowed is taken off for the right file, and added for a wrong"
         " file or none. The reward is minus the cost, divided by that number."
     )
@@ -213,25 +202,25 @@ class AutoExplore(BaseEnv):
         self._history.append(command)
         self._last, self._before = command, before
         self._output = Output("") if isinstance(done, str) else done
-        cost = costs.step_cost(self._output.errors, self._output.warnings)
+        cost = STEP + ERROR * self._output.errors + WARNING * self._output.warnings
         info: dict[str, Any] = {}
         if self.settings.first_step:
             self._over = True
-            cost += costs.end_cost(on_the_way, self.horizon)
+            cost += -self.horizon if on_the_way else self.horizon
         elif isinstance(done, str):
             self._over = True
             info["answer"] = done
             info["figures"] = {"named": 1.0}
-            cost += costs.end_cost(done in self.targets, self.horizon)
+            cost += -self.horizon if done in self.targets else self.horizon
         elif len(self._history) == self.horizon:
-            cost += costs.end_cost(False, self.horizon)
+            cost += self.horizon
         self.total_cost += cost
-        info |= {"cost": cost, "success": self._over and costs.solved(self.total_cost)}
+        info |= {"cost": cost, "success": self._over and self.total_cost < SOLVED_BELOW}
         return StepResult(self._observe(), -cost / self.horizon, self._over, info=info)
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of reaching the horizon: the remaining steps, and naming no file."""
-        return -(costs.STEP * (self.horizon - len(self._history)) + costs.end_cost(False, self.horizon)) / self.horizon
+        return -(STEP * (self.horizon - len(self._history)) + self.horizon) / self.horizon
 
     # -------------------------------------------------------------------------------- its problems and demonstrations
 
@@ -286,14 +275,14 @@ class AutoExplore(BaseEnv):
         """What the question asks, what the last output says about it as far as it is shown, and where to look."""
         read = self._walk.shown[-1] if self._last is not None and self._last.startswith("cat ") else None
         following = self._choices[self.oracle()]
-        return write_reflection(
+        return write_comment(
             self.question, read, self._shown, self._walk.folder, following, self.note() == "mistake", generator
         )
 
     def _way(self, here: str, shown: int | None = None) -> list[str]:
         """The commands of the shortest path from folder `here` to naming a target. shown: number of files read."""
-        ways = [_way(here, target, target in self._walk.shown[:shown]) for target in sorted(self.targets)]
-        return min(ways, key=len)
+        read = self._walk.shown[:shown]
+        return min((shortest_path(target, here, read=target in read) for target in sorted(self.targets)), key=len)
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
@@ -364,15 +353,27 @@ def _repositories(settings: Any, folder: Path) -> Path:
     return place
 
 
-def _way(here: str, target: str, read: bool) -> list[str]:
-    """The path from folder `here`: up, down, `cat` unless the file was read, `id`."""
-    *folders, name = target.split("/")
-    current = here.split("/") if here else []
-    common = 0
-    while common < min(len(folders), len(current)) and folders[common] == current[common]:
-        common += 1
-    ways = [UP] * (len(current) - common) + [f"cd {folder}" for folder in folders[common:]]
-    return [*ways, *([] if read else [f"cat {name}"]), f"id {name}"]
+def keyword_choice(prompt: str, choices: Sequence[str]) -> int:
+    """The choice of the keyword player, an untrained baseline that reads only what a policy reads.
+
+    It names the file that it has just read if that has enough of the question's words; else reads the file, or enters
+    the new folder, whose name has most of them; else goes up.
+    """
+    head, _, output = prompt.partition("\nOutput:")
+    fields = dict(line.split(": ", 1) for line in head.splitlines())
+    asked, done = keywords(fields["Task"]), fields["Commands"].split("; ")
+
+    def share(text: str) -> float:
+        found = {stem(word) for word in words(text)}
+        return sum(word in found for word in asked) / max(1, len(asked))
+
+    verb, _, read = done[-1].partition(" ")
+    if verb == "cat" and share(f"{read} {output}") >= ENOUGH:
+        return choices.index(f"id {read}")
+    new = [name for name in choices if name.startswith("cat ") or (name.startswith("cd ") and name not in (UP, *done))]
+    if new:
+        return choices.index(max(new, key=lambda name: (share(name), name.startswith("cat "))))
+    return choices.index(UP) if UP in choices else len(choices) - 1
 
 
 def _indented(text: str) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """An offline teacher that asks about what a file says about itself.
 
 Docstrings, comments, headings, function and class names, table headers and configuration keys become questions
-(`data/wording.py`). A question never contains the file's name, applies to only one file of the repository, and is the
+(see `wording`). A question never contains the file's name, applies to only one file of the repository, and is the
 same each time.
 """
 
@@ -24,9 +24,10 @@ from typing import Any
 
 import yaml
 
-from reflectkit.data.questions import Question
-from reflectkit.data.repos import DATA, SETTINGS, kind_of
-from reflectkit.data.wording import CODE, NOTES, TEXT, spelled, tidy, worded
+from reflectkit.envs.auto_explore.filtering import DATA, SETTINGS, kind_of
+from reflectkit.envs.auto_explore.questions import Question
+from reflectkit.envs.auto_explore.repository import shortest_path
+from reflectkit.envs.auto_explore.wording import CODE, NOTES, TEXT, spelled, tidy, word_set, worded
 from reflectkit.seeding import generator
 from reflectkit.text import keywords, notebook_source, words
 
@@ -42,29 +43,9 @@ DEFINITION = re.compile(
 FENCED = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1[^\n]*$", re.MULTILINE | re.DOTALL)
 """Code in Markdown, whose comments are no headings."""
 PYTHON_DEFINITION = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(?P<name>[A-Za-z]\w*)")
-KEYWORDS = frozenset(
-    [
-        "if",
-        "for",
-        "while",
-        "switch",
-        "return",
-        "else",
-        "catch",
-        "foreach",
-        "using",
-        "sizeof",
-        "case",
-        "do",
-        "throw",
-        "new",
-        "range",
-        "defer",
-        "go",
-        "select",
-    ]
+KEYWORDS = word_set(
+    "if for while switch return else catch foreach using sizeof case do throw new range defer go select"
 )
-
 NOTES_OF = frozenset({"changelog", "changes", "history", "news", "releases", "whatsnew"})
 """Names of release notes."""
 CONTINUED = frozenset({"and", "but", "e.g", "i.e", "nor", "note", "or", "see", "so", "then", "todo"})
@@ -97,7 +78,7 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
             _key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and excerpt_words.issuperset(_key(fact))
         }
         questions[path] = [
-            Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
+            Question(text, path, root, fact.answer, tuple(shortest_path(path)[:-1]), path.count("/"), MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
             if not leaks(text := worded(fact.kind, fact.text, _place(path), chance), path)
         ]
@@ -276,19 +257,15 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
 
 def _settings(text: str, suffix: str) -> Iterator[Fact]:
     try:
-        value = _parsed(text, suffix)
+        if suffix == ".json":
+            value = json.loads(text)
+        elif suffix == ".toml":
+            value = tomllib.loads(text)
+        else:
+            value = yaml.load(text, Loader=yaml.BaseLoader) if len(text) < MOST_YAML else None
     except (ValueError, yaml.YAMLError, RecursionError):
         return
     yield from _keys(value, ())
-
-
-def _parsed(text: str, suffix: str) -> Any:
-    """The value of a settings file; None if it is YAML and too long. Raises ValueError, YAMLError, RecursionError."""
-    if suffix == ".json":
-        return json.loads(text)
-    if suffix == ".toml":
-        return tomllib.loads(text)
-    return yaml.load(text, Loader=yaml.BaseLoader) if len(text) < MOST_YAML else None
 
 
 def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
