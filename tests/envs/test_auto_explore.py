@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.auto_explore.env import AutoExplore
 from reflectkit.envs.auto_explore.repository import UP, Walk, offered, open_repository, shortest_path
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.text import count_tokens
 from reflectkit.types import Observation, Task
 from tests.explore import LONG, explore_task, write_repository
@@ -63,14 +60,8 @@ def test_listing_history_output_and_choices(repos: Path) -> None:
         "Task: Where is the late fee worked out?\nFolder: /\nFiles: app/, docs/, README.md, setup notes.txt\n"
         "Commands: none\nOutput: none"
     )
-    assert seen.choices == (
-        "cd app",
-        "cd docs",
-        "cat README.md",
-        "cat setup notes.txt",
-        "id README.md",
-        "id setup notes.txt",
-    )
+    reading = ("cat README.md", "cat setup notes.txt", "id README.md", "id setup notes.txt")
+    assert seen.choices == ("cd app", "cd docs", *reading)
     seen = take(env, "cat README.md").observation
     assert seen.text.endswith("Commands: cat README.md\nOutput:\n # Library\n Lends books.")
     assert "cat README.md" not in seen.choices, "a file that was shown is not offered again"
@@ -292,15 +283,8 @@ def test_the_keyword_player_goes_by_the_questions_words_and_not_by_the_target(re
     while not env.over:
         done.append(env.choices[env.baseline("keyword")])
         last = take(env, done[-1])
-    assert done == [
-        "cat README.md",
-        "cat setup notes.txt",
-        "cd app",
-        "cat fees.py",
-        "cd rules",
-        "cat fees.py",
-        "id fees.py",
-    ]
+    reading = ["cd app", "cat fees.py", "cd rules", "cat fees.py", "id fees.py"]
+    assert done == ["cat README.md", "cat setup notes.txt", *reading]
     assert last.info["success"] is (target == "app/rules/fees.py")
     assert last.info["figures"] == {"named": 1.0}
 
@@ -333,22 +317,6 @@ def test_a_comment_quotes_the_words_it_found_and_names_the_missing_ones(repos: P
     assert " not " not in right
 
 
-@pytest.mark.parametrize("prompt_tokens", [140, 1000])
-def test_a_comment_quotes_only_what_the_prompt_shows(repos: Path, prompt_tokens: int) -> None:
-    """The middle of the file is cut out where the prompt has no room for it."""
-    (repos / "library" / "long.txt").write_text(
-        "one two three\n" * 20 + "the late fee\n" + "four five\n" * 20, encoding="utf-8"
-    )
-    env = Watched(repos, result_tokens=200, prompt_tokens=prompt_tokens)
-    env.reset(explore_task("long.txt", question="Where is the late fee that two guests pay worked out?"), 0)
-    shown = take(env, "cat long.txt").observation.text
-    comment = env.reflection(random.Random(0))
-    quoted = re.findall(r'(\w+) in "([^"]*)"', comment)
-    assert all(place in shown for _, place in quoted)
-    assert ("late" in dict(quoted)) == (" the late fee" in shown.partition("Output:")[2])
-    assert (prompt_tokens == 140) == (comment.startswith("late no"))
-
-
 def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) -> None:
     (repos / "library" / "app" / "rules" / "loans.py").write_text("LOAN_DAYS = 21  # and nothing else")
     env = start(repos)
@@ -378,16 +346,6 @@ def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
     assert len(orders) > 1
     with pytest.raises(IllegalActionError):
         env.step(0)
-
-
-def test_episodes_do_not_depend_on_who_plays_beside(repos: Path) -> None:
-    tasks = [explore_task("app/rules/fees.py"), explore_task("README.md"), explore_task("docs/guide.md")]
-    episodes = [Episode(task, seed) for seed, task in enumerate(tasks)]
-    maker = lambda: make("auto_explore", 15, shuffle=True, repos_dir=repos, leaveout_prob=0.3)  # noqa: E731
-    together = rollout(episodes, maker, RandomAgent(), width=3)
-    alone = [rollout([episode], maker, RandomAgent(), width=1)[0] for episode in episodes]
-    assert together == alone
-    assert all(trajectory.success for trajectory in rollout(episodes, maker, Oracle()))
 
 
 @pytest.mark.parametrize(
