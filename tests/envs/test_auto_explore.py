@@ -293,12 +293,12 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
     assert shortest_path("app/rules/fees.py") == ["cd app", "cd rules", "cat fees.py", "id fees.py"]
     env = start(repos)
     take(env, "cd docs")
-    assert env.note() == "mistake"
+    assert env.teacher().note() == "mistake"
     done = []
     while not env.over:
-        done.append(env.choices[env.oracle()])
-        last = env.step(env.oracle())
-        assert env.note() == "good"
+        done.append(env.choices[env.teacher().action()])
+        last = env.step(env.teacher().action())
+        assert env.teacher().note() == "good"
     assert done == ["cd ..", "cd app", "cd rules", "cat fees.py", "id fees.py"]
     assert last.info["success"]
 
@@ -307,12 +307,12 @@ def test_a_comment_quotes_the_words_it_found_and_names_the_missing_ones(repos: P
     env = start(repos)
     take(env, "cd app")
     take(env, "cat fees.py")
-    wrong = env.reflection(random.Random(0))
+    wrong = env.teacher().comment(random.Random(0))
     assert wrong.startswith('late no, fee in "Fees that". fees.py ')
     assert " not " in wrong
     take(env, "cd rules")
     take(env, "cat fees.py")
-    right = env.reflection(random.Random(0))
+    right = env.teacher().comment(random.Random(0))
     assert right.startswith('late in "late fee", fee in "fee: ten". fees.py ')
     assert " not " not in right
 
@@ -320,13 +320,13 @@ def test_a_comment_quotes_the_words_it_found_and_names_the_missing_ones(repos: P
 def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) -> None:
     (repos / "library" / "app" / "rules" / "loans.py").write_text("LOAN_DAYS = 21  # and nothing else")
     env = start(repos)
-    assert env.slips() == []
+    assert env.teacher().slips() == []
     take(env, "cd app")
     take(env, "cd rules")
-    assert [env.choices[index] for index in env.slips()] == ["cat loans.py"]
+    assert [env.choices[index] for index in env.teacher().slips()] == ["cat loans.py"]
     take(env, "cat loans.py")
-    assert env.note() == "mistake"
-    assert env.slips() == []
+    assert env.teacher().note() == "mistake"
+    assert env.teacher().slips() == []
 
 
 def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
@@ -337,8 +337,8 @@ def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
         assert sorted(seen.choices) == sorted(start(repos).choices)
         orders.add(seen.choices)
         while True:
-            best = env.oracle()
-            assert best not in env.mistakes()
+            best = env.teacher().action()
+            assert best not in env.teacher().mistakes()
             result = env.step(best)
             if result.terminated:
                 break

@@ -21,7 +21,6 @@ Source
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -29,25 +28,23 @@ from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import StepResult
+from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
 from reflectkit.envs.auto_explore.repository import (
     UP,
     Folder,
     Output,
-    Repository,
     Walk,
     offered,
     open_repository,
     shortest_path,
 )
-from reflectkit.envs.auto_explore.teacher import write_comment
-from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
-from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.auto_explore.teacher import AutoExploreTeacher
+from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform
 from reflectkit.text import count_short, count_tokens, keywords, shorten, stem, words
-from reflectkit.types import Message, Observation, Task, ToolUse, Trajectory
+from reflectkit.types import Message, Observation, Task
 
 ALL = "all"
 STEP, ERROR, WARNING = 1, 2, 1
@@ -100,7 +97,7 @@ class Questions(Taskset):
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The repositories that the tasks ask about."""
         roots = sorted({str(task.data.get("root")) for task in tasks})
-        place = _repositories(settings, folder)
+        place = settings.repos_dir or folder / REPOSITORIES
         return [place / root for root in roots if "/" not in root and (place / root).is_dir()]
 
     def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
@@ -123,21 +120,17 @@ class Questions(Taskset):
         return tasks, {"repos_dir": folder}
 
 
-class AutoExplore(BaseEnv):
-    """See the module's text for the rules, and `AutoExploreSettings`.
-
-    horizon: in the cost; the wrapper that cuts an episode off is given the same.
-    """
+class AutoExplore(Env):
+    """See the module's text for the rules, and `AutoExploreSettings`."""
 
     name: ClassVar[str] = "auto_explore"
-    taskset_type: ClassVar[type[Taskset]] = Questions
+    taskset: ClassVar[Taskset] = Questions()
+    teacher_type: ClassVar[type[Teacher]] = AutoExploreTeacher
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
     """Depth of the target's folder; "all" is any depth."""
     Settings: ClassVar[type[Config]] = AutoExploreSettings
     settings: AutoExploreSettings
-    needs_horizon: ClassVar[bool] = True
-    noise: ClassVar[float] = 0.0
-    negatives: ClassVar[int] = 2
+    horizon: int = 15
     baselines: ClassVar[tuple[str, ...]] = ("keyword",)
     rules: ClassVar[str] = (
         "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
@@ -151,16 +144,14 @@ class AutoExplore(BaseEnv):
         " file or none. The reward is minus the cost, divided by that number."
     )
 
-    def __init__(self, repos_dir: Path | str | None = None, *, horizon: int = 15, **settings: Any) -> None:
+    def __init__(self, repos_dir: Path | str | None = None, **settings: Any) -> None:
         super().__init__(repos_dir=repos_dir, **settings)
-        self.repos_dir, self.horizon = Path(repos_dir or Path("data/auto_explore") / REPOSITORIES), horizon
-        self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
         self._over = True
 
-    @classmethod
-    def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
-        """The settings, with the folder of the repositories."""
-        return super().constructor_arguments(settings, folder) | {"repos_dir": _repositories(settings, folder)}
+    @property
+    def repos_dir(self) -> Path:
+        """The folder of the filtered repositories."""
+        return self.settings.repos_dir or (self.data_folder or Path("data/auto_explore")) / REPOSITORIES
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`.
@@ -171,37 +162,42 @@ class AutoExplore(BaseEnv):
         prompt.
         """
         check_task(task, self.name, self.levels[:-1])
-        self.repository = self._repository(task)
+        root = _text(task, "root")
+        if "/" in root or "\\" in root or "\0" in root or root in (".", ".."):
+            raise DataError(task.id, f"a repository's name, not {root!r:.80}, was expected", field="root")
+        self.repository = open_repository(self.repos_dir / root)
         self.question = " ".join(_text(task, "question").split())
-        if count_short(self.question) > self.prompt_tokens * QUESTION_SHARE:
+        if (tokens := count_short(self.question)) > self.settings.prompt_tokens * QUESTION_SHARE:
             raise DataError(
-                task.id, f"takes {count_short(self.question)} of {self.prompt_tokens} --prompt-tokens", field="question"
+                task.id, f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens", field="question"
             )
         self.targets = self._targets(task)
         if self.settings.easy:
             self.question = f"Find {_text(task, 'filename')}"
-        self._walk = Walk(
-            self.repository, self.result_tokens, self._hidden(seed) if self.settings.leaveout_prob else None
-        )
-        self._history: list[str] = []
-        self._output = Output("")
-        self._last: str | None = None
-        self._note = ""
+
+        def is_hidden(path: str) -> bool:
+            return path not in self.targets and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
+
+        hidden = is_hidden if self.settings.leaveout_prob else None
+        self.walk = Walk(self.repository, self.settings.result_tokens, hidden)
+        self.history: list[str] = []
+        self.before = "", 0
+        """The folder before the last command, and the number of files that had been read."""
         self.total_cost = 0.0
+        self._output = Output()
         self._over = False
         return self._observe()
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    def step(self, action: Action) -> StepResult:
         """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        command = self._choices[check_choice(action, self._choices, self.name)]
-        before = self._walk.here, len(self._walk.shown)
-        on_the_way = self.settings.first_step and command == self._way(self._walk.here)[0]
-        done = self._walk.run(command)
-        self._history.append(command)
-        self._last, self._before = command, before
-        self._output = Output("") if isinstance(done, str) else done
+        command = self.commands[check_choice(action, self.commands, self.name)]
+        on_the_way = self.settings.first_step and command == self.way(self.walk.here)[0]
+        self.before = self.walk.here, len(self.walk.shown)
+        done = self.walk.run(command)
+        self.history.append(command)
+        self._output = Output() if isinstance(done, str) else done
         cost = STEP + ERROR * self._output.errors + WARNING * self._output.warnings
         info: dict[str, Any] = {}
         if self.settings.first_step:
@@ -209,10 +205,9 @@ class AutoExplore(BaseEnv):
             cost += -self.horizon if on_the_way else self.horizon
         elif isinstance(done, str):
             self._over = True
-            info["answer"] = done
-            info["figures"] = {"named": 1.0}
+            info |= {"answer": done, "figures": {"named": 1.0}}
             cost += -self.horizon if done in self.targets else self.horizon
-        elif len(self._history) == self.horizon:
+        elif len(self.history) == self.horizon:
             cost += self.horizon
         self.total_cost += cost
         info |= {"cost": cost, "success": self._over and self.total_cost < SOLVED_BELOW}
@@ -220,77 +215,16 @@ class AutoExplore(BaseEnv):
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of reaching the horizon: the remaining steps, and naming no file."""
-        return -(STEP * (self.horizon - len(self._history)) + self.horizon) / self.horizon
-
-    # -------------------------------------------------------------------------------- its problems and demonstrations
-
-    @classmethod
-    def drops_choices(cls, settings: Any) -> bool:
-        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
-        return bool(settings.leaveout_prob)
-
-    @classmethod
-    def is_demonstration(cls, trajectory: Trajectory) -> bool:
-        """An episode that names a file."""
-        return bool(trajectory.turns[-1].info.get("answer"))
-
-    @classmethod
-    def fault(cls, trajectory: Trajectory) -> str:
-        """An episode that names a wrong file."""
-        wrong = trajectory.turns[-1].info.get("answer") and not trajectory.success
-        return (
-            "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them" if wrong else ""
-        )
+        return -(STEP * (self.horizon - len(self.history)) + self.horizon) / self.horizon
 
     def baseline(self, name: str) -> int:
         """The choice of the keyword player; it sees what `reset` and `step` return, and nothing else."""
-        return keyword_choice(self._text(), self._choices)
+        return keyword_choice(self._text(), self.commands)
 
-    # --------------------------------------------------------------------------------------------- the oracle teacher
-
-    def oracle(self) -> int:
-        """The next command of the shortest path that reads a target and names it."""
-        return self._choices.index(self._way(self._walk.here)[0])
-
-    def mistakes(self) -> list[int]:
-        """Everything but the oracle's command and naming a file."""
-        best = self.oracle()
-        return [index for index, command in enumerate(self._choices) if index != best and not command.startswith("id ")]
-
-    def slips(self) -> list[int]:
-        """The mistake that a negative example makes once: reading another file when a target should be read next."""
-        read_another = any(path not in self.targets for path in self._walk.shown)
-        if read_another or not self._choices[self.oracle()].startswith("cat "):
-            return []
-        return [index for index in self.mistakes() if self._choices[index].startswith("cat ")]
-
-    def note(self) -> str:
-        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
-        if self._last is None:
-            return ""
-        here, shown = self._before
-        return "good" if self._last == self._way(here, shown)[0] else "mistake"
-
-    def reflection(self, generator: random.Random) -> str:
-        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
-        read = self._walk.shown[-1] if self._last is not None and self._last.startswith("cat ") else None
-        following = self._choices[self.oracle()]
-        return write_comment(
-            self.question, read, self._shown, self._walk.folder, following, self.note() == "mistake", generator
-        )
-
-    def _way(self, here: str, shown: int | None = None) -> list[str]:
+    def way(self, here: str, shown: int | None = None) -> list[str]:
         """The commands of the shortest path from folder `here` to naming a target. shown: number of files read."""
-        read = self._walk.shown[:shown]
+        read = self.walk.shown[:shown]
         return min((shortest_path(target, here, read=target in read) for target in sorted(self.targets)), key=len)
-
-    # ---------------------------------------------------------------------------------------------------------- inside
-
-    def _repository(self, task: Task) -> Repository:
-        root = _text(task, "root")
-        if "/" in root or "\\" in root or "\0" in root or root in (".", ".."):
-            raise DataError(task.id, f"a repository's name, not {root!r:.80}, was expected", field="root")
-        return open_repository(self.repos_dir / root)
 
     def _targets(self, task: Task) -> frozenset[str]:
         target = _text(task, "filename")
@@ -311,46 +245,32 @@ class AutoExplore(BaseEnv):
             [target, *(name for name in others if name in self.repository.sizes and offered(self.repository, name))]
         )
 
-    def _hidden(self, seed: int) -> Any:
-        def hidden(path: str) -> bool:
-            return path not in self.targets and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
-
-        return hidden
-
     def _observe(self) -> Observation:
-        self._choices = self._walk.commands()
-        return Observation((Message("user", self._text()),), self._choices)
+        self.commands = self.walk.commands()
+        return Observation((Message("user", self._text()),), self.commands)
 
     def _text(self) -> str:
         """The prompt, within `prompt_tokens`; see the module's docstring for the priorities."""
-        walk, folder = self._walk, self._walk.folder
-        start = f"Task: {self.question}\nFolder: /{walk.here}\n"
-        room = self.prompt_tokens - count_short(start) - HEADINGS - _choice_tokens(self._choices)
-        listing, used = _listing(folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES))
+        start = f"Task: {self.question}\nFolder: /{self.walk.here}\n"
+        room = self.settings.prompt_tokens - count_short(start) - HEADINGS - _choice_tokens(self.commands)
+        listing, used = _listing(self.walk.folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES))
         room -= used
-        output, used = self._shown_output(room)
-        self._shown = output
-        room -= used
-        history = _recent(self._history, room)
-        return f"{start}Files: {listing}\nCommands: {history}\nOutput:{output}"
+        self.shown_output, used = self._shorten_output(room)
+        return f"{start}Files: {listing}\nCommands: {_recent(self.history, room - used)}\nOutput:{self.shown_output}"
 
-    def _shown_output(self, room: int) -> tuple[str, int]:
+    def _shorten_output(self, room: int) -> tuple[str, int]:
         """The last output, indented, and its tokens."""
-        text = self._output.text.strip("\n")
+        text, most = self._output.text.strip("\n"), self.settings.result_tokens
         if not text:
             return " none", 1
-        budget = self.result_tokens if room >= self.result_tokens else max(room, 0) // ROUNDING * ROUNDING
-        key = self._last, self._walk.here, self.result_tokens, budget
+        budget = most if room >= most else max(room, 0) // ROUNDING * ROUNDING
+        key = self.history[-1], self.walk.here, most, budget
         if key not in self.repository.memo:
-            self.repository.memo[key] = _indented(text if budget == self.result_tokens else shorten(text, budget))
-        shown: tuple[str, int] = self.repository.memo[key]
-        return shown
-
-
-def _repositories(settings: Any, folder: Path) -> Path:
-    """The folder of the filtered repositories. folder: the env's data folder."""
-    place: Path = settings.repos_dir or folder / REPOSITORIES
-    return place
+            lines = (text if budget == most else shorten(text, budget)).split("\n")
+            shown = "".join(f"\n {line.rstrip()}" for line in lines if line.strip())
+            self.repository.memo[key] = shown, count_tokens(shown)
+        output: tuple[str, int] = self.repository.memo[key]
+        return output
 
 
 def keyword_choice(prompt: str, choices: Sequence[str]) -> int:
@@ -374,12 +294,6 @@ def keyword_choice(prompt: str, choices: Sequence[str]) -> int:
     if new:
         return choices.index(max(new, key=lambda name: (share(name), name.startswith("cat "))))
     return choices.index(UP) if UP in choices else len(choices) - 1
-
-
-def _indented(text: str) -> tuple[str, int]:
-    """The non-empty lines, each indented by a space, and their number of tokens."""
-    shown = "".join(f"\n {line.rstrip()}" for line in text.split("\n") if line.strip())
-    return shown, count_tokens(shown)
 
 
 @lru_cache(maxsize=10_000)
