@@ -24,7 +24,7 @@ from reflectkit.envs.auto_explore.filtering import (
     repositories,
     repository_name,
 )
-from reflectkit.envs.setup import EnvSetup, explorer
+from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.files import REPOSITORIES, repositories_in
 from reflectkit.runs.folders import RunConfig, write_permission
@@ -56,7 +56,7 @@ class FilterRepoConfig(Config):
     @field_validator("env")
     @classmethod
     def _explores(cls, env: str) -> str:
-        explorer("filter-repo", env)
+        check_explores("filter-repo", env)
         return env
 
 

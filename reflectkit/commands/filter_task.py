@@ -19,7 +19,7 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.envs.auto_explore.questions import Question, normal_path, read_question, to_json
 from reflectkit.envs.auto_explore.repository import answer_of, offered, open_repository, shortest_path
-from reflectkit.envs.setup import EnvSetup, explorer
+from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
 from reflectkit.runs.folders import RunConfig, write_permission
@@ -52,7 +52,7 @@ class FilterTaskConfig(Config):
     @field_validator("env")
     @classmethod
     def _explores(cls, env: str) -> str:
-        explorer("filter-task", env)
+        check_explores("filter-task", env)
         return env
 
 

@@ -22,7 +22,7 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.auto_explore.questions import found_by_words, to_json
 from reflectkit.envs.problems import ProblemGenerator
-from reflectkit.envs.setup import EnvSetup, explorer
+from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import write_json
 from reflectkit.registry import code_files, resolve
@@ -83,7 +83,7 @@ class GenTaskConfig(Config):
     def _check(self) -> Self:
         generator = self.generator
         if generator is None:
-            explorer("gen-task", self.env)
+            check_explores("gen-task", self.env)
         elif not self.teacher.is_oracle:
             raise ConfigError(
                 f"--teacher {self.teacher.name}: {generator.noun} are generated without a teacher; leave out the flag"

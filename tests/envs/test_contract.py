@@ -19,13 +19,13 @@ from typing import Any
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
-from reflectkit.envs.auto_explore.repository import open_repository
 
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.env import Taskset
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
+from reflectkit.envs.auto_explore.repository import open_repository
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.generate import CUSTOMERS, shop
