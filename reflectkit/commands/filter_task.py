@@ -17,7 +17,7 @@ from pydantic import field_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.envs.auto_explore.questions import Question, normal_path, read_question, to_json
+from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
 from reflectkit.envs.auto_explore.repository import answer_of, offered, open_repository, shortest_path
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
@@ -66,7 +66,7 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         dropped: Counter[str] = Counter()
-        kept: dict[str, tuple[Question, list[Any]]] = {}
+        kept: dict[str, tuple[FileQuestion, list[Any]]] = {}
         with progress.bar("Filtering questions", len(files)) as bar:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
@@ -116,7 +116,7 @@ def _without_nulls(value: object, where: str) -> dict[str, Any]:
     return value | {name: default for name, default in empty.items() if value.get(name, "") is None}
 
 
-def _clean(question: Question, repos: Path, levels: Sequence[str]) -> Question | str:
+def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQuestion | str:
     """The question as the environment can ask it, or why it is dropped."""
     text = " ".join(question.question.split())
     if lone_surrogate(text + question.answer):

@@ -21,7 +21,7 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.envs.auto_explore import oracle
 from reflectkit.envs.auto_explore.filtering import DEPTH, kind_of
-from reflectkit.envs.auto_explore.questions import Question
+from reflectkit.envs.auto_explore.questions import FileQuestion
 from reflectkit.envs.auto_explore.repository import offered, open_repository, shortest_path
 from reflectkit.errors import DataError
 from reflectkit.eventloop import run_sync
@@ -106,9 +106,9 @@ def read_material(folders: Sequence[Path], settings: QuestionSettings, progress:
     return material
 
 
-def ask_oracle(material: Material, per_file: int, progress: Progress) -> list[Question]:
+def ask_oracle(material: Material, per_file: int, progress: Progress) -> list[FileQuestion]:
     """The oracle's questions about all files."""
-    questions: list[Question] = []
+    questions: list[FileQuestion] = []
     with progress.bar("Questions", len(material.all_files)) as bar:
         for name, files in material.files.items():
             texts, excerpts = {file.path: file.text for file in files}, {file.path: file.excerpt for file in files}
@@ -144,7 +144,7 @@ PAIR = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class FileContext:
     """What a teacher gets besides a file. persona: who asks. tree: the paths of the repository's files, one a line.
     readme: the beginning of its README; may be empty.
     """
@@ -154,14 +154,14 @@ class Context:
     readme: str = ""
 
 
-def context_of(root: str, path: str, excerpts: Mapping[str, str]) -> Context:
+def context_of(root: str, path: str, excerpts: Mapping[str, str]) -> FileContext:
     """The context of file `path` of repository `root`. excerpts: by path, of all files that can be read."""
     readme = next((excerpts[one] for one in sorted(excerpts) if README.fullmatch(one) and one != path), "")
     persona = generator(0, "persona", root, path).choice(PERSONAS)
-    return Context(persona, shorten("\n".join(sorted(excerpts)), TREE_TOKENS), shorten(readme, README_TOKENS))
+    return FileContext(persona, shorten("\n".join(sorted(excerpts)), TREE_TOKENS), shorten(readme, README_TOKENS))
 
 
-def question_messages(path: str, kind: str, excerpt: str, count: int, context: Context) -> tuple[Message, ...]:
+def question_messages(path: str, kind: str, excerpt: str, count: int, context: FileContext) -> tuple[Message, ...]:
     """The chat that asks for `count` questions about a file. kind: "code", "data" or "text"."""
     around = f"The files of the project {path} is in:\n\n{barred(context.tree)}\n"
     if context.readme:
@@ -275,7 +275,7 @@ class Asked:
     rejected: requests without a usable answer.
     """
 
-    questions: list[Question]
+    questions: list[FileQuestion]
     answered: int
     dropped: Mapping[str, int]
     rejected: list[Rejected]
@@ -313,7 +313,7 @@ def ask_teacher(client: ChatClient, material: Material, settings: QuestionSettin
                 else:
                     dropped[NONE if not named else SEVERAL if own in named else ANOTHER] += 1
     questions = [
-        Question(
+        FileQuestion(
             question,
             file.path,
             file.root,

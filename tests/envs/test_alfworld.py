@@ -23,9 +23,9 @@ from reflectkit.envs import make
 from reflectkit.envs.alfworld.belief import Belief
 from reflectkit.envs.alfworld.engine import Game, State, essential
 from reflectkit.envs.alfworld.env import Alfworld
+from reflectkit.envs.alfworld.expert import Goal, good, write_comment
 from reflectkit.envs.alfworld.fast import memoised
 from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO, TYPES
-from reflectkit.envs.alfworld.teacher import Goal, good, write_comment
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json

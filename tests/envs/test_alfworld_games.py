@@ -23,7 +23,7 @@ from reflectkit.console import Quiet
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games
 from reflectkit.envs.alfworld.games import LOOK, TWO, TYPES
-from reflectkit.envs.alfworld.generate import TOOLS, Game, draw, goals, levels, rooms, table
+from reflectkit.envs.alfworld.generate import TOOLS, DrawnGame, draw, goals, levels, rooms, table
 from reflectkit.envs.alfworld.pool import Engine, Pool
 from reflectkit.envs.alfworld.problems import Maker, Solution, find_solution
 from reflectkit.errors import ConfigError, DataError
@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def facts(game: Game, name: str) -> list[list[str]]:
+def facts(game: DrawnGame, name: str) -> list[list[str]]:
     """The arguments of each fact `name` that holds at the start."""
     return [found.split() for found in re.findall(rf"^\({name} ([^()]*)\)$", game.problem, re.MULTILINE)]
 

@@ -23,6 +23,7 @@ Source
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,12 +35,13 @@ from reflectkit.console import Progress
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
+from reflectkit.envs.alfworld.expert import Goal, good, progress, rules, write_comment
 from reflectkit.envs.alfworld.games import FOLDER, LOOK, TYPES, inside, read, room_kind
 from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
-from reflectkit.envs.alfworld.teacher import AlfworldTeacher, Goal, rules
 from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.seeding import uniform
 from reflectkit.text import count_short, shorten
 from reflectkit.types import Message, Observation, Task
 
@@ -47,6 +49,9 @@ ALL = "all"
 HORIZON = 50
 HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
 GO = "go to "
+OF_A_VERB = 2  # maximum number of mistakes with the same verb
+SLIP_SHARE = 0.2  # of the steps of a search
+HELP = "help"  # never a deliberate mistake: its long answer displaces the history
 LONGEST_TYPED = 100  # characters of a typed command
 NOTHING = "Nothing happens."
 MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
@@ -92,6 +97,54 @@ class GameTasks(Taskset):
 
         games = Maker(folder, seed, ()).make(len(TYPES), progress)
         return [task_of(game) for game in games], {"games_dir": folder}
+
+
+class AlfworldTeacher(Teacher):
+    """What would be right in `Alfworld`."""
+
+    env: Alfworld
+
+    def good(self) -> list[str]:
+        """The commands that make progress; the first is the expert's."""
+        advice, commands = self.env.engine_state.advice, good(self.env.belief, self.env.goal)
+        return [advice, *commands] if advice in self.env.commands else commands
+
+    def action(self) -> int | str:
+        """The expert's next command."""
+        return self._actions(self.good()[:1])[0]
+
+    def mistakes(self) -> Sequence[int | str]:
+        """Commands that make no progress: neither the expert's nor equally good as far as the player can know. At most
+        two per verb, which change with each step.
+        """
+        right = self.good()
+        by_verb: dict[str, list[str]] = {}
+        for command in self.env.commands:
+            if command not in right and command != HELP:
+                by_verb.setdefault(command.split()[0], []).append(command)
+        step = len(self.env.history)
+        chosen = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
+        return self._actions([command for command in self.env.commands if command in chosen])
+
+    def slips(self) -> Sequence[int | str]:
+        """The mistake that a negative example makes once: at a random search step, or while the object is held."""
+        env = self.env
+        if env.slipped:
+            return []
+        holds_goal, _ = progress(env.belief, env.goal)
+        return self.mistakes() if holds_goal or uniform(env.seed, "slip", len(env.history)) < SLIP_SHARE else []
+
+    def note(self) -> str:
+        """The mark of the last command: "" at the start, "good", or "mistake" if it made no progress."""
+        return self.env.mark
+
+    def comment(self, generator: random.Random) -> str:
+        """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
+        return write_comment(self.env.belief, self.env.goal, self.env.mark == "mistake", generator)
+
+    def _actions(self, commands: list[str]) -> list[int | str]:
+        """`commands` as actions."""
+        return [command if self.env.settings.typed else self.env.commands.index(command) for command in commands]
 
 
 class Alfworld(Env):
@@ -274,12 +327,10 @@ def _aborting() -> Iterator[None]:
 
 def _goal(folder: Path, task: Task) -> Goal:
     """The goal, from the game's files. Raises DataError."""
-    trajectory, playable = read(folder)
-    parameters = trajectory.pddl_params
-    if trajectory.task_type != task.level:
-        raise DataError(
-            task.id, f"level {task.level!r}, but the game is of type {trajectory.task_type!r}", field="level"
-        )
+    record, playable = read(folder)
+    parameters = record.pddl_params
+    if record.task_type != task.level:
+        raise DataError(task.id, f"level {task.level!r}, but the game is of type {record.task_type!r}", field="level")
     target = parameters.toggle_target if task.level == LOOK else parameters.parent_target
     item = parameters.object_target.lower()
     return Goal(task.level, item, target.lower(), *rules(playable.pddl_problem, item))

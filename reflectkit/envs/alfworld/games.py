@@ -74,7 +74,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class GameRecord:
     """The contents of traj_data.json."""
 
     task_type: Type
@@ -135,13 +135,13 @@ def inside(root: Path, name: object) -> Path | None:
 
 def task(folder: Path) -> Task:
     """The game in `folder` as a task. Raises DataError if a file is missing or broken, or the game cannot be won."""
-    trajectory, _ = read(folder)
+    record, _ = read(folder)
     split, name = folder.parent.parent.name, f"{folder.parent.name}/{folder.name}"
-    data = {"game": f"{VERSION}/{split}/{name}", "room": trajectory.scene.floor_plan, "split": split}
-    return Task(name, ENV, trajectory.task_type, name, data)
+    data = {"game": f"{VERSION}/{split}/{name}", "room": record.scene.floor_plan, "split": split}
+    return Task(name, ENV, record.task_type, name, data)
 
 
-def read(folder: Path) -> tuple[Trajectory, Playable]:
+def read(folder: Path) -> tuple[GameRecord, Playable]:
     """The contents of traj_data.json and game.tw-pddl in `folder`. Raises DataError."""
     name = f"{folder.parent.name}/{folder.name}"
     if not NAME.fullmatch(name):
@@ -150,12 +150,12 @@ def read(folder: Path) -> tuple[Trajectory, Playable]:
         )
     if "movable" in name or "Sliced" in name:
         raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
-    trajectory, playable = _read(Trajectory, folder / RECORD), _read(Playable, folder / GAME)
+    record, playable = _read(GameRecord, folder / RECORD), _read(Playable, folder / GAME)
     if WORDING not in playable.grammar:
         raise DataError(
             folder / GAME, f"does not say `{WORDING}`, as downloads before 0.4; {DOWNLOAD}", field="grammar"
         )
-    return trajectory, playable
+    return record, playable
 
 
 def room_kind(room: str) -> str:

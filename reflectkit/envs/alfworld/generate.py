@@ -148,7 +148,7 @@ def _pose(x: float, z: float, degrees: float, head: float) -> Pose:
 
 
 @dataclass(frozen=True)
-class Goal:
+class RoomGoal:
     """What to do, and where. receptacle: the kind of the destination; in look games, the lamp."""
 
     level: str
@@ -163,19 +163,19 @@ class Goal:
 
 
 @cache
-def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
+def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[RoomGoal, ...]:
     """All goals of `level` that fit a room and whose name matches. Raises ConfigError."""
     kinds = table("constants").GOALS_VALID[level]
     in_rooms = (goal for room in rooms() if room.kind in kinds for goal in _goals(level, room))
     return tuple(goal for goal in in_rooms if matches(goal.name, patterns))
 
 
-def _goals(level: str, room: Room) -> Iterable[Goal]:
+def _goals(level: str, room: Room) -> Iterable[RoomGoal]:
     kinds = {receptacle.kind for receptacle in room.receptacles}
     items = [kind for kind in room.kinds if any(kind in _holds(other) for other in kinds)]
     if level == LOOK:
         if LAMP in room.kinds and kinds & LAMP_STANDS:
-            yield from (Goal(level, item, LAMP, room) for item in items)
+            yield from (RoomGoal(level, item, LAMP, room) for item in items)
         return
     ability, tool = TOOLS.get(level, ("", ""))
     if tool:
@@ -185,7 +185,7 @@ def _goals(level: str, room: Room) -> Iterable[Goal]:
         for kind in sorted(kinds):
             elsewhere = any(item in _holds(other) for other in kinds - {kind})
             if item in _holds(kind) and elsewhere and kind != tool and not (level == TWO and kind in SINGLE):
-                yield Goal(level, item, kind, room)
+                yield RoomGoal(level, item, kind, room)
 
 
 def _holds(kind: str) -> frozenset[str]:
@@ -206,10 +206,10 @@ def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Game:
+class DrawnGame:
     """The contents of a game's files. problem: PDDL. trajectory: traj_data.json. grammar: with the task's text."""
 
-    goal: Goal
+    goal: RoomGoal
     problem: str
     trajectory: dict[str, Any]
     grammar: str
@@ -235,7 +235,7 @@ def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
     return f"trial_G{seed}_" + (f"{derive(0, *patterns):016x}_" if patterns else "") + str(number)
 
 
-def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> Game:
+def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> DrawnGame:
     """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same game."""
     hosts = goals(level, patterns)
     chance = generator(seed, "game", level, number, attempt)
@@ -258,10 +258,10 @@ def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, 
         "scene": {"floor_plan": goal.room.name, "scene_num": goal.room.number, "random_seed": seed},
         "turk_annotations": {"anns": [{"task_desc": text, "high_descs": []}]},
     }
-    return Game(goal, _problem(name, goal, chance), trajectory, _data("alfred.twl2").replace("UNKNOWN GOAL", text))
+    return DrawnGame(goal, _problem(name, goal, chance), trajectory, _data("alfred.twl2").replace("UNKNOWN GOAL", text))
 
 
-def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
+def _placed(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
     """(name, kind, receptacle) of each object: those of the goal first, then the room's other objects."""
     room = goal.room
     free = {
@@ -286,13 +286,13 @@ def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacl
     return placed
 
 
-def _may_start(kind: str, receptacle: Receptacle, goal: Goal) -> bool:
+def _may_start(kind: str, receptacle: Receptacle, goal: RoomGoal) -> bool:
     if kind == LAMP:
         return receptacle.kind in LAMP_STANDS
     return kind in _holds(receptacle.kind) and not (kind == goal.item and receptacle.kind == goal.receptacle)
 
 
-def _problem(name: str, goal: Goal, chance: random.Random) -> str:
+def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
     """The initial state and the goal in PDDL, as in the benchmark's initial_state.pddl."""
     constants, room = table("constants"), goal.room
     placed = _placed(goal, chance)

@@ -17,7 +17,7 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.games import FOLDER, SPLITS, TYPES, VERSION, Generation, find, read, task
-from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
+from reflectkit.envs.alfworld.generate import DrawnGame, draw, levels, trial_name
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
@@ -292,8 +292,8 @@ def _finished_problem(folder: Path) -> str:
     """The PDDL of a finished game. Raises DataError if it has been damaged."""
     reason = "it does not say how it was generated"
     try:
-        trajectory, playable = read(folder)
-        if trajectory.generation and playable.walkthrough:
+        record, playable = read(folder)
+        if record.generation and playable.walkthrough:
             return playable.pddl_problem
     except DataError as error:
         reason = str(error).removeprefix(f"{folder}/")
@@ -302,6 +302,6 @@ def _finished_problem(folder: Path) -> str:
     )
 
 
-def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
+def _write(folder: Path, game: DrawnGame, walkthrough: Sequence[str]) -> None:
     for name, text in game.files(walkthrough).items():
         write_text(folder / name, text)

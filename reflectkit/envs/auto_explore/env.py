@@ -21,6 +21,7 @@ Source
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any, ClassVar
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
+from reflectkit.envs.auto_explore.comments import write_comment
 from reflectkit.envs.auto_explore.repository import (
     UP,
     Folder,
@@ -38,13 +40,12 @@ from reflectkit.envs.auto_explore.repository import (
     open_repository,
     shortest_path,
 )
-from reflectkit.envs.auto_explore.teacher import AutoExploreTeacher
 from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform
 from reflectkit.text import count_short, count_tokens, keywords, shorten, stem, words
-from reflectkit.types import Message, Observation, Task
+from reflectkit.types import Message, Observation, Task, Trajectory
 
 ALL = "all"
 STEP, ERROR, WARNING = 1, 2, 1
@@ -118,6 +119,64 @@ class Questions(Taskset):
             data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
             tasks.append(Task(f"written-{number}", self.env.name, "2", "written", data))
         return tasks, {"repos_dir": folder}
+
+
+class AutoExploreTeacher(Teacher):
+    """What would be right in `AutoExplore`."""
+
+    env: AutoExplore
+    noise: ClassVar[float] = 0.0
+    negatives: ClassVar[int] = 2
+
+    def action(self) -> int:
+        """The next command of the shortest path that reads a target and names it."""
+        return self.env.commands.index(self.env.way(self.env.walk.here)[0])
+
+    def mistakes(self) -> list[int]:
+        """Everything but the right command and naming a file."""
+        best = self.action()
+        commands = enumerate(self.env.commands)
+        return [index for index, command in commands if index != best and not command.startswith("id ")]
+
+    def slips(self) -> list[int]:
+        """The mistake that a negative example makes once: reading another file when a target should be read next."""
+        commands = self.env.commands
+        read_another = any(path not in self.env.targets for path in self.env.walk.shown)
+        if read_another or not commands[self.action()].startswith("cat "):
+            return []
+        return [index for index in self.mistakes() if commands[index].startswith("cat ")]
+
+    def note(self) -> str:
+        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
+        if not self.env.history:
+            return ""
+        return "good" if self.env.history[-1] == self.env.way(*self.env.before)[0] else "mistake"
+
+    def comment(self, generator: random.Random) -> str:
+        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
+        env = self.env
+        read = env.walk.shown[-1] if env.history and env.history[-1].startswith("cat ") else None
+        following = env.commands[self.action()]
+        return write_comment(
+            env.question, read, env.shown_output, env.walk.folder, following, self.note() == "mistake", generator
+        )
+
+    @classmethod
+    def drops_choices(cls, settings: Any) -> bool:
+        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
+        return bool(settings.leaveout_prob)
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """An episode that names a file."""
+        return bool(trajectory.turns[-1].info.get("answer"))
+
+    @classmethod
+    def fault(cls, trajectory: Trajectory) -> str:
+        """An episode that names a wrong file."""
+        wrong = cls.is_demonstration(trajectory) and not trajectory.success
+        why = "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them"
+        return why if wrong else ""
 
 
 class AutoExplore(Env):

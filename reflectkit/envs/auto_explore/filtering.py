@@ -69,7 +69,7 @@ DAMAGED = (
 Opener = Callable[[], IO[bytes]]
 
 
-class RefusedError(Exception):
+class RepositoryRefusedError(Exception):
     """The repository is refused; the message says why."""
 
 
@@ -173,7 +173,7 @@ def filter_repository(
             for path, open_file in files:
                 advance()
                 _copy(path, open_file, staging, max_bytes, result)
-    except RefusedError as error:
+    except RepositoryRefusedError as error:
         result = Filtered(result.name, why_not=str(error))
     except DAMAGED as error:
         reason = str(error).splitlines()[0][:80] or "cut off"
@@ -258,7 +258,7 @@ def _folder_files(root: Path, result: Filtered) -> Files:
         for entry in entries:
             count += 1
             if count > MEMBERS:
-                raise RefusedError(f"more than {MEMBERS} files")
+                raise RepositoryRefusedError(f"more than {MEMBERS} files")
             if entry.name == CACHE:
                 continue
             path = folder / entry.name
@@ -340,7 +340,7 @@ Members = Generator[tuple[str, bool | None, Opener], None, None]
 
 
 def _members(source: Path) -> Members:
-    """Every member of archive `source`. Raises RefusedError for a bomb."""
+    """Every member of archive `source`. Raises RepositoryRefusedError for a bomb."""
     meter = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
     return (_zip_members if source.name.lower().endswith(".zip") else _tar_members)(source, meter)
 
@@ -349,7 +349,7 @@ def _zip_members(source: Path, meter: _Meter) -> Members:
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
         if len(members) > MEMBERS:
-            raise RefusedError(f"more than {MEMBERS} files")
+            raise RepositoryRefusedError(f"more than {MEMBERS} files")
         for member in members:
             kind = stat.S_IFMT(member.external_attr >> 16)
             plain = None if member.is_dir() else kind in (0, stat.S_IFREG)
@@ -361,7 +361,7 @@ def _tar_members(source: Path, meter: _Meter) -> Members:
     with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(unpacked), mode="r|") as archive:
         for count, member in enumerate(archive):
             if count > MEMBERS:
-                raise RefusedError(f"more than {MEMBERS} files")
+                raise RepositoryRefusedError(f"more than {MEMBERS} files")
             meter.check(archive.offset)  # where the next member should begin; tarfile would read past the end for it
             plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
             yield member.name, plain, lambda member=member: archive.extractfile(member)  # type: ignore[misc]
@@ -374,13 +374,13 @@ class _Meter:
         self.limit, self.read_bytes = limit, 0
 
     def watch(self, file: Any) -> IO[bytes]:
-        """`file` with its reads counted, which raise RefusedError past the limit."""
+        """`file` with its reads counted, which raise RepositoryRefusedError past the limit."""
         return io.BufferedReader(_Counted(file, self), PIECE_BYTES)
 
     def check(self, size: int) -> None:
-        """Raises RefusedError if `size`, in bytes, is past the limit."""
+        """Raises RepositoryRefusedError if `size`, in bytes, is past the limit."""
         if size > self.limit:
-            raise RefusedError(
+            raise RepositoryRefusedError(
                 f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a decompression bomb?"
             )
 

@@ -24,7 +24,7 @@ OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "mod
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class FileQuestion:
     """A question, the file that answers it, and the path to it."""
 
     question: str
@@ -48,16 +48,16 @@ class Question:
         return f"{self.root}-{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
 
 
-def to_json(question: Question) -> dict[str, Any]:
+def to_json(question: FileQuestion) -> dict[str, Any]:
     """The record that `gen-task` and `filter-task` write."""
     return {name: getattr(question, name) for name in OWN} | {"optimal_path": list(question.optimal_path)}
 
 
-def read_question(value: object, where: Path | str) -> Question:
+def read_question(value: object, where: Path | str) -> FileQuestion:
     """`value` from a JSON file, checked; other fields are ignored. Raises DataError."""
     if isinstance(value, Mapping) and isinstance(value.get("filename"), str):
         value = dict(value) | {"filename": plain_path(value["filename"])}
-    return from_json(Question, value, path=where)
+    return from_json(FileQuestion, value, path=where)
 
 
 def from_record(value: object, where: Path | str) -> object:
@@ -136,7 +136,7 @@ def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(path)
 
 
-def found_by_words(questions: Sequence[Question], files: Mapping[str, str]) -> int:
+def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) -> int:
     """Number of `questions` whose keywords rank their own file first among `files` (path → text), before all others: a
     measure of how much like quotations they are.
 

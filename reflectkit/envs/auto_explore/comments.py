@@ -1,5 +1,4 @@
-"""A perfect teacher: the shortest path, and comments on what the question asks, what the last output says about it,
-and where to look next.
+"""A perfect teacher's comments: what the question asks, what the last output says about it, and where to look next.
 
 A comment goes through the words of the question one by one, each with the place in the output that has it. The verdict
 then follows from the text before it, which is easier for a small model that writes the comment token by token.
@@ -10,15 +9,9 @@ from __future__ import annotations
 import random
 import re
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar
 
-from reflectkit.env import Teacher
 from reflectkit.envs.auto_explore.repository import UP, Folder
 from reflectkit.text import WORD, keywords, stem, words
-from reflectkit.types import Trajectory
-
-if TYPE_CHECKING:
-    from reflectkit.envs.auto_explore.env import AutoExplore
 
 NAMED = 4  # number of the question's words that a comment checks
 NAME = re.compile(r"\w+")
@@ -31,64 +24,6 @@ STRAYED = ("Coming here was a mistake.", "This was the wrong way.")
 TO_FILE = ("{name} may say it.", "{name} looks right.")
 TO_FOLDER = ("Folder {name} fits.", "It should lie in {name}.")
 TO_TOP = ("Nothing here fits.", "It lies elsewhere.")
-
-
-class AutoExploreTeacher(Teacher):
-    """What would be right in `AutoExplore`."""
-
-    env: AutoExplore
-    noise: ClassVar[float] = 0.0
-    negatives: ClassVar[int] = 2
-
-    def action(self) -> int:
-        """The next command of the shortest path that reads a target and names it."""
-        return self.env.commands.index(self.env.way(self.env.walk.here)[0])
-
-    def mistakes(self) -> list[int]:
-        """Everything but the right command and naming a file."""
-        best = self.action()
-        commands = enumerate(self.env.commands)
-        return [index for index, command in commands if index != best and not command.startswith("id ")]
-
-    def slips(self) -> list[int]:
-        """The mistake that a negative example makes once: reading another file when a target should be read next."""
-        commands = self.env.commands
-        read_another = any(path not in self.env.targets for path in self.env.walk.shown)
-        if read_another or not commands[self.action()].startswith("cat "):
-            return []
-        return [index for index in self.mistakes() if commands[index].startswith("cat ")]
-
-    def note(self) -> str:
-        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
-        if not self.env.history:
-            return ""
-        return "good" if self.env.history[-1] == self.env.way(*self.env.before)[0] else "mistake"
-
-    def comment(self, generator: random.Random) -> str:
-        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
-        env = self.env
-        read = env.walk.shown[-1] if env.history and env.history[-1].startswith("cat ") else None
-        following = env.commands[self.action()]
-        return write_comment(
-            env.question, read, env.shown_output, env.walk.folder, following, self.note() == "mistake", generator
-        )
-
-    @classmethod
-    def drops_choices(cls, settings: Any) -> bool:
-        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
-        return bool(settings.leaveout_prob)
-
-    @classmethod
-    def is_demonstration(cls, trajectory: Trajectory) -> bool:
-        """An episode that names a file."""
-        return bool(trajectory.turns[-1].info.get("answer"))
-
-    @classmethod
-    def fault(cls, trajectory: Trajectory) -> str:
-        """An episode that names a wrong file."""
-        wrong = cls.is_demonstration(trajectory) and not trajectory.success
-        why = "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them"
-        return why if wrong else ""
 
 
 def write_comment(

@@ -1,4 +1,4 @@
-"""A teacher who knows only what the player has seen: which commands are good now, and what to say about the game.
+"""The expert that knows only what the player has seen: which commands are good now, and what to say about the game.
 
 The expert searches the receptacles that may hold the goal's object, opens what is closed, takes, treats and places. Two
 further experts, the package's handcoded one and the planner, which sees everything, advise from within the engine (see
@@ -15,20 +15,11 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from reflectkit.env import Teacher
 from reflectkit.envs.alfworld.belief import Belief, kind_of
 from reflectkit.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, TWO
-from reflectkit.seeding import uniform
-
-if TYPE_CHECKING:
-    from reflectkit.envs.alfworld.env import Alfworld
 
 TREATMENTS = {CLEAN: ("clean", "sinkbasin"), HEAT: ("heat", "microwave"), COOL: ("cool", "fridge")}
-OF_A_VERB = 2  # maximum number of mistakes with the same verb
-SLIP_SHARE = 0.2  # of the steps of a search
-HELP = "help"  # never a deliberate mistake: its long answer displaces the history
 HOLDS = re.compile(r"\(cancontain\s+(\w+)type\s+(\w+)type\s*\)", re.IGNORECASE)
 OPENS = re.compile(r"\(openable\s+([a-z]+)_bar_", re.IGNORECASE)
 
@@ -56,54 +47,6 @@ def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
     """The kinds of receptacles that can hold objects of `kind`, and those that can be opened, by the PDDL `problem`."""
     fitting = frozenset(place.lower() for place, item in HOLDS.findall(problem) if item.lower() == kind)
     return fitting, frozenset(map(str.lower, OPENS.findall(problem)))
-
-
-class AlfworldTeacher(Teacher):
-    """What would be right in `Alfworld`."""
-
-    env: Alfworld
-
-    def good(self) -> list[str]:
-        """The commands that make progress; the first is the expert's."""
-        advice, commands = self.env.engine_state.advice, good(self.env.belief, self.env.goal)
-        return [advice, *commands] if advice in self.env.commands else commands
-
-    def action(self) -> int | str:
-        """The expert's next command."""
-        return self._actions(self.good()[:1])[0]
-
-    def mistakes(self) -> Sequence[int | str]:
-        """Commands that make no progress: neither the expert's nor equally good as far as the player can know. At most
-        two per verb, which change with each step.
-        """
-        right = self.good()
-        by_verb: dict[str, list[str]] = {}
-        for command in self.env.commands:
-            if command not in right and command != HELP:
-                by_verb.setdefault(command.split()[0], []).append(command)
-        step = len(self.env.history)
-        chosen = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
-        return self._actions([command for command in self.env.commands if command in chosen])
-
-    def slips(self) -> Sequence[int | str]:
-        """The mistake that a negative example makes once: at a random search step, or while the object is held."""
-        env = self.env
-        if env.slipped:
-            return []
-        holds_goal, _ = progress(env.belief, env.goal)
-        return self.mistakes() if holds_goal or uniform(env.seed, "slip", len(env.history)) < SLIP_SHARE else []
-
-    def note(self) -> str:
-        """The mark of the last command: "" at the start, "good", or "mistake" if it made no progress."""
-        return self.env.mark
-
-    def comment(self, generator: random.Random) -> str:
-        """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
-        return write_comment(self.env.belief, self.env.goal, self.env.mark == "mistake", generator)
-
-    def _actions(self, commands: list[str]) -> list[int | str]:
-        """`commands` as actions."""
-        return [command if self.env.settings.typed else self.env.commands.index(command) for command in commands]
 
 
 # ------------------------------------------------------------------------------------------------------------- expert
