@@ -18,7 +18,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
-from reflectkit.envs.auto_explore.repository import answer_of, offered, open_repository, shortest_path
+from reflectkit.envs.auto_explore.repository import answer_of, find_repository, offered, shortest_path
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
@@ -124,9 +124,7 @@ def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQu
     if not text:
         return "empty question"
     try:
-        if "/" in question.root or question.root in ("", ".", ".."):
-            return "no such repository"
-        repository = open_repository(repos / question.root)
+        repository = find_repository(repos, question.root)
     except DataError:
         return "no such repository"
     filename, level = question.filename, question.filename.count("/")

@@ -31,13 +31,14 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
 from reflectkit.envs.auto_explore.comments import write_comment
+from reflectkit.envs.auto_explore.questions import read_question
 from reflectkit.envs.auto_explore.repository import (
     UP,
     Folder,
     Output,
     Walk,
+    find_repository,
     offered,
-    open_repository,
     shortest_path,
 )
 from reflectkit.envs.base import PromptSettings, check_choice, check_task
@@ -221,18 +222,16 @@ class AutoExplore(Env):
         prompt.
         """
         check_task(task, self.name, self.levels[:-1])
-        root = _text(task, "root")
-        if "/" in root or "\\" in root or "\0" in root or root in (".", ".."):
-            raise DataError(task.id, f"a repository's name, not {root!r:.80}, was expected", field="root")
-        self.repository = open_repository(self.repos_dir / root)
-        self.question = " ".join(_text(task, "question").split())
+        asked = read_question(task.data, task.id)
+        self.repository = find_repository(self.repos_dir, asked.root)
+        self.question = " ".join(asked.question.split())
         if (tokens := count_short(self.question)) > self.settings.prompt_tokens * QUESTION_SHARE:
             raise DataError(
                 task.id, f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens", field="question"
             )
-        self.targets = self._targets(task)
+        self.targets = self._targets(task, asked.filename)
         if self.settings.easy:
-            self.question = f"Find {_text(task, 'filename')}"
+            self.question = f"Find {asked.filename}"
 
         def is_hidden(path: str) -> bool:
             return path not in self.targets and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
@@ -285,8 +284,8 @@ class AutoExplore(Env):
         read = self.walk.shown[:shown]
         return min((shortest_path(target, here, read=target in read) for target in sorted(self.targets)), key=len)
 
-    def _targets(self, task: Task) -> frozenset[str]:
-        target = _text(task, "filename")
+    def _targets(self, task: Task, target: str) -> frozenset[str]:
+        """The right answers. Raises DataError for a file that is not there or cannot be named."""
         if target not in self.repository.sizes:
             raise DataError(
                 task.id, f"the repository {self.repository.root} has no file {target!r:.200}", field="filename"
@@ -300,9 +299,7 @@ class AutoExplore(Env):
         others = task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
         if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
             raise DataError(task.id, "expected a list of file names", field="teacher_answers")
-        return frozenset(
-            [target, *(name for name in others if name in self.repository.sizes and offered(self.repository, name))]
-        )
+        return frozenset([target, *(name for name in others if offered(self.repository, name))])
 
     def _observe(self) -> Observation:
         self.commands = self.walk.commands()
@@ -386,10 +383,3 @@ def _recent(commands: list[str], room: int) -> str:
             break
         recent.append(command)
     return "; ".join(reversed(recent)) or "none"
-
-
-def _text(task: Task, field: str) -> str:
-    value = task.data.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(task.id, f"expected text, found {value!r:.60}", field=field)
-    return value

@@ -76,6 +76,13 @@ def open_repository(root: Path) -> Repository:
     return _open(str(root), status.st_ino, status.st_mtime_ns)
 
 
+def find_repository(folder: Path, name: str) -> Repository:
+    """The repository called `name` in `folder`. Raises DataError for a name that leads elsewhere, or is not there."""
+    if name in ("", ".", "..") or not set(name).isdisjoint("/\\\0"):
+        raise DataError(folder, f"a repository's name was expected, not {name!r:.80}", field="root")
+    return open_repository(folder / name)
+
+
 @lru_cache(maxsize=1024)
 def _open(root: str, inode: int, changed_ns: int) -> Repository:
     folders: dict[str, Folder] = {}
