@@ -3,8 +3,8 @@ questions about the files of filtered repositories (auto_explore), with one outp
 
 Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network.
 Chat teachers are asked once per file, and once more which files of the folder answer the questions. Questions that no
-file or several files answer are dropped (`--no-check` keeps all). Answers are kept in `journal.jsonl`, so that nothing
-is paid twice.
+file or several files answer are dropped (`--no-check` keeps all). Answers are kept in `journal.jsonl`; nothing is paid
+twice.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class GenTaskConfig(Config):
 
 
 def run(config: GenTaskConfig, progress: Progress) -> Report:
-    """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others beside it.
+    """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others next to it.
 
     Raises
     ------

@@ -112,7 +112,8 @@ def ask_oracle(material: Material, per_file: int, progress: Progress) -> list[Fi
     with progress.bar("Questions", len(material.all_files)) as bar:
         for name, files in material.files.items():
             texts, excerpts = {file.path: file.text for file in files}, {file.path: file.excerpt for file in files}
-            questions += [one for asked in oracle.ask(name, texts, excerpts, per_file).values() for one in asked]
+            for asked in oracle.ask(name, texts, excerpts, per_file).values():
+                questions += asked
             bar.advance(len(files))
     return questions
 
@@ -156,7 +157,7 @@ class FileContext:
 
 def context_of(root: str, path: str, excerpts: Mapping[str, str]) -> FileContext:
     """The context of file `path` of repository `root`. excerpts: by path, of all files that can be read."""
-    readme = next((excerpts[one] for one in sorted(excerpts) if README.fullmatch(one) and one != path), "")
+    readme = next((excerpts[other] for other in sorted(excerpts) if README.fullmatch(other) and other != path), "")
     persona = generator(0, "persona", root, path).choice(PERSONAS)
     return FileContext(persona, shorten("\n".join(sorted(excerpts)), TREE_TOKENS), shorten(readme, README_TOKENS))
 
@@ -172,7 +173,7 @@ def question_messages(path: str, kind: str, excerpt: str, count: int, context: F
 
 
 def barred(text: str) -> str:
-    """`text` with a bar before each line, so that none of it looks like part of the prompt."""
+    """`text` with a bar before each line; none of it then looks like part of the prompt."""
     return "\n".join(f"| {line}" for line in text.splitlines())
 
 
@@ -252,7 +253,7 @@ def parse_check(text: str, questions: int, files: int) -> list[set[int]]:
     verdicts = []
     for number in range(1, questions + 1):
         line = lines.get(number, "")
-        named = {int(one) for one in re.findall(r"\d+", line)}
+        named = set(map(int, re.findall(r"\d+", line)))
         if not named and "none" not in line.lower():
             raise ValueError(f"no line that says which files answer question {number}")
         if not named <= set(range(1, files + 1)):

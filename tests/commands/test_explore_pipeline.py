@@ -250,30 +250,24 @@ def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.
     assert "--by repo is not for env 'taxi'" in capsys.readouterr().err
 
 
-BAD = [
-    ("[]", "list is empty"),
-    ("", "file is empty"),
-    ('[{"question": 3, "filename": "README.md", "root": "library"}]', "record 0: field 'question'"),
-    ('[{"question": "x", "root": "library"}]', "record 0"),
-    ('[{"question": "x", "filename": "README.md"}]', "field 'root'"),
-    ("[7]", "record 0: expected a JSON object"),
-    ('[{"question": "x", "filename": "README.md", "root": "library", "optimal_path": "cat"}]', "field 'optimal_path'"),
-    ('[{"question": "x", "filename": "README.md", "root": "library", "trajectories": 3}]', "field 'trajectories'"),
-    (
-        '[{"question": "x", "filename": "README.md", "root": "library", "trajectories": [{"info": 1}]}]',
-        "field 'trajectories'",
-    ),
-    ('[{"question": "x"', "not JSON"),
-]
+GOOD = {"question": "x", "filename": "README.md", "root": "library"}
 
 
-@pytest.mark.parametrize(("text", "message"), BAD)
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (GOOD | {"question": 3}, "record 0: field 'question'"),
+        ({"question": "x", "filename": "README.md"}, "field 'root'"),
+        (7, "record 0: expected a JSON object"),
+        (GOOD | {"trajectories": [{"info": 1}]}, "field 'trajectories'"),
+    ],
+)
 def test_bad_question_files_are_one_line_with_record_and_field(
-    old: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+    old: Path, capsys: pytest.CaptureFixture[str], record: object, message: str
 ) -> None:
     os.chdir(old)
     path = old / "bad.json"
-    path.write_text(text)
+    path.write_text(json.dumps([record]))
     assert main(["filter-task", "--task-file", str(path)]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -402,15 +402,6 @@ def test_what_cannot_be_done_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_no_usable_game_is_an_error_with_a_reason(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder in games.find(root):
-        (folder / T).unlink()
-    assert gen(tmp_path, "--games-dir", str(root)) == 2
-    assert "none of 12 games can be used, e.g. train/look_at" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------------------------------------------------- split
 
 

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.auto_explore.env import AutoExplore
 from reflectkit.envs.auto_explore.repository import UP, Walk, offered, open_repository, shortest_path
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.prompts import policy_prompt
 from reflectkit.text import count_tokens
-from reflectkit.types import Observation, Task
+from reflectkit.types import Task
 from tests.explore import LONG, explore_task, write_repository
 
 
@@ -29,32 +28,18 @@ def repos(tmp_path: Path) -> Path:
     return write_repository(tmp_path / "repos")
 
 
-class Watched(AutoExplore):
-    """Keeps the choices of the last observation, and whether the episode is over."""
-
-    def reset(self, task: Any, seed: int) -> Observation:
-        seen = super().reset(task, seed)
-        self.choices, self.over = seen.choices, False
-        return seen
-
-    def step(self, action: Any) -> StepResult:
-        result = super().step(action)
-        self.choices, self.over = result.observation.choices, result.terminated
-        return result
-
-
 def start(repos: Path, filename: str = "app/rules/fees.py", **options: Any) -> Any:
-    env = Watched(repos, **options)
+    env = AutoExplore(repos, **options)
     env.reset(explore_task(filename), 0)
     return env
 
 
 def take(env: Any, command: str) -> Any:
-    return env.step(env.choices.index(command))
+    return env.step(env.commands.index(command))
 
 
 def test_listing_history_output_and_choices(repos: Path) -> None:
-    env = Watched(repos)
+    env = AutoExplore(repos)
     seen = env.reset(explore_task("app/rules/fees.py"), 0)
     assert seen.text == (
         "Task: Where is the late fee worked out?\nFolder: /\nFiles: app/, docs/, README.md, setup notes.txt\n"
@@ -84,11 +69,6 @@ def test_costs_are_the_papers(repos: Path) -> None:
     assert not wrong.info["success"]
 
 
-def test_the_originals_easy_task_names_the_file(repos: Path) -> None:
-    seen = AutoExplore(repos, easy=True).reset(explore_task("app/rules/fees.py"), 0)
-    assert seen.text.startswith("Task: Find app/rules/fees.py\n")
-
-
 @pytest.mark.parametrize(("command", "right"), [("cd app", True), ("cd docs", False), ("cat README.md", False)])
 def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: bool) -> None:
     """15 is the horizon: the cost is 1 for the step, less 15 if the command is on the way, else 15 more."""
@@ -96,12 +76,6 @@ def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: 
     assert done.terminated
     assert done.info["success"] is right
     assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
-
-
-def test_look_alike_in_another_folder_is_wrong(repos: Path) -> None:
-    env = start(repos)
-    take(env, "cd app")
-    assert take(env, "id fees.py").info["success"] is False
 
 
 @pytest.mark.parametrize(("broken", "total", "expected"), [(False, 0, True), (True, 2, False)])
@@ -205,7 +179,7 @@ def test_links_are_not_in_the_tree(repos: Path, tmp_path: Path) -> None:
     os.symlink(secret, repos / "library" / "link.txt")
     os.symlink(tmp_path, repos / "library" / "up")
     env = start(repos)
-    assert not [choice for choice in env.choices if "link" in choice or "up" in choice.split()]
+    assert not [choice for choice in env.commands if "link" in choice or "up" in choice.split()]
 
 
 def test_a_folder_that_becomes_a_link_is_not_followed(repos: Path, tmp_path: Path) -> None:
@@ -249,7 +223,7 @@ def test_only_what_is_offered_can_be_done_and_nothing_outside_named(repos: Path,
 def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
     for number in range(40):
         (repos / "library" / "app" / "rules" / f"other{number}.py").write_text("x = 1  # nothing to see")
-    env = Watched(repos, leaveout_prob=0.5)
+    env = AutoExplore(repos, leaveout_prob=0.5)
     kept = []
     for seed in (1, 1, 2):
         env.reset(explore_task("app/rules/fees.py"), seed)
@@ -259,7 +233,7 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
         kept.append(seen.choices)
     assert kept[0] == kept[1] != kept[2]
     assert 15 < len(kept[0]) < 75  # about half of 82
-    env = Watched(repos)
+    env = AutoExplore(repos)
     env.reset(explore_task("app/rules/fees.py"), 1)
     take(env, "cd app")
     assert len(take(env, "cd rules").observation.choices) == 1 + 2 * 41
@@ -268,7 +242,7 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
 def test_teacher_answers_count_only_on_request(repos: Path) -> None:
     task = explore_task("app/rules/fees.py", teacher_answers=["README.md"])
     for accept, expected in ((False, False), (True, True)):
-        env: Any = Watched(repos, accept_teacher_answers=accept)
+        env: Any = AutoExplore(repos, accept_teacher_answers=accept)
         env.reset(task, 0)
         assert take(env, "id README.md").info["success"] is expected
 
@@ -279,9 +253,9 @@ def test_the_keyword_player_goes_by_the_questions_words_and_not_by_the_target(re
     app/rules/fees.py both.
     """
     env = start(repos, target)
-    done = []
-    while not env.over:
-        done.append(env.choices[env.baseline("keyword")])
+    done: list[str] = []
+    while not done or not done[-1].startswith("id "):
+        done.append(env.commands[env.baseline("keyword")])
         last = take(env, done[-1])
     reading = ["cd app", "cat fees.py", "cd rules", "cat fees.py", "id fees.py"]
     assert done == ["cat README.md", "cat setup notes.txt", *reading]
@@ -294,10 +268,10 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
     env = start(repos)
     take(env, "cd docs")
     assert env.teacher().note() == "mistake"
-    done = []
-    while not env.over:
-        done.append(env.choices[env.teacher().action()])
-        last = env.step(env.teacher().action())
+    done: list[str] = []
+    while not done or not done[-1].startswith("id "):
+        done.append(env.commands[env.teacher().action()])
+        last = take(env, done[-1])
         assert env.teacher().note() == "good"
     assert done == ["cd ..", "cd app", "cd rules", "cat fees.py", "id fees.py"]
     assert last.info["success"]
@@ -323,7 +297,7 @@ def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) 
     assert env.teacher().slips() == []
     take(env, "cd app")
     take(env, "cd rules")
-    assert [env.choices[index] for index in env.teacher().slips()] == ["cat loans.py"]
+    assert [env.commands[index] for index in env.teacher().slips()] == ["cat loans.py"]
     take(env, "cat loans.py")
     assert env.teacher().note() == "mistake"
     assert env.teacher().slips() == []
@@ -334,7 +308,7 @@ def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
     for seed in range(5):
         env: Any = make("auto_explore", 15, shuffle=True, repos_dir=repos)
         seen = env.reset(explore_task("app/rules/fees.py"), seed)
-        assert sorted(seen.choices) == sorted(start(repos).choices)
+        assert sorted(seen.choices) == sorted(start(repos).commands)
         orders.add(seen.choices)
         while True:
             best = env.teacher().action()

@@ -1,18 +1,17 @@
 """ALFWorld: a household task in a room of receptacles, played as text in the benchmark's own engine.
 
-Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and is about twenty times as
-fast (see `fast`); the planner and the handcoded expert are those that are asked for; a game of sliced objects is
-refused, as there.
+Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and takes an eighteenth of
+the time per step (see `fast`); the planner and the handcoded expert are those that are asked for.
 
 Observation
     The task, the room's receptacles by kind and number, and the commands so far with what the engine answered, oldest
     first, without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
     `prompt_tokens` (both as counted by `text`): the oldest commands go first, the newest is kept whole.
 Choices
-    The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to
-    examine it, so that each keeps its number through the game; then the others in the engine's order, those that change
-    nothing last. `typed`: none are shown, and the action is a command's text; one that is not admissible changes
-    nothing, and is told so.
+    The engine's admissible commands. First a command for each receptacle, in the room's order: to go there, or once
+    there to examine it. Each keeps its number through the game. Then the others in the engine's order, those that
+    change nothing last. `typed`: none are shown, and the action is a command's text; if it is not admissible, nothing
+    changes, and the answer says so.
 Reward
     The game's score: 1 for the step that wins, else 0.
 Episode end

@@ -184,7 +184,7 @@ def write_comment(belief: Belief, goal: Goal, mistaken: bool, generator: random.
             latest = ", ".join(belief.searched[-LATEST:])
             return [say(SEARCHED, places=latest) if latest else say(NOWHERE)]
         kinds = dict.fromkeys(kind_of(name) for name in belief.places[belief.shown] or ())
-        verdicts = ", ".join(f"{one} {'yes' if one == kind else 'no'}" for one in kinds)
+        verdicts = ", ".join(f"{seen} {'yes' if seen == kind else 'no'}" for seen in kinds)
         return [say(HERE, kind=kind, place=belief.shown, verdicts=verdicts or "nothing")]
 
     def search(kind: str) -> list[str]:

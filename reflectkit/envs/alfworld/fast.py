@@ -105,7 +105,7 @@ def _copied(value: Any, symbol: type) -> Any:
 
 
 def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., Any]:
-    """`parse`, but with the task's sentence parsed separately, so that the rest can be cached."""
+    """`parse`, but with the task's sentence parsed separately; the rest can then be cached."""
 
     def parsed(text: str, rule_name: str) -> Any:
         tasks = TASK.findall(text)

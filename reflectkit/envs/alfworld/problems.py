@@ -141,8 +141,8 @@ def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table
         made = [record.generation for record, _ in games if record.task_type == level and record.generation]
         if not steps:
             continue
-        rejections = Counter(reason for one in made for reason in one.thrown)
-        won_by = Counter(one.won_by for one in made)
+        rejections = Counter(reason for making in made for reason in making.thrown)
+        won_by = Counter(making.won_by for making in made)
         by_type[level] = {
             "games": len(steps),
             "won_by": dict(won_by),

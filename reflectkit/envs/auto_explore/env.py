@@ -5,7 +5,7 @@ named is an accepted answer only on request; a prompt that is too long loses its
 
 Observation
     The question, the current folder and what is in it, the commands so far, and the last command's output. Lines of an
-    output are indented, so that a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its
+    output are indented: a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its
     two ends; the whole prompt is kept within `prompt_tokens` (both as counted by `text`): first the oldest
     commands go, then output, then names.
 Choices
@@ -54,7 +54,7 @@ STEP, ERROR, WARNING = 1, 2, 1
 SOLVED_BELOW = 0.01
 ENOUGH = 0.7  # share of the question's words that a file must have for the keyword player to name it
 DEEPEST = 9
-ROUNDING = 32  # tokens; lengths of shortened text are multiples of it, so that results can be cached
+ROUNDING = 32  # tokens; lengths of shortened text are multiples of it; results can be cached
 HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
 FEWEST_NAMES = 40  # minimum tokens of the listing
 QUESTION_SHARE = 0.5  # maximum share of prompt_tokens for a question

@@ -49,7 +49,7 @@ KEYWORDS = word_set(
 NOTES_OF = frozenset({"changelog", "changes", "history", "news", "releases", "whatsnew"})
 """Names of release notes."""
 CONTINUED = frozenset({"and", "but", "e.g", "i.e", "nor", "note", "or", "see", "so", "then", "todo"})
-"""First words of a part that says little by itself."""
+"""First words of a sentence that says little without the text before it."""
 
 
 @dataclass(frozen=True, slots=True)

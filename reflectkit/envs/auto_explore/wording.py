@@ -61,7 +61,7 @@ UNITS = word_set(
 WHOLE = 5  # words of a sentence; a shorter one has no verb, as "Strict timeouts."
 
 CODE, NOTES, TEXT = "code", "notes", "text"
-"""What a sentence stands in: code, release notes, or another text."""
+"""Where a sentence is: in code, release notes, or another text."""
 WORDINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     (CODE, "order"): ("Where do we {fact}?", "Where is the code to {fact}?", "Which file has the code to {fact}?"),
     (CODE, "deed"): ("What {fact}?", "Which code {fact}?"),
@@ -107,7 +107,7 @@ def spelled(name: str) -> str:
 def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
     """A question that is answered by the file which says `fact`.
 
-    kind: what it is: "does" or "about" (a sentence or part of one, standing in `place`), "says" (a whole sentence),
+    kind: what it is: "does" or "about" (a sentence, whole or not, in a file of kind `place`), "says" (a whole sentence),
     "name" and "class" (of a definition), "heading", "columns", "row", "key", "switch" (a key that is on or off).
     """
     if kind in ("does", "about", "says"):
