@@ -26,7 +26,7 @@ from reflectkit.envs.auto_explore.filtering import (
 )
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
-from reflectkit.files import REPOSITORIES, repositories_in
+from reflectkit.files import REPOSITORIES, included_repositories
 from reflectkit.runs.folders import RunConfig, write_permission
 from reflectkit.runs.run import open_run
 
@@ -62,7 +62,9 @@ class FilterRepoConfig(Config):
 
 def run(config: FilterRepoConfig, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
-    source, target = repositories_in(config.repo_dir), config.setup.repos_folder
+    source, target = config.repo_dir, config.setup.repos_folder
+    if source == REPOSITORIES and not source.is_dir():
+        source = included_repositories()
     paths = repositories(source)
     originals, copies = source.resolve(), target.resolve()
     if originals.is_relative_to(copies) or copies.is_relative_to(originals):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
 from reflectkit.envs.auto_explore.filtering import kind_of
 from reflectkit.envs.auto_explore.oracle import ask, leaks
 from reflectkit.envs.auto_explore.wording import CODE, NOTES, TEXT, WORDINGS, tidy, worded
-from reflectkit.files import repositories_in
+from reflectkit.files import included_repositories
 from reflectkit.text import keywords
 
-BOXED = repositories_in(Path(__file__).parents[2] / "data/auto_explore/repos")
+BOXED = included_repositories()
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def _zip_members(source: Path, meter: _Meter) -> Members:
             raise RepositoryRefusedError(f"more than {MEMBERS} files")
         for member in members:
             kind = stat.S_IFMT(member.external_attr >> 16)
-            plain = None if member.is_dir() else kind in (0, stat.S_IFREG)
+            plain = None if member.filename.endswith("/") else kind in (0, stat.S_IFREG)
             yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
 
 

@@ -107,8 +107,9 @@ def spelled(name: str) -> str:
 def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
     """A question that is answered by the file which says `fact`.
 
-    kind: what it is: "does" or "about" (a sentence, whole or not, in a file of kind `place`), "says" (a whole sentence),
-    "name" and "class" (of a definition), "heading", "columns", "row", "key", "switch" (a key that is on or off).
+    place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or "about" (all or part of
+    a sentence), "says" (a whole sentence), "name" and "class" (of a definition), "heading", "columns", "row", "key",
+    "switch" (a key that is on or off).
     """
     if kind in ("does", "about", "says"):
         return _about_sentence(fact, place, chance, whole=kind == "says")
