@@ -42,13 +42,13 @@ from reflectkit.config import (
 )
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import no_share
-from reflectkit.envs.setup import share_models
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
 from reflectkit.evals import tables as eval_tables
 from reflectkit.evals.breakdowns import aspect_tables, passes_table
 from reflectkit.evals.seeds import seed_differences, seed_differences_table
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.hub import PACKAGED
+from reflectkit.models.packaged import share_models
 from reflectkit.recipe import (
     DEFAULTS,
     MARK,

@@ -10,8 +10,8 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.commands.run import PipelineConfig, planned
 from reflectkit.console import Quiet
-from reflectkit.envs.setup import model_source
 from reflectkit.errors import ConfigError
+from reflectkit.models.packaged import model_source
 from reflectkit.recipe import load_recipe
 from tests.command_lines import error_of
 
