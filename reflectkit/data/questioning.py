@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from reflectkit.console import Progress, Table
 from reflectkit.envs.auto_explore import oracle
 from reflectkit.envs.auto_explore.filtering import DEPTH, kind_of
 from reflectkit.envs.auto_explore.questions import FileQuestion
-from reflectkit.envs.auto_explore.repository import offered, open_repository, shortest_path
+from reflectkit.envs.auto_explore.repository import offered, open_repository
 from reflectkit.errors import DataError
 from reflectkit.eventloop import run_sync
 from reflectkit.seeding import generator
@@ -167,7 +167,8 @@ def question_messages(path: str, kind: str, excerpt: str, count: int, context: F
     around = f"The files of the project {path} is in:\n\n{barred(context.tree)}\n"
     if context.readme:
         around += f"\nThe beginning of its README:\n\n{barred(context.readme)}\n"
-    content = _template(kind).replace("{count}", str(count)).replace("{persona}", context.persona)
+    template = resources.files("reflectkit") / "data" / "templates" / f"{kind}_question.md"
+    content = template.read_text(encoding="utf-8").replace("{count}", str(count)).replace("{persona}", context.persona)
     content = content.replace("{path}", path).replace("{excerpt}", barred(excerpt))
     return Message("system", SYSTEM), Message("user", f"{around}\n{content}")
 
@@ -203,11 +204,6 @@ def parse_questions(text: str, path: str, count: int) -> list[tuple[str, str]]:
 
 def _line(text: str) -> str:
     return " ".join(text.split()).strip("*`\"' ")
-
-
-@cache
-def _template(kind: str) -> str:
-    return (resources.files("reflectkit") / "data" / "templates" / f"{kind}_question.md").read_text(encoding="utf-8")
 
 
 CHECK_SYSTEM = (
@@ -297,16 +293,17 @@ def ask_teacher(client: ChatClient, material: Material, settings: QuestionSettin
     pairs_of = {file: outcome.value for file, outcome in zip(files, written, strict=True) if outcome.value}
     dropped: Counter[str] = Counter()
     if settings.check and pairs_of:
-        checks = [_check(file, pairs, material) for file, pairs in pairs_of.items()]
+        asked = list(pairs_of.items())
+        checks = [_check(file, pairs, material) for file, pairs in asked]
         verdicts: list[Outcome[list[set[int]]]] = _ask_all(
             client,
-            [check.request for check in checks],
-            lambda number, text: parse_check(text, checks[number].questions, len(checks[number].paths)),
+            [request for request, _ in checks],
+            lambda number, text: parse_check(text, len(asked[number][1]), len(checks[number][1])),
             progress.bar(f"Checking with {name}", len(checks)),
         )
         rejected += [outcome.rejected for outcome in verdicts if outcome.rejected]
-        for (file, pairs), check, outcome in zip(list(pairs_of.items()), checks, verdicts, strict=True):
-            own = check.paths.index(file.path) + 1
+        for (file, pairs), (_, paths), outcome in zip(asked, checks, verdicts, strict=True):
+            own = paths.index(file.path) + 1
             pairs_of[file] = []
             for pair, named in zip(pairs, outcome.value or [], strict=False):  # without a verdict, none is kept
                 if named == {own}:
@@ -314,15 +311,7 @@ def ask_teacher(client: ChatClient, material: Material, settings: QuestionSettin
                 else:
                     dropped[NONE if not named else SEVERAL if own in named else ANOTHER] += 1
     questions = [
-        FileQuestion(
-            question,
-            file.path,
-            file.root,
-            answer,
-            tuple(shortest_path(file.path)[:-1]),
-            file.path.count("/"),
-            client.endpoint.model,
-        )
+        FileQuestion.about(file.root, file.path, question, answer, client.endpoint.model)
         for file, pairs in pairs_of.items()
         for question, answer in pairs
     ]
@@ -342,23 +331,17 @@ def estimate_questions(
                 outcome = client.replay(request, partial(parse_questions, path=file.path, count=settings.per_file))
                 pairs = [(PLACEHOLDER, "")] * settings.per_file if outcome is None else outcome.value
                 if pairs:
-                    usual[_check(file, pairs, material).request] = TOKENS_A_VERDICT * settings.per_file
+                    usual[_check(file, pairs, material)[0]] = TOKENS_A_VERDICT * settings.per_file
     return estimate(teacher, list(usual), usual.__getitem__, journal)
 
 
-@dataclass(frozen=True)
-class _Check:
-    request: Request
-    questions: int
-    paths: list[str]
-
-
-def _check(file: File, pairs: Pairs, material: Material) -> _Check:
+def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[str]]:
+    """The request that asks which files answer the questions, and the paths of these files in its order."""
     questions, excerpts = [question for question, _ in pairs], material.excerpts[file.root]
     paths = candidates(file.path, questions, excerpts)
     messages = check_messages(questions, {path: excerpts[path] for path in paths})
     name = f"{file.root}/{file.path}: which files answer"
-    return _Check(Request(name, messages, MOST_A_VERDICT * len(questions) + 30), len(questions), paths)
+    return Request(name, messages, MOST_A_VERDICT * len(questions) + 30), paths
 
 
 def _request(file: File, material: Material, count: int) -> Request:

@@ -26,7 +26,6 @@ import yaml
 
 from reflectkit.envs.auto_explore.filtering import DATA, SETTINGS, kind_of
 from reflectkit.envs.auto_explore.questions import FileQuestion
-from reflectkit.envs.auto_explore.repository import shortest_path
 from reflectkit.envs.auto_explore.wording import CODE, NOTES, TEXT, spelled, tidy, word_set, worded
 from reflectkit.seeding import generator
 from reflectkit.text import keywords, notebook_source, words
@@ -80,7 +79,7 @@ def ask(
             _key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and excerpt_words.issuperset(_key(fact))
         }
         questions[path] = [
-            FileQuestion(text, path, root, fact.answer, tuple(shortest_path(path)[:-1]), path.count("/"), MODEL)
+            FileQuestion.about(root, path, text, fact.answer, MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
             if not leaks(text := worded(fact.kind, fact.text, _place(path), chance), path)
         ]

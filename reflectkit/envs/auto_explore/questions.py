@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from reflectkit.envs.auto_explore.repository import shortest_path
 from reflectkit.errors import DataError
 from reflectkit.text import keywords
 from reflectkit.types import Task, from_json
@@ -40,6 +41,11 @@ class FileQuestion:
     """Number of `cd` commands on the path; 0 at the root."""
     model: str = ""
     """The teacher that asked it."""
+
+    @classmethod
+    def about(cls, root: str, filename: str, question: str, answer: str, model: str) -> Self:
+        """A question about file `filename`, with the path to it."""
+        return cls(question, filename, root, answer, tuple(shortest_path(filename)[:-1]), filename.count("/"), model)
 
     @property
     def id(self) -> str:
