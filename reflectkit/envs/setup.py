@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import Env, Explorer, User, check_teacher
+from reflectkit.env import Env, User, check_teacher
 from reflectkit.envs import ENV_HELP, ENVS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.registry import code_files, resolve
@@ -299,12 +299,10 @@ def not_repeatable(env: str, task: str, step: int) -> ConfigError:
     )
 
 
-def explorer(stage: str, env: str) -> Explorer:
-    """The env's taskset. Raises ConfigError for an env whose problems are not about repositories."""
-    tasks: Any = env_class(env).taskset
-    if not tasks.repositories_folder:
+def check_explores(stage: str, env: str) -> None:
+    """Raises ConfigError for an env whose problems are not about repositories."""
+    if not env_class(env).taskset.repositories_folder:
         explorers = " or ".join(name for name in ENVS if env_class(name).taskset.repositories_folder)
         raise ConfigError(
             f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own problems (gen-trajectory)"
         )
-    return tasks  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.env import Taskset
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
-from reflectkit.envs.auto_explore.repo import open_repository
+from reflectkit.envs.auto_explore.repository import open_repository
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.generate import CUSTOMERS, shop
