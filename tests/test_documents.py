@@ -15,7 +15,7 @@ import pytest
 
 from reflectkit.commands import STAGES
 from reflectkit.envs import ENVS
-from reflectkit.envs.memory.recall import READER_TOKENS
+from reflectkit.envs.memory.retrieval import READER_TOKENS
 from reflectkit.recipe import recipe_names
 from tests.examples import examples
 from tests.made import made_by_command, made_by_run

@@ -14,17 +14,16 @@ from reflectkit.chat.players import ModelMethod
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Context
-from reflectkit.envs.memory import memagent
+from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.memory.store import SEMANTIC
-from reflectkit.envs.memory.tools import INSERT
+from reflectkit.envs.memory.store import SEMANTIC, Store, insertion
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.tools import plain_text
-from reflectkit.types import Decision, Observation, Task, ToolCall
+from reflectkit.types import Decision, Observation, Task
 from tests.command_lines import error_of
 from tests.server import Server, completion, serve
 
@@ -36,8 +35,9 @@ CHUNK = "Anna is in Rome now."
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model, whose context leaves it few words for an answer."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer([memagent.TASK, CHUNK], [], 600)
-    asked = tokenizer("".join(message.content for message in memagent.messages("", CHUNK)))["input_ids"]
+    method = METHODS["memagent"]
+    tokenizer = build_tokenizer([method.task, CHUNK], [], 600)
+    asked = tokenizer("".join(message.content for message in method.messages(Store(), CHUNK)))["input_ids"]
     save_player(folder, LoadedModel(build_model(tokenizer, len(asked) + 40, 0), tokenizer, "plain"))
     return folder
 
@@ -109,12 +109,6 @@ def test_useless_answers_are_counted_and_leave_the_memory_as_it_is(here: Path, s
     assert "A long text that ends ab" in server.requests[7]["messages"][-1]["content"]
 
 
-def test_a_chunk_that_the_server_refuses_aborts(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.faults += [("status", 400, {}, {"message": "too long"})] * 9
-    assert evaluate("--policy", "mem1:local:small", "--base-url", server.url) != 0
-    assert "too long" in capsys.readouterr().err
-
-
 def test_a_dry_run_prices_every_chunk(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     prices = ["--price-in", "1", "--price-out", "2", "--base-url", server.url]
     assert evaluate("--policy", "memagent:local:small", *prices, "--dry-run") == 0
@@ -135,7 +129,7 @@ def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
     (turn,) = episode["turns"]
     ((_, text),) = turn["info"]["memory"]["items"]
     assert turn["tokens"] > 0
-    assert turn["said"] == plain_text([ToolCall(INSERT, {"memory_type": SEMANTIC, "content": text})])
+    assert turn["said"] == plain_text([insertion(SEMANTIC, text)])
 
 
 def test_a_model_that_writes_no_state_changes_nothing() -> None:
@@ -158,7 +152,6 @@ def test_a_model_that_writes_no_state_changes_nothing() -> None:
     [
         ("memagent:", "write memagent:CHECKPOINT, or memagent: and one chat model"),
         ("memagent:openai:a+openai:b", "write memagent:CHECKPOINT, or memagent: and one chat model"),
-        ("memagent", "write memagent:CHECKPOINT"),
         ("mem2:openai:a", "mem1:MODEL"),
         ("mem1:nowhere/at/all", "nowhere/at/all"),
     ],

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from reflectkit.envs.memory.facts import Fact
-from reflectkit.envs.memory.reader import UNKNOWN
+from reflectkit.envs.memory.retrieval import UNKNOWN
+from reflectkit.envs.memory.rewards import Fact
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 from reflectkit.seeding import generator
 from reflectkit.types import Task

@@ -1,5 +1,5 @@
-"""Scoring of answers, by rules that each question names: ours for generated conversations, and those of the published
-data, by source.
+"""Scoring of answers by the rule that each question names: ours for generated conversations, and those of the published
+data, by source. Questions with a rubric are for a judge, if there is one.
 
 Departs from Mem-α's scorer: every list of alternatives counts, not only its first; case never matters; a right answer
 that is empty after normalisation ("A") does not match everything; text in several lines has no empty recommendations.
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from reflectkit.envs.memory.language import UNSPACED, content_words
+from reflectkit.env import Claim, Judge
+from reflectkit.envs.memory.retrieval import UNSPACED, content_words
 from reflectkit.errors import ConfigError
+from reflectkit.eventloop import followed
 
 RUBRIC = "rubric"
 ROUGE = "rouge"
@@ -29,15 +32,29 @@ ANSWER = re.compile(r"Answer:(.*)", re.IGNORECASE)
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+Text = Annotated[str, Field(pattern=r"\S")]
+"""A text that is not empty."""
+
+
+def _rule(kind: str) -> str:
+    if kind not in RULES:
+        raise ValueError(f"is one of {', '.join(RULES)}, found {kind!r:.60}")
+    return kind
+
+
+def _alternatives(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a conversation."""
+    """A question about a conversation, as tasks and files of questions have it."""
 
     question: str
     """Its text."""
-    answers: tuple[str, ...]
+    answers: Annotated[tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)]
     """Right answers: alternatives, or parts of one, as `kind` has it."""
-    kind: str = "contain"
+    kind: Annotated[str, AfterValidator(_rule)] = "contain"
     """The rule that scores an answer: a key of `RULES`."""
     wrong: tuple[str, ...] = ()
     """Texts that an answer must not contain, so that listing every possible answer scores nothing."""
@@ -56,6 +73,29 @@ def score(question: Question, answer: str) -> float:
     if any(_within(plain(other), given) for other in question.wrong):
         return 0.0
     return float(RULES[question.kind](question, answer))
+
+
+def scores(
+    questions: Sequence[Question], answers: Sequence[str], judge: Judge | None
+) -> list[float] | Awaitable[list[float]]:
+    """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it cannot be reached."""
+    claims = {
+        number: Claim(question.question, "; ".join(question.answers), answer.split("</think>")[-1].strip())
+        for number, (question, answer) in enumerate(zip(questions, answers, strict=True))
+        if judge is not None and question.kind == RUBRIC
+    }
+    by_rule = [
+        0.0 if number in claims else score(question, answer)
+        for number, (question, answer) in enumerate(zip(questions, answers, strict=True))
+    ]
+    if judge is None or not claims:
+        return by_rule
+
+    def merged(verdicts: list[bool]) -> list[float]:
+        judged = dict(zip(claims, map(float, verdicts), strict=True))
+        return [judged.get(number, ruled) for number, ruled in enumerate(by_rule)]
+
+    return followed(judge.verdicts(list(claims.values())), merged)
 
 
 def plain(text: str) -> str:
@@ -109,7 +149,7 @@ def _boxed(question: Question, answer: str) -> bool:
 def _rouge(question: Question, answer: str) -> float:
     """F1 of ROUGE-L (Lin 2004), with stemming; of the answer or what follows "Answer:", whichever is better."""
     texts = (answer, _after_marker(answer))
-    scores = (_scorer().score(target=right, prediction=text) for right in question.answers for text in texts)
+    scores = (rouge_scorer().score(target=right, prediction=text) for right in question.answers for text in texts)
     return max(float(one["rougeL"].fmeasure) for one in scores)
 
 
@@ -211,37 +251,10 @@ def _within(part: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _scorer() -> Any:
+def rouge_scorer() -> Any:
+    """The scorer of `rouge`. Raises ConfigError if its package is missing."""
     try:
-        from rouge_score import rouge_scorer
+        from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise ConfigError("questions scored by ROUGE need rouge-score: pip install 'reflectkit[memory]'") from None
-    return rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
-
-
-def as_questions(data: Any) -> list[Question]:
-    """The questions of a task's data. Raises ValueError, and ConfigError where a package is missing to score them."""
-    titles = data.get("titles", [])
-    if not isinstance(titles, list) or not all(isinstance(title, str) and title for title in titles):
-        raise ValueError("'titles' is a list of texts that are not empty")
-    questions = [as_question(value, tuple(titles)) for value in data["questions"]]
-    if any(question.kind == ROUGE for question in questions):
-        _scorer()
-    return questions
-
-
-def as_question(value: Any, titles: tuple[str, ...] = ()) -> Question:
-    """A question from a task's data. Raises ValueError."""
-    if not isinstance(value, dict) or not isinstance(value.get("question"), str):
-        raise ValueError("a question needs the texts 'question' and 'answer'")
-    answers = value.get("answer")
-    answers = [answers] if isinstance(answers, str) else answers
-    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one.strip() for one in answers):
-        raise ValueError("a question's answer is a text or a list of texts, none of them empty")
-    kind = value.get("kind", "contain")
-    if kind not in RULES:
-        raise ValueError(f"a question's kind is one of {', '.join(RULES)}, found {kind!r:.60}")
-    wrong = value.get("wrong", [])
-    if not isinstance(wrong, list) or not all(isinstance(other, str) for other in wrong):
-        raise ValueError("a question's 'wrong' is a list of texts")
-    return Question(value["question"], tuple(answers), kind, tuple(wrong), titles)
+    return RougeScorer(["rougeL"], use_stemmer=True)

@@ -6,9 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reflectkit.envs.memory.facts import Fact, ValidFacts
-from reflectkit.envs.memory.store import CORE, LISTS, SEMANTIC, Item
-from reflectkit.envs.memory.tools import UPDATE, deletion, insertion
+from reflectkit.envs.memory.rewards import Fact, ValidFacts
+from reflectkit.envs.memory.store import CORE, LISTS, SEMANTIC, UPDATE, Item, deletion, insertion, replacement
 from reflectkit.tools import use_of
 from reflectkit.types import ToolCall, ToolUse
 
@@ -23,10 +22,9 @@ class Lesson:
 
     def calls(self) -> list[ToolCall]:
         """Insert what is new, update what has changed, delete duplicates and what is to be forgotten."""
-        duplicates = self._duplicates()
-        calls = [deletion(item) for item, _ in duplicates]
-        replaced = {item.id for item, _ in duplicates}
-        shown = [item for item in self.shown if item.id not in replaced]
+        duplicates = [item for item, _ in self._duplicates()]
+        calls = [deletion(item) for item in duplicates]
+        shown = [item for item in self.shown if item not in duplicates]
         new_facts = self._new_facts()
         if any(fact.kind == CORE for fact in new_facts):
             after = ValidFacts(dict(self.valid.facts))
@@ -34,11 +32,8 @@ class Lesson:
             calls.append(ToolCall(UPDATE, {"memory_type": CORE, "new_content": after.core()}))
         for fact in (fact for fact in new_facts if fact.kind != CORE):
             old = _held(fact, shown)
-            if old and fact.text:
-                arguments = {"memory_type": fact.kind, "memory_id": old.id, "new_content": fact.text}
-                calls.append(ToolCall(UPDATE, arguments))
-            elif old:
-                calls.append(deletion(old))
+            if old:
+                calls.append(replacement(old, fact.text) if fact.text else deletion(old))
             elif fact.text:
                 calls.append(insertion(fact.kind, fact.text))
         return calls
@@ -76,21 +71,15 @@ class Lesson:
 
     def _duplicates(self) -> list[tuple[Item, Item]]:
         """(older, newer) pairs of shown items about the same fact."""
-        shown = [item for item in self.shown if item.kind == SEMANTIC]
-        key = {item.id: item.text.rpartition(" is ")[0] for item in shown}
+        keyed = [(item, item.text.rpartition(" is ")[0]) for item in self.shown if item.kind == SEMANTIC]
         pairs = []
-        for index, item in enumerate(shown):
-            newer = next(
-                (other for other in shown[index + 1 :] if key[item.id] and key[other.id] == key[item.id]), None
-            )
-            if newer is not None:
-                pairs.append((item, newer))
+        for index, (item, key) in enumerate(keyed):
+            newer = [other for other, others_key in keyed[index + 1 :] if key and others_key == key]
+            pairs += [(item, newer[0])] if newer else []
         return pairs
 
 
 def _held(fact: Fact, items: Iterable[Item]) -> Item | None:
     """The latest of `items` about the same key as `fact`."""
-    return next(
-        (item for item in reversed(list(items)) if item.kind == fact.kind and item.text.startswith(fact.key + " ")),
-        None,
-    )
+    about = [item for item in items if item.kind == fact.kind and item.text.startswith(f"{fact.key} ")]
+    return about[-1] if about else None
