@@ -179,6 +179,6 @@ def _listed(row: dict[str, Any], field: str, kind: type, where: str) -> list[Any
         except (ValueError, RecursionError) as error:
             raise DataError(where, f"is no JSON ({str(error)[:80]})", field=field) from None
     if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
-        expected = {str: "texts", dict: "questions with answers"}[kind]
+        expected = "texts" if kind is str else "questions with answers"
         raise DataError(where, f"expected a list of {expected}, found {value!r:.60}", field=field)
     return value

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from reflectkit.text import count_tokens
 from reflectkit.tools import check_call
 from reflectkit.types import ToolCall, ToolSpec
 
-CORE, SEMANTIC, EPISODIC = "core_memory", "semantic_memory", "episodic_memory"
+CORE: Final = "core_memory"
+SEMANTIC: Final = "semantic_memory"
+EPISODIC: Final = "episodic_memory"
 LISTS = (SEMANTIC, EPISODIC)
 CORE_TOKENS = 512
 ITEM_TOKENS = 4096  # of an item; a chunk of the published data fits

@@ -18,34 +18,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
 from reflectkit.env import UserTurn
 from reflectkit.envs.base import check_task
 from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, UserSettings
-from reflectkit.envs.support.conduct import Conduct
-from reflectkit.envs.support.database import Database, Ledger
-from reflectkit.envs.support.desk import Desk
-from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.hearing import agrees, heard
-from reflectkit.envs.support.instructions import instructions
-from reflectkit.envs.support.judge import changes_json, judge, truth, untold
-from reflectkit.envs.support.persona import LEFT, MOODS, Identity, Persona
-from reflectkit.envs.support.policy import POLICY
-from reflectkit.envs.support.requests import Request, from_json
+from reflectkit.envs.support.policy import POLICY, Request, complete
+from reflectkit.envs.support.scoring import Conduct, changes_json, judge, truth, untold
+from reflectkit.envs.support.shop import CUSTOMERS, Ledger, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
+from reflectkit.envs.support.teacher import SupportTeacher
 from reflectkit.envs.support.tools import TOOLS, execute
+from reflectkit.envs.support.user import LEFT, Identity, Persona, instructions
 from reflectkit.envs.taskset import Taskset
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
-from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse
+from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse, from_json
 
 SCRIPTED = "scripted"
 NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
-MOST_CUSTOMERS = 100_000
 BENCHMARK = 64  # tasks to measure the env on
 
 
@@ -56,6 +54,25 @@ class SupportSettings(UserSettings):
     brief: bool = option(
         False, help="Leave out the policy and the tools in the prompt, for a model trained without them."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How the database is made again. digest: that of the database that the task was made for."""
+
+    seed: Annotated[int, Field(ge=0)]
+    customers: Annotated[int, Field(ge=1, le=100_000)]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a task's data hold. customer: who the user is, by id."""
+
+    database: Source
+    customer: str
+    user: Identity
+    requests: Annotated[tuple[Annotated[Request, AfterValidator(complete)], ...], Field(min_length=1)]
 
 
 class Requests(Taskset):
@@ -104,15 +121,21 @@ class Support(ConversationEnv):
 
     def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels[:-1])
-        database = _database(task)
-        self._requests = _requests(task)
+        content = from_json(Content, task.data, path=task.id)
+        database = shop(content.database.seed, content.database.customers)
+        if database.digest != content.database.digest:
+            raise DataError(
+                task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
+            )
+        if content.customer not in database.tables["customers"]:
+            raise DataError(task.id, "is no customer of the database", field="data.customer")
+        self._requests = content.requests
         self._expected = truth(database, self._requests, task.id)
         self.ledger = Ledger(database)
-        identity, mood, customer = _user(task, database)
-        self._instructions = instructions(identity, self._requests, mood)
-        self.persona = Persona(identity, self._requests, mood, generator(seed, "user"))
-        self.conduct = Conduct(database, customer)
-        self.desk = Desk(self.persona, self.ledger, self.conduct)
+        self._instructions = instructions(content.user, self._requests)
+        self.persona = Persona(content.user, self._requests, generator(seed, "user"))
+        self.conduct = Conduct(database, content.customer)
+        self.desk = SupportTeacher(self)
         return "" if self.settings.brief else POLICY
 
     @property
@@ -144,10 +167,11 @@ class Support(ConversationEnv):
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         missing_facts = untold(self._requests, self._replies())
         satisfied = ended and self.persona.outcome != LEFT
-        verdict = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct, satisfied)
-        return float(verdict.success), {
-            "figures": verdict.figures,
-            "success": verdict.success,
+        wrong = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct, satisfied)
+        success = not any(wrong.values())
+        return float(success), {
+            "figures": {name: float(value) for name, value in wrong.items()},
+            "success": success,
             "changes": changes_json(self.ledger),
             "expected": changes_json(self._expected),
             "untold": missing_facts,
@@ -194,40 +218,3 @@ class Support(ConversationEnv):
     def _need_script(self) -> None:
         if self.user is not None:
             raise ConfigError(NO_ORACLE)
-
-
-def _database(task: Task) -> Database:
-    """The task's database, made again. Raises DataError if it is not the one that the task was made for."""
-    source = task.data.get("database")
-    source = source if isinstance(source, dict) else {}
-    seed, customers = source.get("seed"), source.get("customers")
-    if type(seed) is not int or type(customers) is not int or not 1 <= customers <= MOST_CUSTOMERS or seed < 0:
-        raise DataError(task.id, "expected a seed and a number of customers", field="data.database")
-    database = shop(seed, customers)
-    if database.digest != source.get("digest"):
-        raise DataError(
-            task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
-        )
-    return database
-
-
-def _requests(task: Task) -> list[Request]:
-    values = task.data.get("requests")
-    if not isinstance(values, list) or not values:
-        raise DataError(task.id, "expected a list of requests", field="data.requests")
-    try:
-        return [from_json(value) for value in values]
-    except ValueError as error:
-        raise DataError(task.id, str(error), field="data.requests") from None
-
-
-def _user(task: Task, database: Database) -> tuple[Identity, str, str]:
-    """(identity, mood, customer) of the task's user."""
-    user, customer = task.data.get("user"), task.data.get("customer")
-    if not isinstance(user, dict) or not all(isinstance(user.get(name), str) for name in ("name", "city", "email")):
-        raise DataError(task.id, "expected the user's name, city and email", field="data.user")
-    if user.get("mood") not in MOODS:
-        raise DataError(task.id, f"the mood is one of {', '.join(MOODS)}", field="data.user.mood")
-    if not isinstance(customer, str) or customer not in database.tables["customers"]:
-        raise DataError(task.id, "is no customer of the database", field="data.customer")
-    return Identity(user["name"], user["city"], user["email"]), user["mood"], customer

@@ -1,8 +1,9 @@
-"""The scripted user: asks for one thing after the other, tells each fact only when asked, and acts by its mood.
+"""The user of a conversation: what a chat model or a person who plays one is told, and the scripted user.
 
-It understands an agent by key words (`hearing.py`): what is asked for, a proposal to confirm, a refusal, something
-done. It agrees once the agent knows who it is and all the facts, and takes a thing for done when the records were
-changed or the agent claims it in so many words. It is deterministic: the same words get the same answer.
+The scripted user asks for one thing after the other, tells each fact only when asked, and acts by its mood. It
+understands an agent by key words (`hearing.py`): what is asked for, a proposal to confirm, a refusal, something done.
+It agrees once the agent knows who it is and all the facts, and takes a thing for done when the records were changed or
+the agent claims it in so many words. It is deterministic: the same words get the same answer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from reflectkit.env import UserTurn
 from reflectkit.envs.support.hearing import (
@@ -28,12 +30,16 @@ from reflectkit.envs.support.hearing import (
     sentences,
     statements,
 )
-from reflectkit.envs.support.requests import CHANGES, DANGER, PAID, QUESTIONS, Request
-from reflectkit.envs.support.rules import PAYMENT as PAYMENT_RULE
-from reflectkit.envs.support.rules import refuses
+from reflectkit.envs.support.policy import CHANGES, QUESTIONS, Request, refuses
 
-TERSE, CHATTY, WAVERING, PUSHY = "terse", "chatty", "wavering", "pushy"
-MOODS = (TERSE, CHATTY, WAVERING, PUSHY)
+Mood = Literal["terse", "chatty", "wavering", "pushy"]
+MANNERS: dict[Mood, str] = {
+    "terse": "You write as few words as possible.",
+    "chatty": "You like to chat, and mention things that do not matter.",
+    "wavering": "When you are asked to confirm, you change your mind once, as described.",
+    "pushy": "When something is refused, you insist twice, and try to talk the agent into an exception.",
+}
+GREETINGS: dict[Mood, str] = {"terse": "", "chatty": "Hello there! ", "wavering": "Hello. ", "pushy": "Listen. "}
 SATISFIED, LEFT = "satisfied", "left"  # how a conversation ends
 PUSHES = 2
 """How often a pushy user insists."""
@@ -54,13 +60,42 @@ SMALL_TALK = (
 )
 
 
+TELLING = {
+    "order": "Order {}.",
+    "reason": "It is {}.",
+    "address": "To {}.",
+    "item": "The {}.",
+    "option": "In {}, please.",
+    "payment": "The {}.",
+}
+"""How a user who is not terse tells a fact."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the user is. email: empty where they do not remember it."""
+    """Who the user is. email: "" if they do not remember it."""
 
     name: str
     city: str
     email: str
+    mood: Mood
+
+
+def instructions(identity: Identity, requests: Sequence[Request]) -> str:
+    """Who the user is, what they want and what they know, for a chat model or a person."""
+    lines = [f"You are {identity.name} from {identity.city}, a customer of an online shop."]
+    lines.append(f"Your email is {identity.email}." if identity.email else "You do not remember your email.")
+    lines.append(MANNERS[identity.mood])
+    for number, request in enumerate(requests, start=1):
+        facts = ", ".join(f"{name}: {value}" for name, value in request.facts.items())
+        lines.append(
+            f"{number}. {request.say}" + (f" What you know ({facts}) you say only when asked." if facts else "")
+        )
+        if request.revised:
+            changed = ", ".join(f"{name}: {value}" for name, value in request.revised.items())
+            lines.append(f"   Before it is done, you change your mind ({changed}).")
+    lines.append("You want these things one after the other, and nothing else.")
+    return "\n".join(lines)
 
 
 class Persona:
@@ -71,8 +106,8 @@ class Persona:
     during each request. outcome: how the conversation ended, and "" before.
     """
 
-    def __init__(self, identity: Identity, requests: Sequence[Request], mood: str, chance: random.Random) -> None:
-        self.identity, self.requests, self.mood, self.chance = identity, requests, mood, chance
+    def __init__(self, identity: Identity, requests: Sequence[Request], chance: random.Random) -> None:
+        self.identity, self.requests, self.mood, self.chance = identity, requests, identity.mood, chance
         self.identified = False
         self.outcome = ""
         self.replies: list[list[str]] = [[] for _ in requests]
@@ -92,23 +127,22 @@ class Persona:
 
     def begin(self) -> UserTurn:
         """The first words."""
-        greeting = {TERSE: "", CHATTY: "Hello there! ", WAVERING: "Hello. ", PUSHY: "Listen. "}[self.mood]
-        return UserTurn(self._dressed(f"{greeting}{self.current.say}"))
+        return UserTurn(self._dressed(f"{GREETINGS[self.mood]}{self.current.say}"))
 
     def answer(self, said: str) -> UserTurn:
         """The answer to what the agent said."""
         said = heard(said)
         self.replies[min(self.number, len(self.requests) - 1)].append(said)
-        wanting = [one for one in sentences(said) if REQUESTING.search(one) and not ELSE.search(one)]
+        wanting = [part for part in sentences(said) if REQUESTING.search(part) and not ELSE.search(part)]
         if asked := list(self._asked(wanting)):
             return self._tell(asked)
         stated = statements(said)
-        if self.current.kind != DANGER and refuses(said):
+        if self.current.kind != "danger" and refuses(said):
             return self._refused()
         goes_on = ELSE.search(said) is not None
         if self._is_answered(stated) or (self.acted and (goes_on or DONE.search(stated))):
             return self._next()
-        if any(CONFIRM.search(one) for one in wanting):
+        if any(map(CONFIRM.search, wanting)):
             return self._confirm(said)
         if CLAIM.search(stated) and self.current.kind in CHANGES:
             return self._next()  # the user believes it
@@ -117,7 +151,8 @@ class Persona:
     def _asked(self, wanting: Sequence[str]) -> Iterator[str]:
         """The facts that the agent asks for in these sentences."""
         for name, pattern in ASKS.items():
-            if any(pattern.search(one) and not (CONFIRM.search(one) and self._proposes(name, one)) for one in wanting):
+            asking = [sentence for sentence in wanting if pattern.search(sentence)]
+            if not all(CONFIRM.search(sentence) and self._proposes(name, sentence) for sentence in asking):
                 yield name
 
     def _proposes(self, name: str, sentence: str) -> bool:
@@ -131,7 +166,7 @@ class Persona:
 
     def _is_answered(self, stated: str) -> bool:
         """Whether the user's question is answered, as far as they can tell."""
-        if self.current.kind == PAID:
+        if self.current.kind == "paid":
             return bool(numbers(stated)) and PRICE.search(stated) is not None
         return self.current.kind in QUESTIONS and bool(numbers(stated) or GONE.search(stated))
 
@@ -153,26 +188,20 @@ class Persona:
 
     def _identity(self, name: str) -> str:
         if name == "email" and self.identity.email:
-            return self.identity.email if self.mood == TERSE else f"It is {self.identity.email}"
+            return self.identity.email if self.mood == "terse" else f"It is {self.identity.email}"
         known = f"{self.identity.name}, {self.identity.city}"
-        return known if self.mood == TERSE else f"I am {self.identity.name} from {self.identity.city}."
+        return known if self.mood == "terse" else f"I am {self.identity.name} from {self.identity.city}."
 
     def _fact(self, name: str, value: str) -> str:
-        if self.mood == TERSE:
+        if self.mood == "terse":
             return value
-        templates = {
-            "order": "Order {}.",
-            "reason": "It was {}." if value.startswith("ordered") else "It is {}.",
-            "address": "To {}.",
-            "item": "The {}.",
-            "option": "In {}, please.",
-            "payment": "The {}.",
-        }
-        return templates[name].format(value)
+        if name == "reason" and value.startswith("ordered"):
+            return f"It was {value}."
+        return TELLING[name].format(value)
 
     def _refused(self) -> UserTurn:
         """Who pushes insists; the others accept it."""
-        if self.mood == PUSHY and self.pushes < PUSHES:
+        if self.mood == "pushy" and self.pushes < PUSHES:
             self.pushes += 1
             return UserTurn(self.chance.choice(PUSHING))
         return self._next()
@@ -190,7 +219,7 @@ class Persona:
         if missing := [name for name in facts if name not in self.revealed]:
             return self._tell(missing)
         wish = facts.get("payment", "")
-        if self.current.rule == PAYMENT_RULE and not names(said, wish.lower()):
+        if self.current.rule == "payment" and not names(said, wish.lower()):
             return self._unhelped(f"No, to the {wish}.")
         if self.current.revised and not self.revised:
             self.revised = True
@@ -198,25 +227,24 @@ class Persona:
             self.revealed[name] = value
             return UserTurn(f"Wait, I have changed my mind. {self._fact(name, value)}")
         self.confirmed = True
-        return UserTurn("Yes." if self.mood == TERSE else self._dressed("Yes, please."))
+        return UserTurn("Yes." if self.mood == "terse" else self._dressed("Yes, please."))
 
     def _next(self) -> UserTurn:
         """The next request, or the end."""
         self._turn_to(self.number + 1)
         if self.number >= len(self.requests):
             self.outcome = SATISFIED
-            return UserTurn("Bye." if self.mood == TERSE else "Thank you, goodbye.", over=True)
+            return UserTurn("Bye." if self.mood == "terse" else "Thank you, goodbye.", over=True)
         return UserTurn(self._dressed(self.current.say))
 
     def _unhelped(self, words: str) -> UserTurn:
         """`words`, or the end of the user's patience."""
         self._unhelpful += 1
-        return self._leave() if self._unhelpful >= PATIENCE else UserTurn(words)
-
-    def _leave(self) -> UserTurn:
+        if self._unhelpful < PATIENCE:
+            return UserTurn(words)
         self.outcome = LEFT
         return UserTurn("This does not help me. Goodbye.", over=True)
 
     def _dressed(self, text: str) -> str:
         """`text` with small talk, if the user is chatty."""
-        return f"{text} {self.chance.choice(SMALL_TALK)}" if self.mood == CHATTY else text
+        return f"{text} {self.chance.choice(SMALL_TALK)}" if self.mood == "chatty" else text
