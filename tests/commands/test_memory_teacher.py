@@ -14,8 +14,8 @@ import pytest
 from reflectkit.chat.templates import UnreadableError, parse_called
 from reflectkit.cli.main import main
 from reflectkit.envs.memory.baselines import copied
-from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.store import TOOLS, Store
+from reflectkit.envs.memory.teacher import MemoryTeacher
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.tools import plain_text
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
@@ -119,7 +119,7 @@ def test_a_reward_by_hand() -> None:
     """Two chunks of 1.1 and 0.6, and 0.8 that both share."""
     turns = [Turn(SEEN, Decision(0), 1.1), Turn(SEEN, Decision(0), 0.6 + 0.8, {"shared_reward": 0.8})]
     task = Task("t", "memory", "short", "t", {})
-    assert Memory.reward_of(Trajectory(task, 0, tuple(turns), Status.COMPLETED, True)) == pytest.approx(1.65)
+    assert MemoryTeacher.reward_of(Trajectory(task, 0, tuple(turns), Status.COMPLETED, True)) == pytest.approx(1.65)
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_a_conversation_is_its_seeds_and_its_oracle_answers_all() -> None:
     assert conversation(3, 9, "short", 5) == conversation(3, 9, "short", 5)
     assert conversation(3, 9, "short", 5).data != conversation(3, 9, "short", 6).data
     for number in range(5):
-        result = played(conversation(number, 40, "long", 2), lambda env, at: env.oracle())
+        result = played(conversation(number, 40, "long", 2), lambda env, at: env.teacher().action())
         assert result.info["figures"]["accuracy"] == 1.0
 
 

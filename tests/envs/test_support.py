@@ -16,6 +16,7 @@ from reflectkit.envs.support.problems import prove
 from reflectkit.envs.support.scoring import truth, untold
 from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, Ledger, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
+from reflectkit.envs.support.teacher import SupportTeacher
 from reflectkit.envs.support.tools import ESCALATE, TOOLS, execute
 from reflectkit.envs.support.user import MANNERS
 from reflectkit.errors import ConfigError, DataError
@@ -52,8 +53,8 @@ def begun(task: Task, **settings: Any) -> Support:
 
 def follow(env: Support, until: str) -> None:
     """Act as the oracle does until it is about to `until`."""
-    while env.desk.need[0] != until:
-        assert not result_of(env.step(env.oracle())).terminated
+    while SupportTeacher(env).need[0] != until:
+        assert not result_of(env.step(env.teacher().action())).terminated
 
 
 def test_the_shop_is_made_of_its_seed() -> None:
@@ -152,8 +153,8 @@ def verdict_of(env: Support, *actions: ToolUse) -> dict[str, Any]:
 
 def proceed(env: Support) -> None:
     """Act as the oracle does until it is about to change a record, or to refuse."""
-    while env.desk.need[0] not in ("do", "report", "refuse"):
-        assert not result_of(env.step(env.oracle())).terminated
+    while SupportTeacher(env).need[0] not in ("do", "report", "refuse"):
+        assert not result_of(env.step(env.teacher().action())).terminated
 
 
 def ready(task: Task) -> Support:
@@ -236,7 +237,7 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
         passed["asked"] += insisting(ready(task), asked)["success"]
         blind = begun(task)
         result_of(blind.step(ToolUse("What is your email?")))
-        result_of(blind.step(blind.oracle()))
+        result_of(blind.step(blind.teacher().action()))
         passed["blind"] += insisting(blind, why)["success"]
     needs_none = sum(not RULES[task.data["requests"][0]["rule"]].needs_look_up for task in tasks)
     assert passed == {"all": 0, "asked": 0, "blind": needs_none}
@@ -272,10 +273,10 @@ def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
     for task in tasks:
         env, over = begun(task), False
         while not over:
-            step, subject = env.desk.need
+            step, subject = SupportTeacher(env).need
             guesses = subject == "product" if not looks else step == "answer"
             guesses = guesses and env.persona.current.kind == "stock"
-            result = result_of(env.step(reply if guesses else env.oracle()))
+            result = result_of(env.step(reply if guesses else env.teacher().action()))
             over = result.terminated
         successes += result.info["success"]
     return successes
@@ -353,7 +354,7 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
     assert task.data["user"]["name"] in listened[0][0]
     assert task.data["requests"][0]["facts"]["order"] in listened[0][0]
     with pytest.raises(ConfigError, match="leave out --user"):
-        env.oracle()
+        env.teacher().action()
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
     while True:
         comments.append(None if len(comments) == 1 else f"Note {len(comments)}.")
         prompt = policy_prompt(with_comments(seen, comments[:-1]), comments[-1])
-        action = env.oracle()
+        action = env.teacher().action()
         result = result_of(env.step(action))
         if result.terminated:
             break

@@ -18,19 +18,18 @@ Source
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import ANSWER_TOKENS, Judge, Query, Reader, StepResult
-from reflectkit.envs.base import BaseEnv, check_task
+from reflectkit.env import ANSWER_TOKENS, Action, Env, Judge, Query, Reader, StepResult, Taskset, Teacher
+from reflectkit.envs.base import check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.baselines import BASELINES, LONG_CONTEXT, METHODS, RAG, copied
 from reflectkit.envs.memory.generate import LONG, conversation
@@ -38,13 +37,12 @@ from reflectkit.envs.memory.retrieval import BM25, EMBEDDING, EXTRACTIVE, Extrac
 from reflectkit.envs.memory.rewards import Fact, ValidFacts
 from reflectkit.envs.memory.scoring import ROUGE, Question, Text, rouge_scorer, scores
 from reflectkit.envs.memory.store import DELETE, EPISODIC, INSERT, LISTS, SEMANTIC, TOOLS, UPDATE, Item, Store, apply
-from reflectkit.envs.memory.teacher import Lesson
-from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.memory.teacher import MemoryTeacher
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.text import count_tokens, pluralize
-from reflectkit.tools import PLAIN, parse, use_of
-from reflectkit.types import Message, Observation, Task, ToolUse, Trajectory, from_json
+from reflectkit.tools import PLAIN, parse
+from reflectkit.types import Message, Observation, Task, ToolUse, from_json
 
 LONGEST_SHORT = 10  # chunks of a short conversation
 MOST_REFUSALS = 5  # shown with the next chunk
@@ -65,6 +63,10 @@ BENCHMARK = 64  # conversations to measure the env on
 class MemorySettings(Config):
     """The env's settings."""
 
+    chat_models: ClassVar[Mapping[str, str]] = {
+        "reader": "reflectkit.chat.env_models:ChatReader",
+        "judge": "reflectkit.chat.env_models:ChatJudge",
+    }
     reader: str = option(
         EXTRACTIVE, help="The reader that answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
     )
@@ -130,29 +132,22 @@ class MemoryTasks(Taskset):
         return [conversation(number, 8, "short", seed) for number in range(BENCHMARK)], {}
 
 
-class Memory(BaseEnv):
+class Memory(Env):
     """See the module's text for the rules, and `MemorySettings`.
 
     reader: answers the questions; default: the offline reader. judge: of answers that have a rubric; default: a rule.
-    horizon: that of the wrapper around the env; longer conversations are refused, because a truncated episode has no
-    answers.
+    Conversations longer than the `horizon` are refused, because a truncated episode has no answers.
     """
 
     name: ClassVar[str] = "memory"
-    taskset_type: ClassVar[type[Taskset]] = MemoryTasks
+    taskset: ClassVar[Taskset] = MemoryTasks()
+    teacher_type: ClassVar[type[Teacher]] = MemoryTeacher
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     horizons: ClassVar[dict[str, int]] = {"short": LONGEST_SHORT, "long": 1000}
     Settings: ClassVar[type[Config]] = MemorySettings
     settings: MemorySettings
-    needs_horizon: ClassVar[bool] = True
-    chat_settings: ClassVar[Mapping[str, str]] = {
-        "reader": "reflectkit.chat.env_models:ChatReader",
-        "judge": "reflectkit.chat.env_models:ChatJudge",
-    }
     baselines: ClassVar[tuple[str, ...]] = BASELINES
     methods: ClassVar[Mapping[str, int]] = {name: 2 * method.tokens for name, method in METHODS.items()}
-    noise: ClassVar[float] = 0.1
-    offers_tools: ClassVar[bool] = True
     rules: ClassVar[str] = (
         "Goal: keep a memory of a conversation from which every question about it can be answered.\n"
         f"{INSTRUCTIONS}\n"
@@ -163,20 +158,17 @@ class Memory(BaseEnv):
         " the end the mean score of the answers, and a little for a short memory."
     )
 
-    def __init__(
-        self,
-        reader: Reader | None = None,
-        judge: Judge | None = None,
-        *,
-        horizon: int | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, reader: Reader | None = None, judge: Judge | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.reader: Reader = reader or Extractive()
         self.judge = judge
         self._related = retriever(self.settings.retrieval)
-        self.horizon = horizon
         self._over = True
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["tools"]:
+        """By calls."""
+        return "tools"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
@@ -196,14 +188,14 @@ class Memory(BaseEnv):
         advice = content.query
         self._queries = [Query(question.question, advice.advice, advice.tokens) for question in self._questions]
         self._facts = content.facts or ((),) * len(self._chunks)
-        self._valid = ValidFacts(complete=content.facts is not None)
+        self.valid = ValidFacts(complete=content.facts is not None)
         self.store = Store()
-        self._at, self._over, self._note = 0, False, ""
+        self._at, self._over, self.mark = 0, False, ""
         self._recall: Callable[[str], list[str]] = partial(most_related, self.store, RETRIEVED, self._related)
         self._refusals: tuple[str, ...] = ()
         return self._observe()
 
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute the calls in order and go on to the next chunk. Text is parsed as calls in the plain form.
 
         The last step is awaitable if the reader's answers are.
@@ -219,13 +211,13 @@ class Memory(BaseEnv):
         if not isinstance(action, ToolUse):
             raise IllegalActionError(f"{self.name}: no action {action!r}; it takes calls of its tools")
         chunk, facts = self._chunks[self._at], self._facts[self._at]
-        self._note = self._mark(action)
+        self.mark = MemoryTeacher(self).mark(action)
         outcomes = [apply(self.store, call, self._at) for call in action.calls]
-        self._valid.learn(facts)
+        self.valid.learn(facts)
         refusals = [*action.errors, *(outcome.message for outcome in outcomes if not outcome.ok)]
         self._refusals = tuple(line[:LONGEST_REFUSAL] for line in refusals[:MOST_REFUSALS])
         done = rewards.calls_done(outcomes, len(action.errors))
-        right = rewards.content(outcomes, chunk, facts, self._valid)
+        right = rewards.content(outcomes, chunk, facts, self.valid)
         info: dict[str, Any] = {
             "figures": {"tool_success": done, "content": right, "calls": float(len(outcomes) + len(action.errors))},
             "said": [outcome.message for outcome in outcomes] + list(action.errors),
@@ -260,36 +252,15 @@ class Memory(BaseEnv):
         }
         return StepResult(self._observe(), reward + shared, True, info=info)
 
-    @classmethod
-    def taught_by_chat(cls, settings: Any) -> bool:
-        """By calls for each chunk."""
-        return True
+    @property
+    def facts(self) -> Sequence[Fact]:
+        """The facts of the current chunk, as far as they are known; none after the last."""
+        return self._facts[self._at] if self._at < len(self._chunks) else ()
 
-    @classmethod
-    def reward_of(cls, trajectory: Trajectory) -> float:
-        """The mean of its chunks' rewards, each with the share that the last chunk got: 2.15 at most by default."""
-        if not trajectory.turns:
-            return trajectory.total_return
-        shared = float(trajectory.turns[-1].info.get("shared_reward", 0.0))
-        return (trajectory.total_return - shared) / len(trajectory.turns) + shared
-
-    def oracle(self) -> ToolUse:
-        """The best calls given only the prompt. Raises DataError where the conversation's facts are not known."""
-        return use_of(self._lesson().calls())
-
-    def mistakes(self) -> list[ToolUse]:
-        """A changed fact inserted as a new item instead of updating the old one."""
-        return self._lesson().mistakes() if self._at + 1 < len(self._chunks) else []
-
-    def note(self) -> str:
-        """The mark of the last chunk's calls: "" at the start, "good", or "mistake" if one of the oracle's calls is
-        missing.
-        """
-        return self._note
-
-    def reflection(self, generator: random.Random) -> str:
-        """What is new, has changed or is to be forgotten, and the id of its item."""
-        return self._lesson().comment(generator)
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last chunk, or all are read."""
+        return self._at + 1 >= len(self._chunks)
 
     def baseline(self, name: str) -> ToolUse:
         """The calls of baseline `name`; see `baselines`."""
@@ -310,7 +281,7 @@ class Memory(BaseEnv):
 
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)
-        self._seen = shown = [] if over else self._shown()
+        self.shown = shown = [] if over else self._shown()
         lines = [*(f"Not done: {refusal}" for refusal in self._refusals), f"Core memory: {self.store.core or 'empty'}"]
         for kind in LISTS:
             item_lines = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
@@ -328,14 +299,3 @@ class Memory(BaseEnv):
             newest = items[len(items) - self.settings.recent :]
             shown_ids |= {items[index].id for index in near} | {item.id for item in newest}
         return [item for item in self.store.items.values() if item.id in shown_ids]
-
-    def _lesson(self) -> Lesson:
-        if not self._valid.complete:
-            raise DataError(self.name, "the facts of these conversations are not known, so there is no oracle")
-        return Lesson(self._seen, self._facts[self._at], self._valid)
-
-    def _mark(self, action: ToolUse) -> str:
-        if not self._valid.complete:
-            return "good"
-        calls = list(action.calls)
-        return "good" if all(call in calls for call in self._lesson().calls()) and not action.errors else "mistake"

@@ -16,7 +16,6 @@ Source
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,24 +25,21 @@ from pydantic import AfterValidator, Field
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import UserTurn
+from reflectkit.env import Taskset, Teacher, UserTurn
 from reflectkit.envs.base import check_task
-from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, UserSettings
+from reflectkit.envs.conversation import ConversationEnv, UserSettings
 from reflectkit.envs.support.hearing import agrees, heard
 from reflectkit.envs.support.policy import POLICY, Request, complete
 from reflectkit.envs.support.scoring import Conduct, changes_json, judge, truth, untold
 from reflectkit.envs.support.shop import CUSTOMERS, Ledger, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
-from reflectkit.envs.support.teacher import SupportTeacher
+from reflectkit.envs.support.teacher import SCRIPTED, SupportTeacher
 from reflectkit.envs.support.tools import TOOLS, execute
 from reflectkit.envs.support.user import LEFT, Identity, Persona, instructions
-from reflectkit.envs.taskset import Taskset
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError
 from reflectkit.seeding import generator
-from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse, from_json
+from reflectkit.types import Task, ToolCall, ToolSpec, from_json
 
-SCRIPTED = "scripted"
-NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
 BENCHMARK = 64  # tasks to measure the env on
 
 
@@ -104,10 +100,10 @@ class Support(ConversationEnv):
     """See the module's text for the rules, and `SupportSettings`. user: default: the task's scripted user."""
 
     name: ClassVar[str] = NAME
-    taskset_type: ClassVar[type[Taskset]] = Requests
+    taskset: ClassVar[Taskset] = Requests()
+    teacher_type: ClassVar[type[Teacher]] = SupportTeacher
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
     horizons: ClassVar[dict[str, int]] = {ONE: 20, SEVERAL: 40, REFUSE: 20, ALL: 40}
-    chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Config]] = SupportSettings
     settings: SupportSettings
     rules: ClassVar[str] = (
@@ -135,7 +131,6 @@ class Support(ConversationEnv):
         self._instructions = instructions(content.user, self._requests)
         self.persona = Persona(content.user, self._requests, generator(seed, "user"))
         self.conduct = Conduct(database, content.customer)
-        self.desk = SupportTeacher(self)
         return "" if self.settings.brief else POLICY
 
     @property
@@ -185,36 +180,13 @@ class Support(ConversationEnv):
         return [said] * len(self._requests)
 
     def _state(self) -> object:
-        """What the oracle's next action depends on."""
+        """What the teacher's next action depends on."""
         persona = self.persona
-        return self.desk.need, persona.number, persona.revised, persona.pushes, dict(persona.revealed)
+        need = SupportTeacher(self).need
+        return need, persona.number, persona.revised, persona.pushes, dict(persona.revealed)
 
     def _before(self, meaning: object) -> None:
         self._was = self._state()
 
     def _after(self, ended: bool) -> None:
-        self._mark = "mistake" if self._state() == self._was and not ended else "good"
-
-    def oracle(self) -> ToolUse:
-        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
-        self._need_script()
-        return self.desk.action()
-
-    def mistakes(self) -> list[ToolUse]:
-        """Needless actions, which can be made up for."""
-        return self.desk.mistakes()
-
-    def reflection(self, generator: random.Random) -> str:
-        """What is known, what the policy allows, and what is missing."""
-        self._need_script()
-        return self.desk.comment(generator)
-
-    @classmethod
-    def check_oracle(cls, settings: SupportSettings) -> None:
-        """Raises ConfigError unless the user is scripted."""
-        if settings.user != SCRIPTED:
-            raise ConfigError(NO_ORACLE)
-
-    def _need_script(self) -> None:
-        if self.user is not None:
-            raise ConfigError(NO_ORACLE)
+        self.mark = "mistake" if self._state() == self._was and not ended else "good"

@@ -8,11 +8,15 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from reflectkit.envs.conversation import ConversationTeacher
 from reflectkit.envs.support.shop import DELIVERED, LATE_DAYS, PENDING, REASONS, RETURN_DAYS, TEN
 from reflectkit.envs.support.tools import ESCALATE
+from reflectkit.errors import ConfigError
 from reflectkit.tools import use_of
 from reflectkit.types import ToolCall, ToolUse
 
+SCRIPTED = "scripted"
+NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
 QUESTIONS = {
     "identity": "What is your email?",
     "order": "Which order is it?",
@@ -45,11 +49,8 @@ REPORTS = {
 UNKNOWN = ("The customer is not known yet.", "It is not known who this is.")
 
 
-class SupportTeacher:
-    """The perfect agent, with the scripted user of `env`, whose mind it reads."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
+class SupportTeacher(ConversationTeacher):
+    """The perfect agent of `Support`, with the scripted user, whose mind it reads."""
 
     @property
     def need(self) -> tuple[str, str]:
@@ -101,7 +102,8 @@ class SupportTeacher:
         return "" if fits else str(request.refused)
 
     def action(self) -> ToolUse:
-        """The best action now."""
+        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
+        self._need_script()
         persona, (step, subject) = self.env.persona, self.need
         request = persona.current
         facts = {**request.facts, **persona.revealed}
@@ -143,18 +145,19 @@ class SupportTeacher:
             wrong.append(use_of([ToolCall("get_order", {"order": self.env.conduct.customer})]))
         return wrong
 
-    def comment(self, chance: random.Random) -> str:
-        """What is known, what the policy says, and what is missing."""
+    def comment(self, generator: random.Random) -> str:
+        """What is known, what the policy says, and what is missing. Raises ConfigError unless the user is scripted."""
+        self._need_script()
         step, subject = self.need
         persona, conduct = self.env.persona, self.env.conduct
-        parts = [f"The customer is {conduct.customer}." if conduct.found else chance.choice(UNKNOWN)]
+        parts = [f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)]
         order = persona.revealed.get("order", "")
         if order in conduct.orders:
             parts.append(f"{order} is {self.env.ledger.of('orders', order)['status']}.")
         if step == "refuse":
-            parts.append(f"{chance.choice(('Not allowed', 'The policy forbids it'))}: {subject}.")
+            parts.append(f"{generator.choice(('Not allowed', 'The policy forbids it'))}: {subject}.")
         elif step in ("confirm", "do", "report"):
-            parts.append(chance.choice(("It is allowed.", "The policy allows it.")))
+            parts.append(generator.choice(("It is allowed.", "The policy allows it.")))
         missing = {
             "ask": "who it is" if subject == "identity" else f"the {subject}",
             "look up": f"the record of the {subject}",
@@ -162,3 +165,13 @@ class SupportTeacher:
             "do": "the change itself" if subject != ESCALATE else "a colleague",
         }.get(step, "nothing but to say so")
         return " ".join([*parts, f"Missing: {missing}."])
+
+    @classmethod
+    def check(cls, settings: Any) -> None:
+        """Raises ConfigError unless the user is scripted."""
+        if settings.user != SCRIPTED:
+            raise ConfigError(NO_ORACLE)
+
+    def _need_script(self) -> None:
+        if self.env.user is not None:
+            raise ConfigError(NO_ORACLE)
