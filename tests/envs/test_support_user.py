@@ -108,7 +108,7 @@ def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
     hurt = persona(request=Request("danger", "Your kettle caught fire and hurt my hand."), informed=True)
     answers = [hurt.answer("I cannot help with that. It is not possible.") for _ in range(PATIENCE)]
     assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert hurt.outcome == "left"
+    assert hurt.has_left
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_a_user_who_gets_nowhere_leaves() -> None:
     impatient = persona()
     answers = [impatient.answer("Hm.") for _ in range(PATIENCE)]
     assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert impatient.outcome == "left"
+    assert impatient.has_left

@@ -35,7 +35,7 @@ from reflectkit.envs.support.shop import CUSTOMERS, Ledger, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.teacher import SCRIPTED, SupportTeacher
 from reflectkit.envs.support.tools import TOOLS, execute
-from reflectkit.envs.support.user import LEFT, Identity, Persona, instructions
+from reflectkit.envs.support.user import Identity, Persona, instructions
 from reflectkit.errors import DataError
 from reflectkit.seeding import generator
 from reflectkit.types import Task, ToolCall, ToolSpec, from_json
@@ -161,7 +161,7 @@ class Support(ConversationEnv):
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         missing_facts = untold(self._requests, self._replies())
-        satisfied = ended and self.persona.outcome != LEFT
+        satisfied = ended and not self.persona.has_left
         wrong = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct, satisfied)
         success = not any(wrong.values())
         return float(success), {

@@ -9,7 +9,7 @@ the agent claims it in so many words. It is deterministic: the same words get th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +40,6 @@ MANNERS: dict[Mood, str] = {
     "pushy": "When something is refused, you insist twice, and try to talk the agent into an exception.",
 }
 GREETINGS: dict[Mood, str] = {"terse": "", "chatty": "Hello there! ", "wavering": "Hello. ", "pushy": "Listen. "}
-SATISFIED, LEFT = "satisfied", "left"  # how a conversation ends
 PUSHES = 2
 """How often a pushy user insists."""
 PATIENCE = 4
@@ -101,15 +100,14 @@ def instructions(identity: Identity, requests: Sequence[Request]) -> str:
 class Persona:
     """One user in one conversation.
 
-    revealed: the facts of the current request that the agent was told, by name. number, current: which request it is
-    about. acted: whether the records were changed since it began, which the caller says. replies: what the user `heard`
-    during each request. outcome: how the conversation ended, and "" before.
+    number, current: which request it is about. revealed: its facts that the agent was told, by name. acted: whether the
+    records were changed since it began, which the caller says. replies: what the user `heard` during each request.
+    has_left: whether the user ended the conversation because it did not help.
     """
 
     def __init__(self, identity: Identity, requests: Sequence[Request], chance: random.Random) -> None:
         self.identity, self.requests, self.mood, self.chance = identity, requests, identity.mood, chance
-        self.identified = False
-        self.outcome = ""
+        self.identified = self.has_left = False
         self.replies: list[list[str]] = [[] for _ in requests]
         self._turn_to(0)
 
@@ -125,6 +123,10 @@ class Persona:
         """The request that the user wants now."""
         return self.requests[min(self.number, len(self.requests) - 1)]
 
+    @property
+    def _facts(self) -> Mapping[str, str]:
+        return self.current.final if self.revised else self.current.facts
+
     def begin(self) -> UserTurn:
         """The first words."""
         return UserTurn(self._dressed(f"{GREETINGS[self.mood]}{self.current.say}"))
@@ -134,26 +136,29 @@ class Persona:
         said = heard(said)
         self.replies[min(self.number, len(self.requests) - 1)].append(said)
         wanting = [part for part in sentences(said) if REQUESTING.search(part) and not ELSE.search(part)]
-        if asked := list(self._asked(wanting)):
-            return self._tell(asked)
-        stated = statements(said)
-        if self.current.kind != "danger" and refuses(said):
-            return self._refused()
-        goes_on = ELSE.search(said) is not None
-        if self._is_answered(stated) or (self.acted and (goes_on or DONE.search(stated))):
-            return self._next()
-        if any(map(CONFIRM.search, wanting)):
-            return self._confirm(said)
-        if CLAIM.search(stated) and self.current.kind in CHANGES:
-            return self._next()  # the user believes it
-        return self._unhelped(f"I do not understand. {self.current.say}" if "?" in said else "All right.")
-
-    def _asked(self, wanting: Sequence[str]) -> Iterator[str]:
-        """The facts that the agent asks for in these sentences."""
+        asked = []
         for name, pattern in ASKS.items():
             asking = [sentence for sentence in wanting if pattern.search(sentence)]
             if not all(CONFIRM.search(sentence) and self._proposes(name, sentence) for sentence in asking):
-                yield name
+                asked.append(name)
+        if asked:
+            return self._tell(asked)
+        kind, stated = self.current.kind, statements(said)
+        if kind != "danger" and refuses(said):
+            if self.mood == "pushy" and self.pushes < PUSHES:
+                self.pushes += 1
+                return UserTurn(self.chance.choice(PUSHING))
+            return self._next()
+        answered = kind in QUESTIONS and bool(numbers(stated) or GONE.search(stated))
+        if kind == "paid":
+            answered = bool(numbers(stated)) and PRICE.search(stated) is not None
+        if answered or (self.acted and (ELSE.search(said) or DONE.search(stated))):
+            return self._next()
+        if any(map(CONFIRM.search, wanting)):
+            return self._confirm(said)
+        if CLAIM.search(stated) and kind in CHANGES:
+            return self._next()  # the user believes it
+        return self._unhelped(f"I do not understand. {self.current.say}" if "?" in said else "All right.")
 
     def _proposes(self, name: str, sentence: str) -> bool:
         """Whether a sentence that asks for a confirmation is about a change, and not about a fact not told yet."""
@@ -164,16 +169,9 @@ class Persona:
         fact = self.current.facts.get(name)
         return fact is None or name in self.revealed or names(sentence, fact.lower())
 
-    def _is_answered(self, stated: str) -> bool:
-        """Whether the user's question is answered, as far as they can tell."""
-        if self.current.kind == "paid":
-            return bool(numbers(stated)) and PRICE.search(stated) is not None
-        return self.current.kind in QUESTIONS and bool(numbers(stated) or GONE.search(stated))
-
     def _tell(self, asked: Sequence[str]) -> UserTurn:
         """What the user knows of it. Facts that were told before, and unknown ones, try their patience."""
-        facts = self.current.final if self.revised else self.current.facts
-        parts, new = [], False
+        facts, parts, new = self._facts, [], False
         for name in asked:
             if name in ("email", "name"):
                 new |= not self.identified
@@ -187,10 +185,11 @@ class Persona:
         return UserTurn(words) if new else self._unhelped(words)
 
     def _identity(self, name: str) -> str:
-        if name == "email" and self.identity.email:
-            return self.identity.email if self.mood == "terse" else f"It is {self.identity.email}"
-        known = f"{self.identity.name}, {self.identity.city}"
-        return known if self.mood == "terse" else f"I am {self.identity.name} from {self.identity.city}."
+        email, terse = self.identity.email, self.mood == "terse"
+        if name == "email" and email:
+            return email if terse else f"It is {email}"
+        parts = self.identity.name, self.identity.city
+        return ", ".join(parts) if terse else f"I am {' from '.join(parts)}."
 
     def _fact(self, name: str, value: str) -> str:
         if self.mood == "terse":
@@ -199,16 +198,9 @@ class Persona:
             return f"It was {value}."
         return TELLING[name].format(value)
 
-    def _refused(self) -> UserTurn:
-        """Who pushes insists; the others accept it."""
-        if self.mood == "pushy" and self.pushes < PUSHES:
-            self.pushes += 1
-            return UserTurn(self.chance.choice(PUSHING))
-        return self._next()
-
     def _confirm(self, said: str) -> UserTurn:
         """The answer to a proposal."""
-        facts = self.current.final if self.revised else self.current.facts
+        facts = self._facts
         order, named = facts.get("order", ""), ORDER_ID.findall(said)
         if order and named and order.lower() not in named:
             self.revealed["order"] = order
@@ -233,7 +225,6 @@ class Persona:
         """The next request, or the end."""
         self._turn_to(self.number + 1)
         if self.number >= len(self.requests):
-            self.outcome = SATISFIED
             return UserTurn("Bye." if self.mood == "terse" else "Thank you, goodbye.", over=True)
         return UserTurn(self._dressed(self.current.say))
 
@@ -242,7 +233,7 @@ class Persona:
         self._unhelpful += 1
         if self._unhelpful < PATIENCE:
             return UserTurn(words)
-        self.outcome = LEFT
+        self.has_left = True
         return UserTurn("This does not help me. Goodbye.", over=True)
 
     def _dressed(self, text: str) -> str:
