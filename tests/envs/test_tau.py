@@ -365,7 +365,7 @@ def test_problems_are_listed_by_domain_and_split_without_their_texts() -> None:
 )
 def test_problems_that_are_not_there_are_one_line(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        ProblemSettings(**settings)
+        build(ProblemSettings, settings)
 
 
 def test_levels_are_domains_and_customers_are_clusters() -> None:
