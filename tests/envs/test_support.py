@@ -13,7 +13,7 @@ from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.policy import CHANGES, RULES, Request
 from reflectkit.envs.support.problems import prove
-from reflectkit.envs.support.scoring import truth, untold
+from reflectkit.envs.support.scoring import untold
 from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, Ledger, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.teacher import SupportTeacher
@@ -23,7 +23,7 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.tools import PLAIN, parse
-from reflectkit.types import Message, Task, ToolCall, ToolUse, from_json, to_json
+from reflectkit.types import Message, Task, ToolCall, ToolUse, from_json
 
 SOURCE = source_of(3, CUSTOMERS)
 
@@ -73,21 +73,6 @@ def test_every_task_is_solved_by_its_oracle_in_every_mood(level: str) -> None:
         assert {task.data["kind"] for task in tasks} == set(CHANGES)
 
 
-@pytest.mark.parametrize("level", [ONE, SEVERAL, REFUSE])
-def test_the_true_calls_alone_lead_to_the_true_records(level: str) -> None:
-    """The ground truth is replayed on the tools; a refusal has none, unless a colleague must take over."""
-    for number in range(30):
-        task = task_of(level, number)
-        requests = [from_json(Request, value) for value in task.data["requests"]]
-        ledger = truth(shop(3), requests, task.id)
-        if level != REFUSE:
-            assert ledger.differences()
-        else:
-            assert not ledger.differences()
-            assert ledger.escalated == (task.data["kind"] == "danger")
-        assert [from_json(Request, json.loads(json.dumps(to_json(request)))) for request in requests] == requests
-
-
 def test_reading_changes_nothing() -> None:
     ledger = Ledger(shop(3))
     order = next(iter(shop(3).tables["orders"]))
@@ -111,7 +96,6 @@ def test_reading_changes_nothing() -> None:
     [
         ("get_order", {"order": "W0"}, "no order W0"),
         ("get_order", {"order": 7}, "expected string"),
-        ("get_order", {}, "missing argument"),
         ("fly", {}, "no tool named"),
         ("cancel_order", {"order": "W0", "reason": "bored"}, "no longer needed"),
         ("find_customer", {"email": "x" * 10_000}, "no customer"),
@@ -245,26 +229,29 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "reply", "tells"),
+    ("kind", "fact", "reply", "tells"),
     [
-        ("28", "You get 28 euros.", True),
-        ("28", "You get 28.00 EUR back.", True),
-        ("28", "You get 28,00 EUR back.", True),
-        ("28", "Order W28 is cancelled.", False),
-        ("28", "You get 128 euros or 28.5.", False),
-        ("28.5", "€28.50", True),
-        ("28.5", "EUR45.50 less 28.50EUR", True),
-        ("10", "You get ten euros.", True),
-        ("1", "There is one left.", True),
-        ("1", "Which one? One moment.", False),
-        ("3", "We have 1, 2, 3, 4 or 5.", False),
-        ("3", "Are there 3?", False),
-        ("sold out", "It is SOLD  OUT.", True),
-        ("sold out", "It is not resold outside.", False),
+        ("cancel", "28", "You get 28 euros.", True),
+        ("cancel", "28", "You get 28,00 EUR back.", True),
+        ("cancel", "28", "Order W28 is cancelled.", False),
+        ("cancel", "28", "You get 128 euros or 28.5.", False),
+        ("cancel", "28.5", "EUR45.50 less 28.50EUR", True),
+        ("cancel", "10", "You get ten euros.", True),
+        ("cancel", "1", "Which one? One moment.", False),
+        ("cancel", "3", "We have 1, 2, 3, 4 or 5.", False),
+        ("cancel", "3", "Are there 3?", False),
+        ("cancel", "sold out", "It is SOLD  OUT.", True),
+        ("cancel", "sold out", "It is not resold outside.", False),
+        ("stock", "3", "We have 3 toasters in two slots at 45.50 euros.", True),
+        ("stock", "2", "The toaster in two slots is there.", False),
+        ("stock", "2", "The toaster in two slots: two left.", True),
+        ("stock", "sold out", "It is sold out. The one in four slots costs 45.50 euros.", True),
+        ("stock", "sold out", "It is sold out, or 1, 2 or 3 are left.", False),
     ],
 )
-def test_what_counts_as_told(fact: str, reply: str, *, tells: bool) -> None:
-    assert (untold([Request("cancel", "Cancel it.", told=((fact,),))], [[heard(reply)]]) == []) == tells
+def test_what_counts_as_told(kind: Any, fact: str, reply: str, *, tells: bool) -> None:
+    request = Request(kind, "How many?", {"item": "toaster", "option": "two slots"}, told=((fact,),))
+    assert (untold([request], [[heard(reply)]]) == []) == tells
 
 
 def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
@@ -289,22 +276,6 @@ def test_a_guess_at_the_stock_does_not_pay() -> None:
     assert stock_answers(tasks, every, looks=False) == 0
     assert stock_answers(tasks, every, looks=True) == 0
     assert stock_answers(tasks, ToolUse("It is sold out. Anything else?"), looks=False) == 0
-
-
-@pytest.mark.parametrize(
-    ("stock", "reply", "tells"),
-    [
-        ("3", "We have 3 toasters in two slots at 45.50 euros.", True),
-        ("2", "The toaster in two slots is there.", False),
-        ("2", "The toaster in two slots: two left.", True),
-        ("sold out", "It is sold out. The one in four slots costs 45.50 euros.", True),
-        ("3", "It is sold out, or 1, 2 or 3 are left.", False),
-        ("sold out", "It is sold out, or 1, 2 or 3 are left.", False),
-    ],
-)
-def test_what_counts_as_told_about_the_stock(stock: str, reply: str, *, tells: bool) -> None:
-    request = Request("stock", "How many?", {"item": "toaster", "option": "two slots"}, told=((stock,),))
-    assert (untold([request], [[heard(reply)]]) == []) == tells
 
 
 def test_a_policy_breach_that_the_tools_allow_fails() -> None:
@@ -362,7 +333,6 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
     [
         ({"database": {"seed": 3, "customers": 300, "digest": "00"}}, "another database"),
         ({"database": {"seed": 3, "customers": 0, "digest": "00"}}, "database.customers"),
-        ({"requests": []}, "at least 1 item"),
         ({"user": {"name": "A", "city": "B", "email": "", "mood": "sad"}}, "user.mood"),
         ({"customer": "c1"}, "no customer of the database"),
     ],
@@ -432,13 +402,6 @@ def test_a_swap_and_back_is_no_difference() -> None:
 
 
 def test_tasks_of_another_seed_are_other_tasks() -> None:
-    """Tables over several seeds tell tasks and their clusters apart by name."""
-    made = [
-        [make_task(seed, number, ONE, shop(seed), source_of(seed, CUSTOMERS)) for number in range(5)] for seed in (1, 2)
-    ]
-    ids, clusters = (
-        [{name(task) for task in part} for part in made] for name in (lambda task: task.id, Support.taskset.cluster)
-    )
-    assert all(len(part) == 5 for part in ids)
-    assert not ids[0] & ids[1]
-    assert not clusters[0] & clusters[1]
+    first, second = (make_task(seed, 0, ONE, shop(seed), source_of(seed, CUSTOMERS)) for seed in (1, 2))
+    assert first.id != second.id
+    assert Support.taskset.cluster(first) != Support.taskset.cluster(second)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from reflectkit.envs import env_class, make
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
@@ -116,14 +115,12 @@ def test_reasons_for_no_reward(actions: Sequence[ToolUse | str], reasons: set[st
 
 
 def test_required_texts_may_be_spread_and_have_commas() -> None:
+    hidden = played(begun("retail-train-2"), "<think>1999 roses</think>Hm.", DONE)
+    assert hidden.info["untold"] == ["1999", "roses"]
     env = begun("retail-train-2")
     assert played(env, "They cost 1,999 in all.", "ROSES, of course.", DONE).reward == 1
     result = played(begun("retail-train-2"), "They cost 1 999.", "roses", DONE)
     assert (result.reward, result.info["untold"], result.info["figures"]["fact_not_told"]) == (0, ["1999"], 1.0)
-
-
-def test_reasoning_tells_the_user_nothing() -> None:
-    assert played(begun("retail-train-2"), "<think>1999 roses</think>Hm.", DONE).info["untold"] == ["1999", "roses"]
 
 
 def test_out_of_steps_is_a_reason_and_no_success() -> None:
@@ -196,32 +193,6 @@ def test_a_user_that_never_stops_is_stopped_by_the_horizon_and_its_markup_is_tex
     assert all(not message.calls for message in result.observation.messages)
     assert result.info["changes"] == []
     assert all(len(message.content) < 2100 for message in result.observation.messages)
-
-
-class Failing(Talker):
-    """An asynchronous user that cannot be reached after its first words."""
-
-    def __init__(self) -> None:
-        self.most_at_once = self.now = 0
-
-    async def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:  # type: ignore[override]
-        self.now += 1
-        self.most_at_once = max(self.most_at_once, self.now)
-        await asyncio.sleep(0.01)
-        self.now -= 1
-        if conversation:
-            raise EnvironmentFailure("the user cannot be asked")
-        return UserTurn("Hello")
-
-
-def test_a_user_that_fails_aborts_its_episode_and_users_are_asked_side_by_side() -> None:
-    user = Failing()
-    trajectories = rollout([Episode(task, 1) for task in every()], lambda: make("tau", 30, user=user), Oracle())
-    assert {trajectory.status for trajectory in trajectories} == {Status.ABORTED, Status.COMPLETED}
-    aborted = [trajectory for trajectory in trajectories if trajectory.status is Status.ABORTED]
-    assert {trajectory.reason for trajectory in aborted} == {"the user cannot be asked"}
-    assert len(aborted) == len(trajectories) - 1, "one transfers the user at once"
-    assert user.most_at_once > 1
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
@@ -399,31 +370,6 @@ def test_commands_from_problems_to_demonstrations(
     assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
 
 
-def test_a_chat_model_is_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It reads the task's instruction, and what it writes ends the conversation."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-
-    def answer(body: dict[str, Any]) -> str:
-        said = [message["content"] for message in body["messages"]]
-        return "###STOP###" if any("done" in text for text in said[2:]) else "I want to cancel an order."
-
-    with serve(answer) as server:
-        command = ["evaluate", "--env", "tau", "--policy", "oracle", "--user", "local:m", "--user-url", server.url]
-        assert main(["gen-task", "--env", "tau", "--domain", "retail"]) == 0
-        assert main([*command, "--name", "talk"]) == 0
-    assert "100.0 %" in capsys.readouterr().out
-    systems = {request["messages"][0]["content"] for request in server.requests}
-    assert {text.rpartition("\n")[2] for text in systems} == {
-        "You are Ann. Cancel order 4.",
-        "You are Bob. Order 9 does not exist; cancel it.",
-    }
-    for line in Path("results/talk/episodes.jsonl").read_text().splitlines():
-        assert "###STOP###" not in line
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -453,8 +399,8 @@ class NoLitellm:
             raise ModuleNotFoundError(f"No module named {name!r}")
 
 
-def test_a_chat_model_is_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calls and replies, and no reply counts as an answer that cannot be read."""
+def test_chat_models_are_the_agent_and_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reply counts as an answer that cannot be read, and the user's words end the conversation."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
 
@@ -469,5 +415,7 @@ def test_a_chat_model_is_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         players = ["--policy", "local:m", "--base-url", server.url, "--user", "local:m", "--user-url", server.url]
         records = ["--task-file", "data/tau/validate.json", "--name", "chat"]
         assert main(["evaluate", "--env", "tau", *players, *records]) == 0
+    told = {body["messages"][0]["content"].rpartition("\n")[2] for body in server.requests}
+    assert "You are Ann. Cancel order 1." in told, "the user reads the task's instruction"
     (row,) = json.loads(Path("results/chat/eval.json").read_text())["rows"]
     assert (row["success"], row["unreadable_share"]) == (1.0, 0.0)
