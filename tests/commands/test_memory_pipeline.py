@@ -45,17 +45,11 @@ def rlft(ground: Path, results: Path, *more: str) -> Path:
     return sorted(results.glob("*_rlft"))[-1]
 
 
-def test_long_conversations_are_kept_for_evaluation(ground: Path) -> None:
-    records = [
-        record
-        for name in ("train", "validate", "test")
-        for record in read_json(ground / "data" / "memory" / f"{name}.json")
-    ]
+def test_sft_rows_are_calls_after_the_policys_own_prompt(ground: Path) -> None:
+    names = ("train", "validate", "test")
+    records = [record for name in names for record in read_json(ground / "data" / "memory" / f"{name}.json")]
     assert sorted(record["level"] for record in records) == ["long"] * 4 + ["short"] * 14
     assert all(bool(record["trajectories"]) == (record["level"] == "short") for record in records)
-
-
-def test_sft_rows_are_calls_behind_the_policys_own_prompt(ground: Path) -> None:
     for name in ("sft", "sft_policy"):
         for _, row in read_jsonl(ground / "data" / "memory" / f"{name}.jsonl"):
             assert row["prompt"].endswith("\nCalls:")

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.chat.players import ModelMethod
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import Context
 from reflectkit.envs.memory.baselines import METHODS
-from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.memory.store import SEMANTIC, Store, insertion
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.tools import plain_text
-from reflectkit.types import Decision, Observation, Task
+from reflectkit.types import Task
 from tests.command_lines import error_of
 from tests.server import Server, completion, serve
 
@@ -130,21 +125,6 @@ def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
     ((_, text),) = turn["info"]["memory"]["items"]
     assert turn["tokens"] > 0
     assert turn["said"] == plain_text([insertion(SEMANTIC, text)])
-
-
-def test_a_model_that_writes_no_state_changes_nothing() -> None:
-    class Writer:
-        async def decide(self, observation: Observation, context: Context) -> Decision:
-            assert observation.replies
-            assert not context.turns
-            return Decision("<IS>All of it.</IS>" if "all of it" in observation.text else "Well.", token_ids=(1,))
-
-    task = conversation(0, CHUNKS, "short", 0)
-    task = replace(task, data=task.data | {"chunks": ["a", "all of it", "c", "d"]})
-    (played,) = rollout([Episode(task, 0)], Memory, ModelMethod("mem1", Writer()), width=1)
-    assert [turn.decision.unreadable for turn in played.turns] == [1, 0, 1, 1]
-    assert [turn.action_text for turn in played.turns][2:] == ["none", "none"]
-    assert played.turns[-1].info["memory"]["items"] == [["s1", "All of it."]]
 
 
 @pytest.mark.parametrize(
