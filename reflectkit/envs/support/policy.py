@@ -47,49 +47,34 @@ class Rule:
     needs_look_up: bool = True
 
 
+def _rule(why: str, words: str, *more: str, needs_look_up: bool = True) -> Rule:
+    """words: separated by commas. more: further words."""
+    return Rule(why, (*filter(None, words.split(", ")), *more), needs_look_up)
+
+
 RULES: Mapping[RuleName, Rule] = {
-    "shipped": Rule("it is shipped", ("shipped", "dispatched", "on its way", "not pending", "no longer pending")),
-    "late": Rule(
+    "shipped": _rule("it is shipped", "shipped, dispatched, on its way, not pending, no longer pending"),
+    "late": _rule(
         f"{RETURN_DAYS} days have passed",
-        (str(RETURN_DAYS), "thirty", "too long ago", "too late", "too many days", "return period", "return window"),
+        f"{RETURN_DAYS}, thirty, too long ago, too late, too many days, return period, return window",
     ),
-    "stock": Rule(
-        "that option is sold out", ("sold out", "out of stock", "not in stock", "unavailable", "not available")
-    ),
-    "reason": Rule("that reason does not count", ("reason", *REASONS, "by mistake"), needs_look_up=False),
-    "payment": Rule(
+    "stock": _rule("that option is sold out", "sold out, out of stock, not in stock, unavailable, not available"),
+    "reason": _rule("that reason does not count", "reason", *REASONS, "by mistake", needs_look_up=False),
+    "payment": _rule(
         "money goes back to the payment of the order",
-        ("payment", "paid with", "paid by", "original method", "same method", "was paid"),
+        "payment, paid with, paid by, original method, same method, was paid",
     ),
-    "owner": Rule(
+    "owner": _rule(
         "it is not your own order",
-        (
-            "your own",
-            "not yours",
-            "another customer",
-            "different customer",
-            "not your",
-            "does not belong",
-            "doesn't belong",
-            "someone else",
-            "somebody else",
-        ),
+        "your own, not yours, another customer, different customer, not your, does not belong, doesn't belong,"
+        " someone else, somebody else",
     ),
-    "credit": Rule(
+    "credit": _rule(
         f"it was not {LATE_DAYS} days late",
-        (
-            f"{LATE_DAYS} days",
-            f"{LATE_DAYS} or more",
-            "three days",
-            "three or more",
-            "not late",
-            "days late",
-            "late enough",
-            "on time",
-            "in time",
-        ),
+        f"{LATE_DAYS} days, {LATE_DAYS} or more, three days, three or more, not late, days late, late enough, on time,"
+        " in time",
     ),
-    "goodwill": Rule("the only credit is for a late delivery", (), needs_look_up=False),
+    "goodwill": _rule("the only credit is for a late delivery", "", needs_look_up=False),
 }
 
 
