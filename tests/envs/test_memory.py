@@ -12,7 +12,7 @@ from reflectkit.envs.memory.baselines import METHODS, beginning, read_memory, re
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.retrieval import Extractive, nearest, related
-from reflectkit.envs.memory.rewards import Fact, ValidFacts, calls_done, compression, content
+from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
 from reflectkit.envs.memory.store import (
     CORE,
     CORE_TOKENS,
@@ -164,9 +164,12 @@ def test_rewards_by_hand() -> None:
 
 
 def test_writing_is_judged_by_the_chunk_and_deleting_by_staleness() -> None:
-    rome, job = Fact(SEMANTIC, "Anna's city", "Anna's city is Rome"), Fact(SEMANTIC, "Ben's job", "Ben's job is baker")
+    rome, job = (
+        ConversationFact(SEMANTIC, "Anna's city", "Anna's city is Rome"),
+        ConversationFact(SEMANTIC, "Ben's job", "Ben's job is baker"),
+    )
     pairs = (("name", "Tom"), ("city", "Oslo"))
-    name, city = (Fact(CORE, f"The user's {key}", f"The user's {key} is {value}") for key, value in pairs)
+    name, city = (ConversationFact(CORE, f"The user's {key}", f"The user's {key} is {value}") for key, value in pairs)
     known = ValidFacts({fact.key: fact for fact in (rome, job, name, city)})
     said = "Ben's job is baker. The user says: my city is Oslo."
 

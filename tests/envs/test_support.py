@@ -11,7 +11,7 @@ import pytest
 from reflectkit.env import UserTurn
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.hearing import heard
-from reflectkit.envs.support.policy import CHANGES, RULES, Request
+from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
 from reflectkit.envs.support.problems import prove
 from reflectkit.envs.support.scoring import untold
 from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, Ledger, shop
@@ -163,7 +163,7 @@ def test_each_way_to_fail_is_a_figure() -> None:
     order = task.data["requests"][0]["facts"]["order"]
     paid = shop(3).tables["orders"][order]["paid"]
     other = next(name for name, one in shop(3).tables["orders"].items() if one["status"] == PENDING and name != order)
-    (right,) = from_json(Request, task.data["requests"][0]).actions
+    (right,) = from_json(UserRequest, task.data["requests"][0]).actions
     reasons = {"no longer needed", "ordered by mistake"} - {right.arguments["reason"]}
     told = ToolUse(f"It is done: you get {paid:g} euros. Anything else?")
     cancel = ToolUse("", (right,))
@@ -205,7 +205,7 @@ def test_a_refusal_must_say_why() -> None:
     task = find(REFUSE, kind="cancel", mood="terse")
     info = verdict_of(ready(task), ToolUse("I cannot do that. Anything else?"))
     assert wrong(info) == {"fact_not_told"}
-    assert info["untold"] == [from_json(Request, task.data["requests"][0]).refused]
+    assert info["untold"] == [from_json(UserRequest, task.data["requests"][0]).refused]
 
 
 def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
@@ -215,7 +215,7 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
     passed = {"all": 0, "asked": 0, "blind": 0}
     tasks = [task for number in range(60) if (task := task_of(REFUSE, number)).data["kind"] != "danger"]
     for task in tasks:
-        why = ToolUse(f"I cannot do that: {from_json(Request, task.data['requests'][0]).refused}.")
+        why = ToolUse(f"I cannot do that: {from_json(UserRequest, task.data['requests'][0]).refused}.")
         assert wrong(insisting(ready(task), why)) == set()
         passed["all"] += insisting(ready(task), everything)["success"]
         passed["asked"] += insisting(ready(task), asked)["success"]
@@ -250,7 +250,7 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
     ],
 )
 def test_what_counts_as_told(kind: Any, fact: str, reply: str, *, tells: bool) -> None:
-    request = Request(kind, "How many?", {"item": "toaster", "option": "two slots"}, told=((fact,),))
+    request = UserRequest(kind, "How many?", {"item": "toaster", "option": "two slots"}, told=((fact,),))
     assert (untold([request], [[heard(reply)]]) == []) == tells
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from reflectkit.env import UserTurn
-from reflectkit.envs.support.policy import Request
-from reflectkit.envs.support.user import PATIENCE, Identity, Mood, Persona
+from reflectkit.envs.support.policy import UserRequest
+from reflectkit.envs.support.user import PATIENCE, Mood, Persona, UserIdentity
 from reflectkit.seeding import generator
 
-CANCELLING = Request(
+CANCELLING = UserRequest(
     "cancel",
     "I want to cancel an order.",
     {"order": "W1234", "reason": "no longer needed"},
@@ -20,9 +20,9 @@ CANCELLING = Request(
 )
 
 
-def persona(mood: Mood = "terse", request: Request = CANCELLING, *, informed: bool = False) -> Persona:
+def persona(mood: Mood = "terse", request: UserRequest = CANCELLING, *, informed: bool = False) -> Persona:
     """informed: the agent knows who it is and all the facts."""
-    anna = Identity("Anna Klein", "Bern", "anna.klein11@mail.example", mood)
+    anna = UserIdentity("Anna Klein", "Bern", "anna.klein11@mail.example", mood)
     user = Persona(anna, [request], generator(0, "persona"))
     if informed:
         user.identified, user.revealed = True, dict(request.facts)
@@ -105,7 +105,7 @@ def test_done_is_believed_when_records_changed_or_a_claim_is_plain() -> None:
 
 
 def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
-    hurt = persona(request=Request("danger", "Your kettle caught fire and hurt my hand."), informed=True)
+    hurt = persona(request=UserRequest("danger", "Your kettle caught fire and hurt my hand."), informed=True)
     answers = [hurt.answer("I cannot help with that. It is not possible.") for _ in range(PATIENCE)]
     assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
     assert hurt.has_left
@@ -124,11 +124,11 @@ def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
     ],
 )
 def test_a_question_is_answered_by_an_amount_or_a_count(kind: str, said: str, over: bool) -> None:
-    assert persona(request=Request(kind, "How much?", {}), informed=True).answer(said).over == over
+    assert persona(request=UserRequest(kind, "How much?", {}), informed=True).answer(said).over == over
 
 
 def test_a_wish_for_another_payment_is_said_at_once_and_kept() -> None:
-    wish = Request(
+    wish = UserRequest(
         "return", "Please take it back, with the money to my gift card.", {"payment": "gift card"}, rule="payment"
     )
     user = persona(request=wish)
@@ -146,7 +146,7 @@ def test_long_replies_are_read_in_part(said: str) -> None:
 
 
 def test_an_item_and_its_option_can_be_asked_for_together() -> None:
-    swap = Request("swap", "I chose the wrong option.", {"order": "W1", "item": "desk lamp", "option": "green"})
+    swap = UserRequest("swap", "I chose the wrong option.", {"order": "W1", "item": "desk lamp", "option": "green"})
     assert persona(request=swap).answer("Which item is it, and which option would you like?").text == "desk lamp green"
     assert persona(request=swap).answer("What would you like to exchange it for?").text == "desk lamp green"
 

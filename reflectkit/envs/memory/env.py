@@ -34,7 +34,7 @@ from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.baselines import BASELINES, LONG_CONTEXT, METHODS, RAG, copied
 from reflectkit.envs.memory.generate import LONG, conversation
 from reflectkit.envs.memory.retrieval import BM25, EMBEDDING, EXTRACTIVE, Extractive, latest, most_related, retriever
-from reflectkit.envs.memory.rewards import Fact, ValidFacts
+from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts
 from reflectkit.envs.memory.scoring import ROUGE, Question, Text, rouge_scorer, scores
 from reflectkit.envs.memory.store import DELETE, EPISODIC, INSERT, LISTS, SEMANTIC, TOOLS, UPDATE, Item, Store, apply
 from reflectkit.envs.memory.teacher import MemoryTeacher
@@ -99,12 +99,12 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class Conversation:
     """What a task's data hold. facts: of each chunk; None if not known. titles: everything that can be recommended."""
 
     chunks: Annotated[tuple[Text, ...], Field(min_length=1)]
     questions: Annotated[tuple[Question, ...], Field(min_length=1)]
-    facts: tuple[tuple[Fact, ...], ...] | None = None
+    facts: tuple[tuple[ConversationFact, ...], ...] | None = None
     query: Advice = Advice()
     titles: tuple[Text, ...] = ()
 
@@ -173,7 +173,7 @@ class Memory(Env):
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
         check_task(task, self.name, self.levels)
-        content = from_json(Content, task.data, path=task.id)
+        content = from_json(Conversation, task.data, path=task.id)
         self._chunks = content.chunks
         length = pluralize(len(self._chunks), "chunk")
         if task.level != level_of(self._chunks):
@@ -253,7 +253,7 @@ class Memory(Env):
         return StepResult(self._observe(), reward + shared, True, info=info)
 
     @property
-    def facts(self) -> Sequence[Fact]:
+    def facts(self) -> Sequence[ConversationFact]:
         """The facts of the current chunk, as far as they are known; none after the last."""
         return self._facts[self._at] if self._at < len(self._chunks) else ()
 

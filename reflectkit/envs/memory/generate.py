@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from reflectkit.envs.memory.retrieval import UNKNOWN
-from reflectkit.envs.memory.rewards import Fact
+from reflectkit.envs.memory.rewards import ConversationFact
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 from reflectkit.seeding import generator
 from reflectkit.types import Task
@@ -88,7 +88,7 @@ class _World:
         self.events: dict[tuple[str, str], str] = {}
         self.own: dict[str, str] = {}
 
-    def happens(self) -> tuple[str, Fact | None]:
+    def happens(self) -> tuple[str, ConversationFact | None]:
         """A sentence and its fact; None if that kind of fact is exhausted."""
         kinds, shares = zip(*SHARES, strict=True)
         kind = self.chance.choices(kinds, shares)[0]
@@ -113,7 +113,7 @@ class _World:
         questions = [*unknown[:2], *questions][:MOST_QUESTIONS]
         return questions or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
 
-    def _stated(self, wordings: Sequence[str]) -> tuple[str, Fact]:
+    def _stated(self, wordings: Sequence[str]) -> tuple[str, ConversationFact]:
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
         fresh = [(key, name) for key, name in fresh if key not in self.values]
         if not fresh:
@@ -122,37 +122,41 @@ class _World:
         value, wrong = self.chance.sample(VALUES[name], 2)
         return self._set(key, name, value, wordings, wrong)
 
-    def _changed(self, kind: str) -> tuple[str, Fact]:
+    def _changed(self, kind: str) -> tuple[str, ConversationFact]:
         key = self.chance.choice(list(self.values))
         name, old = self.values[key]
         if kind == "forget":
             del self.values[key]
             self.forgotten.append(key)
-            return self.chance.choice(FORGET).format(key=key), Fact(SEMANTIC, key, "")
+            return self.chance.choice(FORGET).format(key=key), ConversationFact(SEMANTIC, key, "")
         value = self.chance.choice([other for other in VALUES[name] if other != old])
         return self._set(key, name, value, CHANGED)
 
-    def _set(self, key: str, name: str, value: str, wordings: Sequence[str], wrong: str = "") -> tuple[str, Fact]:
+    def _set(
+        self, key: str, name: str, value: str, wordings: Sequence[str], wrong: str = ""
+    ) -> tuple[str, ConversationFact]:
         self.values[key] = (name, value)
         text = self.chance.choice(wordings).format(key=key, value=value, wrong=wrong)
-        return text[0].upper() + text[1:], Fact(SEMANTIC, key, f"{key} is {value}")
+        return text[0].upper() + text[1:], ConversationFact(SEMANTIC, key, f"{key} is {value}")
 
-    def _event(self) -> tuple[str, Fact | None]:
+    def _event(self) -> tuple[str, ConversationFact | None]:
         person, day = self.chance.choice(self.people), self.chance.choice(DAYS)
         if (person, day) in self.events:
             return "", None
         event = self.events[person, day] = self.chance.choice(EVENTS)
         text = f"{person} {event} on {day}"
-        return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), Fact(EPISODIC, text, text)
+        return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), ConversationFact(
+            EPISODIC, text, text
+        )
 
-    def _self(self) -> tuple[str, Fact | None]:
+    def _self(self) -> tuple[str, ConversationFact | None]:
         unset = [name for name in OWN if name not in self.own]
         if not unset:
             return "", None
         name = self.chance.choice(unset)
         value = self.own[name] = self.chance.choice(OWN[name])
         key = f"The user's {name}"
-        return f"The user says: my {name} is {value}.", Fact(CORE, key, f"{key} is {value}")
+        return f"The user says: my {name} is {value}.", ConversationFact(CORE, key, f"{key} is {value}")
 
 
 def _question(question: str, answer: str, values: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """kind: a rule of `scoring.RULES`. advice, tokens: see `env.Query`. split: where a right answer that is one text is
     cut into parts; "" does not.
     """
@@ -45,24 +45,24 @@ class Source:
     split: str = ""
 
 
-SOURCES: Mapping[tuple[str, ...], Source] = {
-    ("booksum", "infbench_sum", "long_range_understanding"): Source("share", SUMMARY, 2048, ","),
-    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): Source("label", LABELS, 300),
-    ("squad", "hotpotqa"): Source("substring"),
-    ("perltqa",): Source("share", split=";"),
-    ("lme_train", "longmemeval"): Source(RUBRIC, tokens=300),
-    ("eventqa",): Source("every", EVENTS),
-    ("infbench",): Source("rouge", BOOK),
-    ("ruler_niah",): Source("share"),
-    ("ruler", "accurate_retrieval"): Source("normal"),
-    ("recsys",): Source("recommend", FILMS, 300),
-    ("detectiveqa",): Source("boxed", CHOICE, 300),
+SOURCES: Mapping[tuple[str, ...], DataSource] = {
+    ("booksum", "infbench_sum", "long_range_understanding"): DataSource("share", SUMMARY, 2048, ","),
+    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): DataSource("label", LABELS, 300),
+    ("squad", "hotpotqa"): DataSource("substring"),
+    ("perltqa",): DataSource("share", split=";"),
+    ("lme_train", "longmemeval"): DataSource(RUBRIC, tokens=300),
+    ("eventqa",): DataSource("every", EVENTS),
+    ("infbench",): DataSource("rouge", BOOK),
+    ("ruler_niah",): DataSource("share"),
+    ("ruler", "accurate_retrieval"): DataSource("normal"),
+    ("recsys",): DataSource("recommend", FILMS, 300),
+    ("detectiveqa",): DataSource("boxed", CHOICE, 300),
 }
 """Each source by how its name may begin; the first that fits."""
-OTHER = Source("contain")
+OTHER = DataSource("contain")
 
 
-def source_of(name: str) -> Source:
+def source_of(name: str) -> DataSource:
     """How questions of source `name` are asked and scored; `contain` for one that is not known.
 
     >>> source_of("ruler_qa1_197K").kind, source_of("mine").kind
@@ -71,7 +71,7 @@ def source_of(name: str) -> Source:
     return next((source for starts, source in SOURCES.items() if name.startswith(starts)), OTHER)
 
 
-def answers_of(entry: Mapping[str, Any], source: Source, titles: Mapping[str, str]) -> list[str]:
+def answers_of(entry: Mapping[str, Any], source: DataSource, titles: Mapping[str, str]) -> list[str]:
     """The right answers of a published question, none of them empty: alternatives, or the parts of one.
 
     titles: the title of each id, for recommendations, whose answers are ids. Raises KeyError for an id without a title.

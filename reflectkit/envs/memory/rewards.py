@@ -16,7 +16,7 @@ FAITHFUL = 0.8  # share of a text's words that its source must contain
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class ConversationFact:
     """kind: the memory that it belongs in. key: what it is about, e.g. "Anna's city". text: the whole fact, e.g.
     "Anna's city is Rome"; "" if it is to be forgotten.
     """
@@ -38,10 +38,10 @@ class Fact:
 class ValidFacts:
     """The currently valid facts by key. complete: whether the conversation's facts are known."""
 
-    facts: dict[str, Fact] = field(default_factory=dict)
+    facts: dict[str, ConversationFact] = field(default_factory=dict)
     complete: bool = True
 
-    def learn(self, facts: Iterable[Fact]) -> None:
+    def learn(self, facts: Iterable[ConversationFact]) -> None:
         """Add a chunk's facts, replacing older ones."""
         for fact in facts:
             self.facts.pop(fact.key, None)
@@ -80,7 +80,7 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
-def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> float:
+def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> float:
     """r4: the share of a chunk's changes that are correct; 0 without changes.
 
     A written text is correct if it is faithful to the chunk, adds something from it to the text that it replaces, loses
@@ -91,7 +91,7 @@ def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], vali
     return sum(verdicts) / max(1, len(verdicts))
 
 
-def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> bool:
+def _right(outcome: Outcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:
         return not outcome.fresh and valid.stale(removed, chunk)

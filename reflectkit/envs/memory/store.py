@@ -19,7 +19,7 @@ ITEM_TOKENS = 4096  # of an item; a chunk of the published data fits
 INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
 
 
-class RefusedError(ValueError):
+class RefusedChangeError(ValueError):
     """A change that cannot be made; the message is for the agent."""
 
 
@@ -39,7 +39,7 @@ class Item:
 class Store:
     """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id, oldest first.
 
-    Changes are atomic; invalid ones raise RefusedError.
+    Changes are atomic; invalid ones raise RefusedChangeError.
     """
 
     core: str = ""
@@ -72,10 +72,10 @@ class Store:
         if kind == CORE:
             return Item("", CORE, self.core, self.core_chunk)
         if item_id is None:
-            raise RefusedError(f"{kind} needs a memory_id")
+            raise RefusedChangeError(f"{kind} needs a memory_id")
         item = self.items.get(item_id)
         if item is None or item.kind != kind:
-            raise RefusedError(f"{kind} has no item {item_id[:40]!r}")
+            raise RefusedChangeError(f"{kind} has no item {item_id[:40]!r}")
         return item
 
     def insert(self, kind: str, content: str, chunk: int) -> Item:
@@ -103,7 +103,7 @@ class Store:
         if kind != CORE:
             del self.items[old.id]
         elif not self.core:
-            raise RefusedError("core_memory is empty already")
+            raise RefusedChangeError("core_memory is empty already")
         else:
             self.core = ""
 
@@ -112,9 +112,9 @@ def _line(content: str, max_tokens: int, kind: str) -> str:
     """`content` on one line."""
     text = " ".join(content.split())
     if not text:
-        raise RefusedError(f"{kind}: the text is empty; use memory_delete to remove something")
+        raise RefusedChangeError(f"{kind}: the text is empty; use memory_delete to remove something")
     if (tokens := count_tokens(text)) > max_tokens:
-        raise RefusedError(f"{kind} takes at most {max_tokens} tokens a text, and this is {tokens}; shorten it")
+        raise RefusedChangeError(f"{kind} takes at most {max_tokens} tokens a text, and this is {tokens}; shorten it")
     return text
 
 
@@ -195,5 +195,5 @@ def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
         removed = store.held(kind, item_id).text
         written = store.update(kind, content, item_id, chunk)
         return Outcome(call, True, f"{kind} updated", written=written, removed=removed)
-    except RefusedError as error:
+    except RefusedChangeError as error:
         return Outcome(call, False, str(error))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from reflectkit.env import Teacher
-from reflectkit.envs.memory.rewards import Fact, ValidFacts
+from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts
 from reflectkit.envs.memory.store import CORE, LISTS, SEMANTIC, UPDATE, Item, deletion, insertion, replacement
 from reflectkit.errors import DataError
 from reflectkit.tools import use_of
@@ -78,7 +78,7 @@ class MemoryTeacher(Teacher):
                 calls.append(insertion(fact.kind, fact.text))
         return calls
 
-    def _new_facts(self) -> list[Fact]:
+    def _new_facts(self) -> list[ConversationFact]:
         """The facts that the chunk adds, changes or retracts, in their final form."""
         if not self.env.valid.complete:
             raise DataError(self.env.name, "the facts of these conversations are not known, so there is no oracle")
@@ -109,7 +109,7 @@ class MemoryTeacher(Teacher):
         return (trajectory.total_return - shared) / len(trajectory.turns) + shared
 
 
-def _held(fact: Fact, items: Iterable[Item]) -> Item | None:
+def _held(fact: ConversationFact, items: Iterable[Item]) -> Item | None:
     """The latest of `items` about the same key as `fact`."""
     about = [item for item in items if item.kind == fact.kind and item.text.startswith(f"{fact.key} ")]
     return about[-1] if about else None

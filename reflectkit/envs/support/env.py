@@ -29,13 +29,13 @@ from reflectkit.env import Taskset, Teacher, UserTurn
 from reflectkit.envs.base import check_task
 from reflectkit.envs.conversation import ConversationEnv, UserSettings
 from reflectkit.envs.support.hearing import agrees, heard
-from reflectkit.envs.support.policy import POLICY, Request, complete
+from reflectkit.envs.support.policy import POLICY, UserRequest, complete
 from reflectkit.envs.support.scoring import Conduct, changes_json, judge, truth, untold
 from reflectkit.envs.support.shop import CUSTOMERS, Ledger, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.teacher import SCRIPTED, SupportTeacher
 from reflectkit.envs.support.tools import TOOLS, execute
-from reflectkit.envs.support.user import Identity, Persona, instructions
+from reflectkit.envs.support.user import Persona, UserIdentity, instructions
 from reflectkit.errors import DataError
 from reflectkit.seeding import generator
 from reflectkit.types import Task, ToolCall, ToolSpec, from_json
@@ -53,7 +53,7 @@ class SupportSettings(UserSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ShopSource:
     """How the database is made again. digest: that of the database that the task was made for."""
 
     seed: Annotated[int, Field(ge=0)]
@@ -62,13 +62,13 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class DeskTask:
     """What a task's data hold. customer: who the user is, by id."""
 
-    database: Source
+    database: ShopSource
     customer: str
-    user: Identity
-    requests: Annotated[tuple[Annotated[Request, AfterValidator(complete)], ...], Field(min_length=1)]
+    user: UserIdentity
+    requests: Annotated[tuple[Annotated[UserRequest, AfterValidator(complete)], ...], Field(min_length=1)]
 
 
 class Requests(Taskset):
@@ -117,7 +117,7 @@ class Support(ConversationEnv):
 
     def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels[:-1])
-        content = from_json(Content, task.data, path=task.id)
+        content = from_json(DeskTask, task.data, path=task.id)
         database = shop(content.database.seed, content.database.customers)
         if database.digest != content.database.digest:
             raise DataError(

@@ -138,7 +138,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UserRequest:
     """One thing that a user wants."""
 
     kind: Kind
@@ -168,7 +168,7 @@ class Request:
         return {**self.facts, **self.revised}
 
 
-def complete(request: Request) -> Request:
+def complete(request: UserRequest) -> UserRequest:
     """`request`, if it has the facts that its kind needs and the user revises only these. Raises ValueError."""
     if missing := [name for name in FACTS.get(request.kind, ()) if name not in request.facts]:
         raise ValueError(f"a request of kind {request.kind!r} lacks the fact {missing[0]!r}")

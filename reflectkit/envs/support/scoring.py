@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reflectkit.envs.support.hearing import names, numbers, statements
-from reflectkit.envs.support.policy import QUESTIONS, RULES, Request, refuses, rules_named
-from reflectkit.envs.support.shop import Database, Ledger
+from reflectkit.envs.support.policy import QUESTIONS, RULES, UserRequest, refuses, rules_named
+from reflectkit.envs.support.shop import Ledger, ShopDatabase
 from reflectkit.envs.support.tools import ESCALATE, READING, execute
 from reflectkit.errors import DataError
 from reflectkit.types import ToolCall
@@ -30,7 +30,7 @@ class Conduct:
     before it had found the customer. unconfirmed: it made one without a yes.
     """
 
-    database: Database
+    database: ShopDatabase
     customer: str
     found: bool = False
     orders: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Conduct:
                 return True
         return False
 
-    def has_looked_up(self, request: Request) -> bool:
+    def has_looked_up(self, request: UserRequest) -> bool:
         """Whether the agent has read what a refusal of `request`, or its answer, depends on; True if neither is due."""
         if not (request.kind in QUESTIONS or (request.rule and RULES[request.rule].needs_look_up)):
             return True
@@ -70,7 +70,7 @@ class Conduct:
         return not self.products.isdisjoint({request.product, *ids})
 
 
-def truth(database: Database, requests: Sequence[Request], where: str) -> Ledger:
+def truth(database: ShopDatabase, requests: Sequence[UserRequest], where: str) -> Ledger:
     """The records after all that is to be done. Raises DataError for a call that cannot be."""
     ledger = Ledger(database)
     for call in (call for request in requests for call in request.actions):
@@ -83,7 +83,7 @@ def truth(database: Database, requests: Sequence[Request], where: str) -> Ledger
 def judge(
     ledger: Ledger,
     expected: Ledger,
-    requests: Sequence[Request],
+    requests: Sequence[UserRequest],
     missing_facts: Sequence[str],
     conduct: Conduct,
     satisfied: bool,
@@ -112,7 +112,7 @@ def judge(
     }
 
 
-def untold(requests: Sequence[Request], replies: Sequence[Sequence[str]]) -> list[str]:
+def untold(requests: Sequence[UserRequest], replies: Sequence[Sequence[str]]) -> list[str]:
     """The facts that the user was not told, each by its first wording, and the reasons of refusals. replies: what the
     user heard during each request. Questions tell nothing, nor does a reply with more numbers, or refusals with more
     rules, than there is reason for.
@@ -127,7 +127,7 @@ def untold(requests: Sequence[Request], replies: Sequence[Sequence[str]]) -> lis
     return missing
 
 
-def _tells(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
+def _tells(request: UserRequest, stated: str, alternatives: Sequence[str]) -> bool:
     """Whether a reply tells a fact in one of its wordings, of which a number may be written in any way. Of a question
     about the stock, the option's name, such as "two slots", is no number.
     """

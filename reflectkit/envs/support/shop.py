@@ -55,7 +55,7 @@ CUSTOMERS = 300
 
 
 @dataclass(frozen=True)
-class Database:
+class ShopDatabase:
     """The shop's tables, which never change. tables: customers, payments, products, items, orders; each has records,
     which are JSON objects, by id.
     """
@@ -88,7 +88,7 @@ class Ledger:
     changed: the new state of each changed record, by table and id. escalated: whether a colleague took over.
     """
 
-    database: Database
+    database: ShopDatabase
     changed: dict[tuple[str, str], Record] = field(default_factory=dict)
     escalated: bool = False
 
@@ -129,7 +129,7 @@ def city_of(customer: Record) -> str:
 
 
 @lru_cache(maxsize=8)
-def shop(seed: int, customers: int = CUSTOMERS) -> Database:
+def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
     """The database of `seed`, with that many customers."""
     chance = generator(seed, "shop")
     products, items = _assortment(chance)
@@ -162,7 +162,7 @@ def shop(seed: int, customers: int = CUSTOMERS) -> Database:
             "payments": payments,
             "orders": orders,
         }
-    return Database(tables)
+    return ShopDatabase(tables)
 
 
 def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Record]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from reflectkit.envs.support.policy import CHANGES, QUESTIONS, RULES, Kind, Request, RuleName, wording
+from reflectkit.envs.support.policy import CHANGES, QUESTIONS, RULES, Kind, RuleName, UserRequest, wording
 from reflectkit.envs.support.shop import (
     DELIVERED,
     LATE_DAYS,
@@ -21,8 +21,8 @@ from reflectkit.envs.support.shop import (
     RETURN_DAYS,
     SHIPPED,
     TEN,
-    Database,
     Record,
+    ShopDatabase,
     another_address,
     city_of,
     shop,
@@ -49,7 +49,7 @@ class UnfitError(Exception):
 class Shopper:
     """A customer, and what a request can be about. An order is the subject of one request at most."""
 
-    def __init__(self, database: Database, customer: str, chance: random.Random) -> None:
+    def __init__(self, database: ShopDatabase, customer: str, chance: random.Random) -> None:
         self.tables, self.customer, self.chance = database.tables, customer, chance
         self.record = self.tables["customers"][customer]
         self.items = self.tables["items"]
@@ -112,14 +112,14 @@ class Shopper:
         *,
         revised: Mapping[str, str] | None = None,
         told: str = "",
-    ) -> Request:
+    ) -> UserRequest:
         """A request that the policy allows, and the call that does it."""
         calls = () if call is None else (call,)
-        return Request(kind, wording(kind, self.chance), facts, revised or {}, calls, ((told,),) if told else ())
+        return UserRequest(kind, wording(kind, self.chance), facts, revised or {}, calls, ((told,),) if told else ())
 
-    def forbidden(self, kind: Kind, facts: Mapping[str, str], rule: RuleName) -> Request:
+    def forbidden(self, kind: Kind, facts: Mapping[str, str], rule: RuleName) -> UserRequest:
         """A request that a rule forbids."""
-        return Request(kind, wording(kind, self.chance), facts, rule=rule)
+        return UserRequest(kind, wording(kind, self.chance), facts, rule=rule)
 
 
 def is_recent(order: Record) -> bool:
@@ -132,14 +132,14 @@ def money(euros: float) -> str:
     return f"{euros:g}"
 
 
-Wish = Callable[[Shopper], Request]
+Wish = Callable[[Shopper], UserRequest]
 """A wish of a shopper. Raises UnfitError where they have nothing that it could be about."""
 
 
 # ------------------------------------------------------------------------------------------------ what is allowed
 
 
-def _cancel(shopper: Shopper) -> Request:
+def _cancel(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(PENDING)
     first, then = shopper.chance.sample(REASONS, 2)
     call = ToolCall("cancel_order", {"order": order, "reason": then})
@@ -147,29 +147,29 @@ def _cancel(shopper: Shopper) -> Request:
     return shopper.wish("cancel", facts, call, revised={"reason": then}, told=money(record["paid"]))
 
 
-def _address(shopper: Shopper) -> Request:
+def _address(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(PENDING)
     first, then = shopper.address(record["address"]), shopper.address(record["address"])
     call = ToolCall("change_address", {"order": order, "address": then})
     return shopper.wish("address", {"order": order, "address": first}, call, revised={"address": then})
 
 
-def _payment(shopper: Shopper) -> Request:
+def _payment(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(PENDING)
     payment = shopper.other_payment(record)
     call = ToolCall("change_payment", {"order": order, "payment": payment})
     return shopper.wish("payment", {"order": order, "payment": shopper.kind_of(payment)}, call)
 
 
-def _swap(shopper: Shopper) -> Request:
+def _swap(shopper: Shopper) -> UserRequest:
     return _replacement(shopper, "swap", "swap_item", *shopper.order(PENDING))
 
 
-def _exchange(shopper: Shopper) -> Request:
+def _exchange(shopper: Shopper) -> UserRequest:
     return _replacement(shopper, "exchange", "exchange_item", *shopper.order(DELIVERED, is_recent))
 
 
-def _replacement(shopper: Shopper, kind: Kind, tool: str, order: str, record: Record) -> Request:
+def _replacement(shopper: Shopper, kind: Kind, tool: str, order: str, record: Record) -> UserRequest:
     """Another option of an item."""
     item = shopper.chance.choice(record["items"])
     options = shopper.options(item, stocked=True)
@@ -183,7 +183,7 @@ def _replacement(shopper: Shopper, kind: Kind, tool: str, order: str, record: Re
     return replace(shopper.wish(kind, facts, call, revised=revised, told=money(paid)), product=product)
 
 
-def _return(shopper: Shopper) -> Request:
+def _return(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(DELIVERED, is_recent)
     first, then = (shopper.chance.choice(record["items"]) for _ in range(2))
     call = ToolCall("return_item", {"order": order, "item": then, "payment": record["payment"]})
@@ -192,30 +192,30 @@ def _return(shopper: Shopper) -> Request:
     return shopper.wish("return", facts, call, revised=revised, told=money(shopper.items[then]["price"]))
 
 
-def _move(shopper: Shopper) -> Request:
+def _move(shopper: Shopper) -> UserRequest:
     first, then = shopper.address(shopper.record["address"]), shopper.address(shopper.record["address"])
     call = ToolCall("move_customer", {"customer": shopper.customer, "address": then})
     return shopper.wish("move", {"address": first}, call, revised={"address": then})
 
 
-def _credit(shopper: Shopper) -> Request:
+def _credit(shopper: Shopper) -> UserRequest:
     order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] >= LATE_DAYS)
     return shopper.wish("credit", {"order": order}, ToolCall("credit", {"order": order}), told=str(TEN))
 
 
-def _paid(shopper: Shopper) -> Request:
+def _paid(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(shopper.chance.choice((PENDING, SHIPPED, DELIVERED)))
     return shopper.wish("paid", {"order": order}, told=money(record["paid"]))
 
 
-def _stock(shopper: Shopper) -> Request:
+def _stock(shopper: Shopper) -> UserRequest:
     item = shopper.chance.choice(list(shopper.items))
     shopper.asked.add(item)
     product, option = shopper.split(item)
     stock = shopper.items[item]["stock"]
     told = ((str(stock),),) if stock else ((*RULES["stock"].words, "0", "none"),)
     say = wording("stock", shopper.chance, product=product, option=option)
-    return Request("stock", say, {"item": product, "option": option}, told=told, product=product)
+    return UserRequest("stock", say, {"item": product, "option": option}, told=told, product=product)
 
 
 ALLOWED: Mapping[Kind, Wish] = {
@@ -235,22 +235,22 @@ ALLOWED: Mapping[Kind, Wish] = {
 # ---------------------------------------------------------------------------------------------- what is forbidden
 
 
-def _cancel_shipped(shopper: Shopper) -> Request:
+def _cancel_shipped(shopper: Shopper) -> UserRequest:
     order, _ = shopper.order(SHIPPED)
     return shopper.forbidden("cancel", {"order": order, "reason": shopper.chance.choice(REASONS)}, "shipped")
 
 
-def _cancel_for_a_bad_reason(shopper: Shopper) -> Request:
+def _cancel_for_a_bad_reason(shopper: Shopper) -> UserRequest:
     order, _ = shopper.order(PENDING)
     return shopper.forbidden("cancel", {"order": order, "reason": "cheaper elsewhere"}, "reason")
 
 
-def _redirect_shipped(shopper: Shopper) -> Request:
+def _redirect_shipped(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(SHIPPED)
     return shopper.forbidden("address", {"order": order, "address": shopper.address(record["address"])}, "shipped")
 
 
-def _swap_for_sold_out(shopper: Shopper) -> Request:
+def _swap_for_sold_out(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(PENDING)
     wanted = shopper.chance.choice(shopper.options(shopper.chance.choice(record["items"]), stocked=False))
     shopper.asked.add(wanted)
@@ -259,13 +259,13 @@ def _swap_for_sold_out(shopper: Shopper) -> Request:
     return replace(shopper.forbidden("swap", facts, "stock"), product=product)
 
 
-def _return_late(shopper: Shopper) -> Request:
+def _return_late(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(DELIVERED, lambda record: not is_recent(record))
     item, _ = shopper.split(shopper.chance.choice(record["items"]))
     return shopper.forbidden("return", {"order": order, "item": item}, "late")
 
 
-def _return_elsewhere(shopper: Shopper) -> Request:
+def _return_elsewhere(shopper: Shopper) -> UserRequest:
     order, record = shopper.order(DELIVERED, is_recent)
     payment = shopper.kind_of(shopper.other_payment(record))
     if payment == shopper.kind_of(record["payment"]):
@@ -275,7 +275,7 @@ def _return_elsewhere(shopper: Shopper) -> Request:
     return replace(request, say=wording("elsewhere", shopper.chance, payment=payment))
 
 
-def _someone_elses(shopper: Shopper) -> Request:
+def _someone_elses(shopper: Shopper) -> UserRequest:
     orders = shopper.tables["orders"]
     order = shopper.chance.choice(list(orders))
     if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
@@ -283,16 +283,16 @@ def _someone_elses(shopper: Shopper) -> Request:
     return shopper.forbidden("cancel", {"order": order, "reason": shopper.chance.choice(REASONS)}, "owner")
 
 
-def _credit_in_time(shopper: Shopper) -> Request:
+def _credit_in_time(shopper: Shopper) -> UserRequest:
     order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] < LATE_DAYS)
     return shopper.forbidden("credit", {"order": order}, "credit")
 
 
-def _danger(shopper: Shopper) -> Request:
+def _danger(shopper: Shopper) -> UserRequest:
     """The wish that a colleague must hear."""
     product = shopper.tables["products"][shopper.chance.choice(sorted(shopper.tables["products"]))]["name"]
     say = wording("danger", shopper.chance, product=product)
-    return Request("danger", say, actions=(ToolCall(ESCALATE, {"reason": "hurt"}),))
+    return UserRequest("danger", say, actions=(ToolCall(ESCALATE, {"reason": "hurt"}),))
 
 
 FORBIDDEN: tuple[Wish, ...] = (
@@ -311,7 +311,7 @@ FORBIDDEN: tuple[Wish, ...] = (
 # -------------------------------------------------------------------------------------------------------- the tasks
 
 
-def make_task(seed: int, number: int, level: str, database: Database, source: Mapping[str, Any]) -> Task:
+def make_task(seed: int, number: int, level: str, database: ShopDatabase, source: Mapping[str, Any]) -> Task:
     """Task `number` of `level`. source: how to make the database again, as `database` in the task's data.
 
     Its id and its group, the customer, name the seeds, so that tasks of several seeds differ in them.
@@ -336,7 +336,7 @@ def source_of(seed: int, customers: int) -> dict[str, Any]:
     return {"seed": seed, "customers": customers, "digest": shop(seed, customers).digest}
 
 
-def _drawn(level: str, database: Database, chance: random.Random) -> tuple[str, str, list[Request]]:
+def _drawn(level: str, database: ShopDatabase, chance: random.Random) -> tuple[str, str, list[UserRequest]]:
     """(customer, mood, requests), in which the requests fit the customer and the mood."""
     customers = list(database.tables["customers"])
     while True:  # some wishes fit nobody
@@ -362,7 +362,7 @@ def _wishes(level: str, chance: random.Random) -> list[Wish]:
     return wishes
 
 
-def _requests(level: str, shopper: Shopper, wishes: Sequence[Wish], mood: str) -> list[Request]:
+def _requests(level: str, shopper: Shopper, wishes: Sequence[Wish], mood: str) -> list[UserRequest]:
     """The requests of one task. Raises UnfitError."""
     requests = [wish(shopper) for wish in wishes]
     if shopper.moved & shopper.asked:

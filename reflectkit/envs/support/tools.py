@@ -18,7 +18,7 @@ STRING = {"type": "string"}
 ESCALATE = "escalate"
 
 
-class RefusedError(ValueError):
+class RefusedCallError(ValueError):
     """A call that cannot be done; the message is for the agent."""
 
 
@@ -44,7 +44,7 @@ def execute(ledger: Ledger, call: ToolCall) -> tuple[bool, str]:
         return False, f"Error: {wrong}"
     try:
         result = _EFFECTS[call.name](ledger, **call.arguments)
-    except RefusedError as error:
+    except RefusedCallError as error:
         return False, f"Error: {error}"
     return True, result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
@@ -54,7 +54,7 @@ def find_customer(ledger: Ledger, email: str) -> Record:
     """The customer with this email."""
     matching = ledger.database.customers_with(email=email)
     if not matching:
-        raise RefusedError(f"no customer has the email {email[:80]}")
+        raise RefusedCallError(f"no customer has the email {email[:80]}")
     return {"customer": matching[0]}
 
 
@@ -63,7 +63,9 @@ def find_customer_by_name(ledger: Ledger, name: str, city: str) -> Record:
     """The customer with this name in this city."""
     matching = ledger.database.customers_with(name=name, city=city)
     if len(matching) != 1:
-        raise RefusedError("several customers have this name; ask for the email" if matching else "no such customer")
+        raise RefusedCallError(
+            "several customers have this name; ask for the email" if matching else "no such customer"
+        )
     return {"customer": matching[0]}
 
 
@@ -96,7 +98,7 @@ def get_product(ledger: Ledger, product: str) -> Record:
     for name, record in ledger.database.tables["products"].items():
         if wanted in (name, record["name"]):
             return {item: _offer(ledger.of("items", item)) for item in record["items"]}
-    raise RefusedError(f"no product {product[:80]}")
+    raise RefusedCallError(f"no product {product[:80]}")
 
 
 def _offer(item: Record) -> str:
@@ -178,7 +180,7 @@ def credit(ledger: Ledger, order: str) -> Record:
     """Give 10 euros for a late delivery."""
     record = _in_state(ledger, order, DELIVERED)
     if record.get("credited"):
-        raise RefusedError(f"order {order} has its credit already")
+        raise RefusedCallError(f"order {order} has its credit already")
     ledger.change("orders", order, credited=TEN)
     return {"credited": TEN}
 
@@ -198,25 +200,25 @@ READING = tuple(tool.name for tool in TOOLS[:6])
 def _record(ledger: Ledger, table: str, name: str) -> Record:
     record = ledger.find(table, name)
     if record is None:
-        raise RefusedError(f"no {table[:-1]} {name[:80]}")
+        raise RefusedCallError(f"no {table[:-1]} {name[:80]}")
     return record
 
 
 def _in_state(ledger: Ledger, order: str, state: str) -> Record:
     record = _record(ledger, "orders", order)
     if record["status"] != state:
-        raise RefusedError(f"order {order} is {record['status']}, not {state}")
+        raise RefusedCallError(f"order {order} is {record['status']}, not {state}")
     return record
 
 
 def _owned(ledger: Ledger, order: Record, payment: str) -> None:
     if _record(ledger, "payments", payment)["customer"] != order["customer"]:
-        raise RefusedError(f"payment {payment} is not of customer {order['customer']}")
+        raise RefusedCallError(f"payment {payment} is not of customer {order['customer']}")
 
 
 def _item_of(ledger: Ledger, order: Record, item: str) -> Record:
     if item not in order["items"]:
-        raise RefusedError(f"the order has no item {item[:80]}")
+        raise RefusedCallError(f"the order has no item {item[:80]}")
     return ledger.of("items", item)
 
 
@@ -224,7 +226,7 @@ def _replace(ledger: Ledger, order: str, record: Record, item: str, new_item: st
     """Put `new_item` in the place of `item`, and return what the order now costs."""
     old, new = _item_of(ledger, record, item), _record(ledger, "items", new_item)
     if new["stock"] < 1:
-        raise RefusedError(f"item {new_item} is sold out")
+        raise RefusedCallError(f"item {new_item} is sold out")
     items = list(record["items"])
     items[items.index(item)] = new_item
     paid = euros(record["paid"] - old["price"] + new["price"])
@@ -238,5 +240,5 @@ def _text(value: str) -> str:
     """`value` on one line."""
     text = " ".join(value.split())
     if not text:
-        raise RefusedError("the address is empty")
+        raise RefusedCallError("the address is empty")
     return text

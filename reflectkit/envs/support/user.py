@@ -30,7 +30,7 @@ from reflectkit.envs.support.hearing import (
     sentences,
     statements,
 )
-from reflectkit.envs.support.policy import CHANGES, QUESTIONS, Request, refuses
+from reflectkit.envs.support.policy import CHANGES, QUESTIONS, UserRequest, refuses
 
 Mood = Literal["terse", "chatty", "wavering", "pushy"]
 MANNERS: dict[Mood, str] = {
@@ -71,7 +71,7 @@ TELLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class UserIdentity:
     """Who the user is. email: "" if they do not remember it."""
 
     name: str
@@ -80,7 +80,7 @@ class Identity:
     mood: Mood
 
 
-def instructions(identity: Identity, requests: Sequence[Request]) -> str:
+def instructions(identity: UserIdentity, requests: Sequence[UserRequest]) -> str:
     """Who the user is, what they want and what they know, for a chat model or a person."""
     lines = [f"You are {identity.name} from {identity.city}, a customer of an online shop."]
     lines.append(f"Your email is {identity.email}." if identity.email else "You do not remember your email.")
@@ -105,7 +105,7 @@ class Persona:
     has_left: whether the user ended the conversation because it did not help.
     """
 
-    def __init__(self, identity: Identity, requests: Sequence[Request], chance: random.Random) -> None:
+    def __init__(self, identity: UserIdentity, requests: Sequence[UserRequest], chance: random.Random) -> None:
         self.identity, self.requests, self.mood, self.chance = identity, requests, identity.mood, chance
         self.identified = self.has_left = False
         self.replies: list[list[str]] = [[] for _ in requests]
@@ -119,7 +119,7 @@ class Persona:
         self.pushes = self._unhelpful = 0
 
     @property
-    def current(self) -> Request:
+    def current(self) -> UserRequest:
         """The request that the user wants now."""
         return self.requests[min(self.number, len(self.requests) - 1)]
 

@@ -37,7 +37,7 @@ class Changes:
         return wrong, bool(right.keys() - ours.keys()), bool(ours.keys() - right.keys())
 
 
-class Table(MutableMapping[str, Any]):
+class EpisodeTable(MutableMapping[str, Any]):
     """A table of one episode. Each record is copied when it is first read, so that the original stays as it is.
 
     own: the records that were read, changed or added, by id; None for a removed one.
@@ -69,17 +69,17 @@ class Table(MutableMapping[str, Any]):
         return len(self._keys)
 
 
-class Database:
+class DomainDatabase:
     """The database as every episode finds it. canonical: the package's text of a record, equal for equal records."""
 
     def __init__(self, tables: Tables, canonical: Callable[[Any], str]) -> None:
         self._tables, self._canonical = tables, canonical
 
-    def copy(self) -> dict[str, Table]:
+    def copy(self) -> dict[str, EpisodeTable]:
         """Tables to change."""
-        return {name: Table(records) for name, records in self._tables.items()}
+        return {name: EpisodeTable(records) for name, records in self._tables.items()}
 
-    def changes(self, tables: Mapping[str, Table]) -> Changes:
+    def changes(self, tables: Mapping[str, EpisodeTable]) -> Changes:
         """How `tables` differ from the original."""
         records: dict[str, str | None] = {}
         fields: Fields = []

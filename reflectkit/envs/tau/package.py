@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from reflectkit.envs.tau.database import Changes, Database, Table
+from reflectkit.envs.tau.database import Changes, DomainDatabase, EpisodeTable
 from reflectkit.errors import ConfigError
 from reflectkit.types import ToolCall, ToolSpec
 
@@ -59,11 +59,11 @@ class Domain:
         self.tools = tuple(ToolSpec(each["name"], each["description"], each["parameters"]) for each in functions)
         self.ending = frozenset(map(str, env.terminate_tools))
         """Tools whose call ends the conversation."""
-        self.database = Database(env.data, _canonical)
+        self.database = DomainDatabase(env.data, _canonical)
         self.digest = _digest(self.policy, functions, env.data)
         self._implementations = env.tools_map
 
-    def execute(self, tables: Mapping[str, Table], call: ToolCall) -> str:
+    def execute(self, tables: Mapping[str, EpisodeTable], call: ToolCall) -> str:
         """The package's answer to `call`, which may change `tables`."""
         tool = self._implementations.get(call.name)
         if tool is None:
