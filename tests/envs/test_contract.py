@@ -28,7 +28,7 @@ from reflectkit.envs import make as make_env
 from reflectkit.envs.auto_explore.repository import open_repository
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.tau.package import SPLITS
 from reflectkit.envs.tau.problems import tasks_of

@@ -1,12 +1,18 @@
-"""Generates the shop's database from a seed: customers, what they may pay with, products with options, and orders."""
+"""The shop's records, generated from a seed: frozen tables that episodes share, and what one episode has changed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
 
-from reflectkit.envs.support.database import Database, Record, euros
 from reflectkit.seeding import generator
+
+Record = dict[str, Any]
 
 FIRST = str.split(
     "Ada Amir Anna Ben Carla Chen Dana David Elif Emma Eric Fatima Felix Grace Hana Hugo Ida Ines Ivan Jana Jonas Julia"
@@ -41,12 +47,89 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
 """The options of each product."""
 KINDS = ("credit card", "gift card", "bank account")
 PENDING, SHIPPED, DELIVERED, CANCELLED = "pending", "shipped", "delivered", "cancelled"
-RETURN_DAYS = 30
+REASONS = ("no longer needed", "ordered by mistake")  # for which an order may be cancelled
+RETURN_DAYS = 30  # after delivery
+LATE_DAYS = 3  # from which a delivery counts as late
+TEN = 10  # euros of the credit for a late delivery
 CUSTOMERS = 300
 
 
+@dataclass(frozen=True)
+class ShopDatabase:
+    """The shop's tables, which never change. tables: customers, payments, products, items, orders; each has records,
+    which are JSON objects, by id.
+    """
+
+    tables: Mapping[str, Mapping[str, Record]]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all records."""
+        text = json.dumps(self.tables, sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def customers_with(self, *, email: str = "", name: str = "", city: str = "") -> list[str]:
+        """Ids of the customers with this email, or with this name in this city, whatever the case."""
+        return self._customers.get(tuple(part.strip().lower() for part in ((email,) if email else (name, city))), [])
+
+    @cached_property
+    def _customers(self) -> Mapping[tuple[str, ...], list[str]]:
+        found: dict[tuple[str, ...], list[str]] = {}
+        for customer, record in self.tables["customers"].items():
+            for key in ((record["email"],), (record["name"], city_of(record))):
+                found.setdefault(tuple(part.lower() for part in key), []).append(customer)
+        return found
+
+
+@dataclass
+class Ledger:
+    """A database as one episode has changed it.
+
+    changed: the new state of each changed record, by table and id. escalated: whether a colleague took over.
+    """
+
+    database: ShopDatabase
+    changed: dict[tuple[str, str], Record] = field(default_factory=dict)
+    escalated: bool = False
+
+    def find(self, table: str, name: str) -> Record | None:
+        """The record as it is now; not to be changed."""
+        return self.changed.get((table, name)) or self.database.tables[table].get(name)
+
+    def of(self, table: str, name: str) -> Record:
+        """The record as it is now, which must exist; not to be changed."""
+        return self.changed.get((table, name)) or self.database.tables[table][name]
+
+    def change(self, table: str, record: str, /, **values: Any) -> None:
+        """Set fields of a record."""
+        self.changed[table, record] = self.of(table, record) | values
+
+    def differences(self) -> dict[tuple[str, str], dict[str, tuple[Any, Any]]]:
+        """(before, after) of each field that differs from the database, by record; without records that are as they
+        were.
+        """
+        differing = {}
+        for (table, name), record in self.changed.items():
+            before = self.database.tables[table][name]
+            fields = {key: (before.get(key), value) for key, value in record.items() if before.get(key) != value}
+            if fields:
+                differing[table, name] = fields
+        return differing
+
+
+def euros(amount: float) -> float:
+    """`amount` in whole cents, without a fraction where there is none, so that it is written in one way only."""
+    cents = round(amount, 2)
+    return int(cents) if cents == int(cents) else cents
+
+
+def city_of(customer: Record) -> str:
+    """The city of a customer's address."""
+    return str(customer["address"].rpartition(", ")[2])
+
+
 @lru_cache(maxsize=8)
-def shop(seed: int, customers: int = CUSTOMERS) -> Database:
+def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
     """The database of `seed`, with that many customers."""
     chance = generator(seed, "shop")
     products, items = _assortment(chance)
@@ -61,23 +144,25 @@ def shop(seed: int, customers: int = CUSTOMERS) -> Database:
     emails: set[str] = set()
     for number in range(customers):
         name = f"{chance.choice(FIRST)} {chance.choice(LAST)}"
-        email = _email(name, emails, chance)
+        while (email := f"{name.replace(' ', '.').lower()}{chance.randint(10, 99)}@mail.example") in emails:
+            pass
+        emails.add(email)
         payments = [f"p{3 * number + 10 + place}" for place in range(chance.randint(1, 3))]
+        customer = f"c{number + 100}"
         for payment in payments:
-            kind = chance.choice(KINDS)
-            tables["payments"][payment] = {"customer": f"c{number + 100}", "kind": kind}
+            tables["payments"][payment] = {"customer": customer, "kind": chance.choice(KINDS)}
         orders = [f"W{next(order_numbers)}" for _ in range(chance.randint(2, 5))]
         address = _address(chance)
         for order in orders:
-            tables["orders"][order] = _order(f"c{number + 100}", payments, address, items, products, chance)
-        tables["customers"][f"c{number + 100}"] = {
+            tables["orders"][order] = {"customer": customer} | _order(payments, address, items, products, chance)
+        tables["customers"][customer] = {
             "name": name,
             "email": email,
             "address": address,
             "payments": payments,
             "orders": orders,
         }
-    return Database(tables)
+    return ShopDatabase(tables)
 
 
 def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Record]]:
@@ -87,9 +172,9 @@ def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Rec
     numbers = iter(chance.sample(range(100, 1000), sum(map(len, PRODUCTS.values()))))
     for place, (name, options) in enumerate(PRODUCTS.items()):
         product = f"k{place + 10}"
+        products[product] = {"name": name, "items": []}
         price = chance.randint(8, 120)
         empty = chance.choice(options)
-        members = []
         for option in options:
             item = f"i{next(numbers)}"
             stock = 0 if option == empty else chance.randint(1, 9)
@@ -99,17 +184,8 @@ def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Rec
                 "price": euros(price + chance.choice((0, 0.5, 2, 5))),
                 "stock": stock,
             }
-            members.append(item)
-        products[product] = {"name": name, "items": members}
+            products[product]["items"].append(item)
     return products, items
-
-
-def _email(name: str, taken: set[str], chance: random.Random) -> str:
-    while True:
-        email = f"{name.replace(' ', '.').lower()}{chance.randint(10, 99)}@mail.example"
-        if email not in taken:
-            taken.add(email)
-            return email
 
 
 def _address(chance: random.Random) -> str:
@@ -124,12 +200,7 @@ def another_address(chance: random.Random, than: str) -> str:
 
 
 def _order(
-    customer: str,
-    payments: list[str],
-    address: str,
-    items: dict[str, Record],
-    products: dict[str, Record],
-    chance: random.Random,
+    payments: list[str], address: str, items: dict[str, Record], products: dict[str, Record], chance: random.Random
 ) -> Record:
     chosen = [
         chance.choice(products[product]["items"]) for product in chance.sample(sorted(products), chance.randint(1, 3))
@@ -137,7 +208,6 @@ def _order(
     status = chance.choices((PENDING, SHIPPED, DELIVERED, CANCELLED), (4, 2, 4, 1))[0]
     delivered = chance.choice((*range(1, RETURN_DAYS + 1), *range(RETURN_DAYS + 5, RETURN_DAYS + 30)))
     return {
-        "customer": customer,
         "status": status,
         "items": chosen,
         "paid": euros(sum(items[item]["price"] for item in chosen)),
