@@ -9,11 +9,9 @@ back.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +22,8 @@ from reflectkit.config import Config, option
 from reflectkit.errors import NO_ROOM, ConfigError
 from reflectkit.jsonl import TEMPORARY_PREFIX, sweep, write_json
 from reflectkit.runs.identity import CHECKSUM, Identity, circumstances, intact_record, read_record, record_checksum
-from reflectkit.runs.locks import locked
+from reflectkit.runs.locks import LOCK, PATIENCE_S, LockedError, is_locked, locked
 
-STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
 CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
 """The name of a checkpoint's folder, with its step."""
 NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
@@ -134,64 +131,56 @@ def named_runs(run: RunConfig) -> list[Path]:
     return [first, *_beside(first)] if run.keep else [first]
 
 
-def new_folder(
-    run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack
-) -> tuple[Path, Path | None]:
-    """(new folder, temporary place of the run that it replaces). It is renamed into place with its config.json.
-
-    holding: keeps the lock of the run that is replaced, so that no other process sweeps it away.
-    """
-    results_dir = run.results_dir
+def new_folder(run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack) -> Path:
+    """A new folder with its config.json, whose lock `holding` keeps. A run that it replaces is removed."""
     try:
-        results_dir.mkdir(parents=True, exist_ok=True)
-        _sweep_ended(results_dir)
+        run.results_dir.mkdir(parents=True, exist_ok=True)
         while True:
-            if run.name:
-                folder = _place(run, identity, again)
-            else:
-                latest = max((number for number, _, _ in _numbered(results_dir)), default=0)
-                folder = results_dir / f"{latest + 1}_{identity.stage}"
-            name = folder.relative_to(results_dir).as_posix() if run.name else ""
-            record = identity.as_json() | {"name": name} | circumstances(run.seed)
-            replaced = None
-            with _staging(results_dir) as staging:
-                write_json(staging / "config.json", record | {CHECKSUM: record_checksum(record)})
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                if not _is_free(folder):
-                    holding.enter_context(locked(folder))
-                    replaced = folder.rename(_aside(results_dir))
+            folder = _place(run, identity, again) if run.name else _next_number(run.results_dir, identity.stage)
+            replaces = (folder / "config.json").exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.ExitStack() as attempt:
                 try:
-                    staging.rename(folder)
-                except OSError as error:
-                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                        if replaced:
-                            replaced.rename(folder)
+                    attempt.enter_context(locked(folder, PATIENCE_S if run.name else 0.0))
+                except FileNotFoundError:
+                    continue  # a failed run has just removed it
+                except LockedError:
+                    if run.name:
                         raise
-                    if replaced:
-                        shutil.rmtree(replaced, ignore_errors=True)
-                    continue  # another process took it first
-                return folder, replaced
+                    continue  # another process has just taken the number
+                if (folder / "config.json").exists() and not replaces:
+                    continue
+                _empty(folder)
+                name = folder.relative_to(run.results_dir).as_posix() if run.name else ""
+                record = identity.as_json() | {"name": name} | circumstances(run.seed)
+                write_json(folder / "config.json", record | {CHECKSUM: record_checksum(record)})
+                holding.push(attempt.pop_all())
+                return folder
     except OSError as error:
         if error.errno in NO_ROOM:
             raise
         raise ConfigError(
-            f"cannot write to {error.filename or results_dir} ({error.strerror}); choose another folder with"
+            f"cannot write to {error.filename or run.results_dir} ({error.strerror}); choose another folder with"
             " --results-dir"
         ) from None
 
 
-@contextlib.contextmanager
-def _staging(results_dir: Path) -> Iterator[Path]:
-    """A new temporary folder, locked, which is removed at the end unless it was renamed."""
-    with contextlib.ExitStack() as stack:
-        while True:
-            staging = _aside(results_dir)
-            staging.mkdir()
-            stack.callback(shutil.rmtree, staging, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
-                stack.enter_context(locked(staging))
-                break
-        yield staging
+def _next_number(results_dir: Path, stage: str) -> Path:
+    """The folder after the last that is a run, or that another process is making one; a kill may have left it empty."""
+    taken = [
+        number for number, _, folder in _numbered(results_dir) if (folder / "config.json").exists() or is_locked(folder)
+    ]
+    return results_dir / f"{max(taken, default=0) + 1}_{stage}"
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a replaced run made. Its report goes first, so that after a kill it is an unfinished run."""
+    (folder / "report.json").unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in ("config.json", LOCK):
+            path.unlink()
 
 
 def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
@@ -232,36 +221,18 @@ def _beside(first: Path) -> list[Path]:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether `folder` does not exist or is empty."""
+    """Whether `folder` does not exist, or has only what a kill leaves before there is a config.json."""
     if folder.is_dir():
-        return not any(folder.iterdir())
+        return all(path.name == LOCK or path.name.startswith(TEMPORARY_PREFIX) for path in folder.iterdir())
     return not folder.exists() and not folder.is_symlink()
 
 
-def _aside(results_dir: Path) -> Path:
-    """A temporary path that no process uses, on any host."""
-    return results_dir / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
-
-
-def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> None:
-    """Remove the folder of a run that failed before it made anything, and restore `replaced`."""
+def remove_if_empty(folder: Path) -> None:
+    """Remove the locked folder of a run that failed before it made anything."""
     with contextlib.suppress(OSError):
         sweep(folder)
-        if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
-            temporary = folder.rename(_aside(results_dir))
-            if replaced:
-                replaced.rename(folder)
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sweep_ended(results_dir: Path) -> None:
-    """Remove the temporary folders of processes that have ended, which no longer hold their locks.
-
-    A process number would not do: another host or container that shares the folder has its own.
-    """
-    for leftover in results_dir.glob(f"{STAGING_PREFIX}*"):
-        with contextlib.suppress(OSError, ConfigError), locked(leftover, patience_s=0):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if {path.name for path in folder.iterdir()} <= {"config.json", LOCK}:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_permission(folder: Path) -> None:

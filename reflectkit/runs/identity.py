@@ -124,6 +124,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def intact_record(folder: Path) -> dict[str, Any]:
     """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
+    if not (folder / "config.json").exists():
+        return {}
     record = read_record(folder)
     whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, record_checksum(record))
     if not whole and (folder / "config.json").exists():

@@ -16,6 +16,15 @@ from typing import IO, Any
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.jsonl import opened, refuse_pipe
 
+LOCK = ".lock"
+"""The file in a folder that is locked."""
+PATIENCE_S = 10.0
+"""Seconds to wait for a lock: a killed process takes a moment to end."""
+
+
+class LockedError(ConfigError):
+    """Another process holds the lock."""
+
 
 def take(file: IO[Any]) -> bool:
     """Lock the open `file` until it is closed; False if another process holds its lock.
@@ -32,20 +41,17 @@ def take(file: IO[Any]) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
-    """Lock `folder` for this process.
-
-    Raises ConfigError if another process still holds it after `patience_s`; a killed process takes a moment to end.
-    """
-    refuse_pipe(folder / ".lock")
+def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Lock `folder` for this process. Raises LockedError if another process still holds it after `patience_s`."""
+    refuse_pipe(folder / LOCK)
     deadline = time.monotonic() + patience_s
     while True:
-        with (folder / ".lock").open("w") as file:
+        with (folder / LOCK).open("w") as file:
             if not take(file):
                 if time.monotonic() > deadline:
-                    raise ConfigError(f"another process is working on {folder}; wait for it or stop it")
+                    raise LockedError(f"another process is working on {folder}; wait for it or stop it")
                 time.sleep(0.2)
-            elif os.path.samestat(os.fstat(file.fileno()), (folder / ".lock").stat()):  # otherwise it was replaced
+            elif os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):  # otherwise it was replaced
                 yield
                 return
 
@@ -53,7 +59,7 @@ def locked(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
 def is_locked(folder: Path) -> bool:
     """Whether a process on this machine has locked `folder`; True if that is unknown."""
     try:
-        with opened(folder / ".lock") as file:
+        with opened(folder / LOCK) as file:
             return not take(file)
     except FileNotFoundError:
         return False

@@ -7,7 +7,6 @@ its finished one. `runs.folders` says where a new one goes.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +49,7 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
 
     config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. A run whose body
-    raises before it has written a file leaves no folder, and what it was to replace is restored. Otherwise what a run
-    replaces is removed when it ends.
+    raises before it has written a file leaves no folder.
 
     Raises
     ------
@@ -63,26 +61,25 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
     while True:
         existing = None if config.run.force or again else find_run(config.run, identity)
         with contextlib.ExitStack() as stack:
-            folder, replaced = (existing, None) if existing else new_folder(config.run, identity, again, stack)
-            try:
-                stack.enter_context(locked(folder))
-            except FileNotFoundError:
-                continue  # a failed run has just removed it
-            if existing and not identity.fits(read_record(existing)):
-                continue  # another process has just replaced it
+            if existing is None:
+                folder = new_folder(config.run, identity, again, stack)
+            else:
+                folder = existing
+                try:
+                    stack.enter_context(locked(folder))
+                except FileNotFoundError:
+                    continue  # a failed run has just removed it
+                if not identity.fits(read_record(folder)):
+                    continue  # another process has just replaced it
             sweep(folder)
             report = _finished(stage, folder)
             if report is None:
-                with contextlib.suppress(FileNotFoundError):
-                    (folder / "report.json").unlink()
+                (folder / "report.json").unlink(missing_ok=True)
             try:
                 yield Run(stage, folder, report)
             except BaseException:
-                remove_if_empty(folder, config.run.results_dir, replaced)
+                remove_if_empty(folder)
                 raise
-            finally:
-                if replaced:
-                    shutil.rmtree(replaced, ignore_errors=True)
             return
 
 

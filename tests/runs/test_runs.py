@@ -187,56 +187,25 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
     assert make(tmp_path, name="r/policy", size=5).folder == tmp_path / "r" / "policy"
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path, keep: bool) -> None:
-    made = make(tmp_path, name="r/policy")
-    settings = build(Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example")
-
-    def failing(name: str = "") -> None:
-        with runs.open_run("sft", settings) as run:
-            assert not (run.folder / "report.json").exists()
-            if name:
-                (run.folder / name).write_text("")
-            raise ConfigError("no")
-
-    with pytest.raises(ConfigError, match="no"):
-        failing()
-    assert make(tmp_path, name="r/policy").skipped
-    with pytest.raises(ConfigError, match="no"):
-        failing("metrics.jsonl")
-    assert not make(tmp_path, name="r/policy").skipped
-    assert [path.name for path in tmp_path.iterdir()] == ["r"]
-    assert [path.name for path in made.folder.parent.iterdir()] == ["policy"]
+def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+    folders: list[Path] = []
+    starts = [
+        threading.Thread(target=lambda size=size: folders.append(make(tmp_path, size=size).folder)) for size in range(8)
+    ]
+    for thread in starts:
+        thread.start()
+    for thread in starts:
+        thread.join()
+    assert sorted(folder.name for folder in folders) == [f"{number}_sft" for number in range(1, 9)]
 
 
-def test_another_host_keeps_what_a_running_force_may_have_to_restore(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host or container that shares the folder has process numbers of its own: ours mean nothing there."""
-    make(tmp_path, name="a")
-
-    def no_such_process(process: int, signal: int) -> None:
-        raise ProcessLookupError
-
-    def failing() -> None:
-        with runs.open_run("sft", build(Example, {"results_dir": tmp_path, "name": "a", "force": True}, "")):
-            with monkeypatch.context() as there:
-                there.setattr("os.kill", no_such_process)
-                make(tmp_path, name="b")
-            raise ConfigError("no")
-
-    with pytest.raises(ConfigError, match="no"):
-        failing()
-    assert make(tmp_path, name="a").skipped
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_what_a_killed_process_left_is_removed_whatever_its_number(tmp_path: Path) -> None:
-    left = tmp_path / ".reflectkit-tmp-run-1"  # a container's first process, killed
-    left.mkdir()
-    (left / ".lock").touch()
-    make(tmp_path, name="a")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+def test_a_folder_that_a_kill_left_without_config_is_used_again(tmp_path: Path) -> None:
+    for name in ("1_sft", "named"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".lock").touch()
+        (tmp_path / name / ".reflectkit-tmp-config.json").touch()
+    assert make(tmp_path).folder.name == "1_sft"
+    assert make(tmp_path, name="named", size=4).folder.name == "named"
 
 
 def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
