@@ -51,6 +51,8 @@ def test_listing_history_output_and_choices(repos: Path) -> None:
     assert seen.text.endswith("Commands: cat README.md\nOutput:\n # Library\n Lends books.")
     assert "cat README.md" not in seen.choices, "a file that was shown is not offered again"
     assert "id README.md" in seen.choices
+    with pytest.raises(IllegalActionError, match=r"cannot .cat README\.md"):
+        env.walk.run("cat README.md")
     seen = take(env, "cd app").observation
     assert "Folder: /app\nFiles: rules/, fees.py\nCommands: cat README.md; cd app\nOutput: none" in seen.text
     assert seen.choices == ("cd ..", "cd rules", "cat fees.py", "id fees.py")
