@@ -31,9 +31,8 @@ from reflectkit.data.demonstrations import Planned, add_demonstrations, figures_
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.data.visited import read_visits, visited
 from reflectkit.env import Agent
-from reflectkit.envs import listed
+from reflectkit.envs import RECORDS, listed
 from reflectkit.envs.setup import (
-    RECORDS,
     EnvConfig,
     EnvSetup,
     RolloutConfig,

@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping
 
 
-def _words(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
+    """The words of `text`, which are separated by spaces."""
     return frozenset(text.split())
 
 
-VERBS = _words(
+VERBS = word_set(
     "accept add adjust allow append apply ask assert assign attach attempt begin benchmark bind block book bring "
     "build calculate call cancel cast change charge check choose clean clear clone close collect combine compare "
     "compute configure connect construct convert copy count create decide declare decode decorate define delete "
@@ -39,20 +40,20 @@ PAST = {
     "put": "put", "read": "read", "rebuild": "rebuilt", "reset": "reset", "run": "ran", "send": "sent", "set": "set",
     "show": "showed", "split": "split", "take": "took", "tell": "told", "throw": "threw", "write": "wrote",
 }  # fmt: skip
-DOUBLED = _words("cancel drop log map plan plot skip stop strip swap trim wrap")
-FINITE = _words(
+DOUBLED = word_set("cancel drop log map plan plot skip stop strip swap trim wrap")
+FINITE = word_set(
     "are aren't can can't cannot could did do does doesn't don't had has have is isn't may might must should was were "
     "will won't would"
 )
-NOUN_NEXT = _words("and of or that which who whose")
+NOUN_NEXT = word_set("and of or that which who whose")
 """Words that follow a noun: the "sum" of "sum of the prices" is none of the verbs."""
-CAUSES = _words("after as at before by during for from if in on once to until when whenever where with")
+CAUSES = word_set("after as at before by during for from if in on once to until when whenever where with")
 """Words that follow a participle: "raised if", unlike "requested file"."""
-LINKS = _words("as because if since that when where whether which while who whose")
-ASKING = _words("how what when where whether which who why")
-HALVES = _words("and by for from in of on or to with")
+LINKS = word_set("as because if since that when where whether which while who whose")
+ASKING = word_set("how what when where whether which who why")
+HALVES = word_set("and by for from in of on or to with")
 """Words that a name such as `to_dict` or `proxy_manager_for` has something left out at."""
-UNITS = _words(
+UNITS = word_set(
     "bytes celsius cents cm days degrees eur euros g grams hours kb kg kilos km kwh litres m mb metres minutes mm "
     "months ms pct percent points px seconds tonnes usd watts weeks years"
 )
@@ -60,7 +61,7 @@ UNITS = _words(
 WHOLE = 5  # words of a sentence; a shorter one has no verb, as "Strict timeouts."
 
 CODE, NOTES, TEXT = "code", "notes", "text"
-"""What a sentence stands in: code, release notes, or another text."""
+"""Where a sentence is: in code, release notes, or another text."""
 WORDINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     (CODE, "order"): ("Where do we {fact}?", "Where is the code to {fact}?", "Which file has the code to {fact}?"),
     (CODE, "deed"): ("What {fact}?", "Which code {fact}?"),
@@ -106,8 +107,9 @@ def spelled(name: str) -> str:
 def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
     """A question that is answered by the file which says `fact`.
 
-    kind: what it is: "does" or "about" (a sentence or part of one, standing in `place`), "says" (a whole sentence),
-    "name" and "class" (of a definition), "heading", "columns", "row", "key", "switch" (a key that is on or off).
+    place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or "about" (all or part of
+    a sentence), "says" (a whole sentence), "name" and "class" (of a definition), "heading", "columns", "row", "key",
+    "switch" (a key that is on or off).
     """
     if kind in ("does", "about", "says"):
         return _about_sentence(fact, place, chance, whole=kind == "says")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
-from reflectkit.data.oracle import ask, leaks
-from reflectkit.data.repos import kind_of
-from reflectkit.data.wording import CODE, NOTES, TEXT, WORDINGS, shape_of, tidy, worded
-from reflectkit.files import repositories_in
+from reflectkit.envs.auto_explore.filtering import kind_of
+from reflectkit.envs.auto_explore.oracle import ask, leaks
+from reflectkit.envs.auto_explore.wording import CODE, NOTES, TEXT, WORDINGS, tidy, worded
+from reflectkit.files import included_repositories
 from reflectkit.text import keywords
 
-BOXED = repositories_in(Path(__file__).parents[2] / "data/auto_explore/repos")
+BOXED = included_repositories()
 
 
 @pytest.mark.parametrize(
@@ -35,12 +34,7 @@ BOXED = repositories_in(Path(__file__).parents[2] / "data/auto_explore/repos")
         ("class", "spinner column", CODE, {"Which file defines the spinner column?"}),
         ("heading", "Switching to Entry Points", TEXT, {"Where can I read about switching to entry points?"}),
         ("heading", "May I bring a camera?", TEXT, {'Where can I read about "May I bring a camera?"'}),
-        (
-            "key",
-            "wire height cm",
-            TEXT,
-            {"Where is the wire height in cm set?"},
-        ),
+        ("key", "wire height cm", TEXT, {"Where is the wire height in cm set?"}),
         ("key", "seats of boats", TEXT, {"Where are the seats of the boats set?"}),
         ("switch", "allow renewals", TEXT, {"Where do we set if we allow renewals?"}),
         ("row", "trade, bakery", TEXT, {"Which table lists trade with bakery?"}),
@@ -62,16 +56,8 @@ def test_marks_and_addresses_are_removed() -> None:
     assert tidy("A ``dict``-like [thing](https://x.org) (#12)") == "A dict-like thing"
 
 
-def test_the_first_word_alone_makes_no_verb() -> None:
-    assert [shape_of(text) for text in ("changes of the plan", "changes the plan", "requested file")] == [
-        "thing",
-        "deed",
-        "thing",
-    ]
-
-
-@pytest.mark.parametrize("name", ["bookshop", "greenhouse", "water_utility"])
-def test_a_question_is_answered_by_its_file_alone(name: str) -> None:
+def test_a_question_is_answered_by_its_file_alone() -> None:
+    name = "bookshop"
     files = {
         path.relative_to(BOXED / name).as_posix(): path.read_text("utf-8")
         for path in sorted((BOXED / name).rglob("*"))

@@ -1,19 +1,16 @@
 """A perfect teacher's comments: what the question asks, what the last output says about it, and where to look next.
 
-The words of the question are gone through one by one, each with what the output says where it has that word, so that
-the verdict follows from what stands before it: a small model that writes such a comment token by token copies what it
-finds, and has less to see at once than one that must judge a file in a single step.
+A comment goes through the words of the question one by one, each with the place in the output that has it. The verdict
+then follows from the text before it, which is easier for a small model that writes the comment token by token.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from reflectkit.envs.auto_explore.commands import UP
-from reflectkit.envs.auto_explore.repo import Folder
+from reflectkit.envs.auto_explore.repository import UP, Folder
 from reflectkit.text import WORD, keywords, stem, words
 
 NAMED = 4  # number of the question's words that a comment checks
@@ -29,7 +26,7 @@ TO_FOLDER = ("Folder {name} fits.", "It should lie in {name}.")
 TO_TOP = ("Nothing here fits.", "It lies elsewhere.")
 
 
-def write_reflection(
+def write_comment(
     question: str,
     read: str | None,
     output: str,
@@ -53,7 +50,8 @@ def write_reflection(
     else:
         file = PurePosixPath(read).name
         places = places_of_words(output)
-        parts.append(", ".join(_checked(word, places) for word in asked_about) + ".")
+        found = [(word, places.get(stem(word.lower()))) for word in asked_about]
+        parts.append(", ".join(f'{word} in "{place}"' if place else f"{word} no" for word, place in found) + ".")
         if following == f"id {file}":
             return " ".join([*parts, generator.choice(FOUND).format(file=file)])
         parts.append(generator.choice(NOT_HERE).format(file=file))
@@ -67,8 +65,8 @@ def write_reflection(
 
 
 def places_of_words(output: str) -> dict[str, str]:
-    """For each stem of a word in `output`, where it first stands: the name or word that has it, up to the end of the
-    next one on its line.
+    """The first place of each word's stem in `output`: the name that has it, up to the end of the next name on its
+    line.
 
     >>> places_of_words("id,late_fee,days\\nLate again")
     {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again': 'again'}
@@ -81,12 +79,6 @@ def places_of_words(output: str) -> dict[str, str]:
                 end = following.end() if following and following.end() - name.start() <= LONGEST_PLACE else name.end()
                 places.setdefault(stem(word), line[name.start() : end])
     return places
-
-
-def _checked(word: str, places: Mapping[str, str]) -> str:
-    """A word of the question, and what the output has of it."""
-    place = places.get(stem(word.lower()))
-    return f"{word} no" if place is None else f'{word} in "{place}"'
 
 
 def question_words(question: str) -> list[str]:

@@ -1,7 +1,7 @@
 """An offline teacher that asks about what a file says about itself.
 
 Docstrings, comments, headings, function and class names, table headers and configuration keys become questions
-(`data/wording.py`). A question never contains the file's name, applies to only one file of the repository, and is the
+(see `wording`). A question never contains the file's name, applies to only one file of the repository, and is the
 same each time.
 """
 
@@ -24,9 +24,9 @@ from typing import Any
 
 import yaml
 
-from reflectkit.data.questions import Question
-from reflectkit.data.repos import DATA, SETTINGS, kind_of
-from reflectkit.data.wording import CODE, NOTES, TEXT, spelled, tidy, worded
+from reflectkit.envs.auto_explore.filtering import DATA, SETTINGS, kind_of
+from reflectkit.envs.auto_explore.questions import FileQuestion
+from reflectkit.envs.auto_explore.wording import CODE, NOTES, TEXT, spelled, tidy, word_set, worded
 from reflectkit.seeding import generator
 from reflectkit.text import keywords, notebook_source, words
 
@@ -42,37 +42,17 @@ DEFINITION = re.compile(
 FENCED = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1[^\n]*$", re.MULTILINE | re.DOTALL)
 """Code in Markdown, whose comments are no headings."""
 PYTHON_DEFINITION = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(?P<name>[A-Za-z]\w*)")
-KEYWORDS = frozenset(
-    [
-        "if",
-        "for",
-        "while",
-        "switch",
-        "return",
-        "else",
-        "catch",
-        "foreach",
-        "using",
-        "sizeof",
-        "case",
-        "do",
-        "throw",
-        "new",
-        "range",
-        "defer",
-        "go",
-        "select",
-    ]
+KEYWORDS = word_set(
+    "if for while switch return else catch foreach using sizeof case do throw new range defer go select"
 )
-
 NOTES_OF = frozenset({"changelog", "changes", "history", "news", "releases", "whatsnew"})
 """Names of release notes."""
 CONTINUED = frozenset({"and", "but", "e.g", "i.e", "nor", "note", "or", "see", "so", "then", "todo"})
-"""First words of a part that says little by itself."""
+"""First words of a sentence that says little without the text before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class Statement:
     """Something that a file says. kind: see `worded`. text: for the question. answer: what the file says."""
 
     kind: str
@@ -80,7 +60,9 @@ class Fact:
     answer: str
 
 
-def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int) -> dict[str, list[Question]]:
+def ask(
+    root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int
+) -> dict[str, list[FileQuestion]]:
     """Up to `per_file` questions for each file of repository `root`, by path, about its excerpt.
 
     files: path → text. excerpts: path → the part of it to ask about. Facts that occur in
@@ -89,7 +71,7 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
     """
     facts = {path: list(_usable_facts(path, files[path])) for path in sorted(files)}
     holders = Counter(key for in_file in facts.values() for key in {_key(fact) for fact in in_file})
-    questions: dict[str, list[Question]] = {}
+    questions: dict[str, list[FileQuestion]] = {}
     for path, in_file in facts.items():
         chance = generator(0, "oracle", root, path)
         excerpt_words = set(keywords(excerpts[path]))
@@ -97,7 +79,7 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
             _key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and excerpt_words.issuperset(_key(fact))
         }
         questions[path] = [
-            Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
+            FileQuestion.about(root, path, text, fact.answer, MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
             if not leaks(text := worded(fact.kind, fact.text, _place(path), chance), path)
         ]
@@ -117,29 +99,29 @@ def leaks(question: str, path: str) -> bool:
     return name.name.lower() in question.lower() or (bool(stem) and f" {stem} " in f" {' '.join(words(question))} ")
 
 
-def _key(fact: Fact) -> tuple[str, ...]:
+def _key(fact: Statement) -> tuple[str, ...]:
     return tuple(sorted(keywords(fact.text)))
 
 
-def _varied(facts: list[Fact], count: int, chance: random.Random) -> list[Fact]:
+def _varied(facts: list[Statement], count: int, chance: random.Random) -> list[Statement]:
     """At most `count` of `facts`, spread over as many kinds as possible."""
-    by_kind: dict[str, list[Fact]] = {}
+    by_kind: dict[str, list[Statement]] = {}
     for fact in facts:
         by_kind.setdefault(fact.kind, []).append(fact)
     for same in by_kind.values():
         chance.shuffle(same)
-    chosen: list[Fact] = []
+    chosen: list[Statement] = []
     while len(chosen) < count and any(by_kind.values()):
         chosen += [same.pop() for same in by_kind.values() if same]
     return chosen[:count]
 
 
-def _usable_facts(path: str, text: str) -> Iterator[Fact]:
+def _usable_facts(path: str, text: str) -> Iterator[Statement]:
     """The facts of one file that have enough distinctive words."""
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
-        plain = Fact(fact.kind, tidy(fact.text), " ".join(fact.answer.split())[:300])
+        plain = Statement(fact.kind, tidy(fact.text), " ".join(fact.answer.split())[:300])
         distinctive = {word for word in keywords(plain.text) if not word.isdigit()} - stem
         long_enough = low <= len(words(plain.text)) <= high and len(distinctive) >= low
         if long_enough and plain.text.isprintable() and _reads_alone(plain.text):
@@ -163,7 +145,7 @@ def _place(path: str) -> str:
     return NOTES if PurePosixPath(path).stem.lower() in NOTES_OF else TEXT
 
 
-def _facts(path: str, text: str) -> Iterator[Fact]:
+def _facts(path: str, text: str) -> Iterator[Statement]:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix == ".ipynb":
         source = notebook_source(text)
@@ -182,7 +164,7 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
         yield from _code(text)
 
 
-def _python(text: str) -> Iterator[Fact]:
+def _python(text: str) -> Iterator[Statement]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escape sequences in the file
@@ -191,17 +173,17 @@ def _python(text: str) -> Iterator[Fact]:
         yield from _code(text, PYTHON_DEFINITION)
         return
     if documented := ast.get_docstring(tree):
-        yield Fact("about", _lowered(_sentence(documented)), _sentence(documented))
+        yield Statement("about", _lowered(_sentence(documented)), _sentence(documented))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             documented = ast.get_docstring(node)
             if documented:
-                yield Fact("does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}")
+                yield Statement("does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}")
             kind = "class" if isinstance(node, ast.ClassDef) else "name"
-            yield Fact(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
+            yield Statement(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
 
 
-def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Fact]:
+def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Statement]:
     """Comments above definitions, and the definitions' names, in shell scripts and languages with braces."""
     comment: list[str] = []
     first = True
@@ -217,19 +199,19 @@ def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Fact
         definition = definitions.match(line) if len(line) <= LONGEST_LINE else None
         sentence = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
         if sentence and first and bare:
-            yield Fact("about", _lowered(sentence), sentence)
+            yield Statement("about", _lowered(sentence), sentence)
         elif definition and definition["name"] not in KEYWORDS and not bare.endswith(";"):
             if sentence:
                 without = sentence.removeprefix(f"{definition['name']} ")  # as comments in Go begin
-                yield Fact("does", _lowered(without), f"{definition['name']}: {sentence}")
-            yield Fact("name", spelled(definition["name"]), definition["name"])
+                yield Statement("does", _lowered(without), f"{definition['name']}: {sentence}")
+            yield Statement("name", spelled(definition["name"]), definition["name"])
         elif sentence and bare:
-            yield Fact("does", _lowered(sentence), sentence)
+            yield Statement("does", _lowered(sentence), sentence)
         if bare:
             comment, first = [], False
 
 
-def _headings(text: str) -> Iterator[Fact]:
+def _headings(text: str) -> Iterator[Statement]:
     """Headings in Markdown (`#`) and reStructuredText (underlined), with the text below them as the answer."""
     lines = FENCED.sub("", text).splitlines()
     for index, line in enumerate(lines):
@@ -238,19 +220,19 @@ def _headings(text: str) -> Iterator[Fact]:
             part.strip() for part in lines[index + 1 : index + 12] if re.search(r"\w", part) and part[0] != "#"
         )
         if marked := re.match(r"#{1,6}\s+(.+)", line):
-            yield Fact("heading", _lowered(marked[1]), _sentence(below))
+            yield Statement("heading", _lowered(marked[1]), _sentence(below))
         elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):
-            yield Fact("heading", _lowered(line), _sentence(below))
+            yield Statement("heading", _lowered(line), _sentence(below))
         elif match := re.match(r"\s*[-*]\s+(\w.{12,90}?)[:.](?:\s|$)", line):
             entry = line.strip(" -*")
-            yield Fact(_kind_said(entry, match[1]), _lowered(match[1]), entry)
+            yield Statement(_kind_said(entry, match[1]), _lowered(match[1]), entry)
 
 
-def _paragraphs(text: str) -> Iterator[Fact]:
+def _paragraphs(text: str) -> Iterator[Statement]:
     """The first sentence of each paragraph."""
     for paragraph in re.split(r"\n\s*\n", text)[:50]:
         sentence = _sentence(paragraph)
-        yield Fact(_kind_said(paragraph, sentence), _lowered(sentence), sentence)
+        yield Statement(_kind_said(paragraph, sentence), _lowered(sentence), sentence)
 
 
 def _kind_said(text: str, beginning: str) -> str:
@@ -258,7 +240,7 @@ def _kind_said(text: str, beginning: str) -> str:
     return "says" if " ".join(text.split())[len(beginning) :].startswith(".") else "about"
 
 
-def _table(text: str, separator: str) -> Iterator[Fact]:
+def _table(text: str, separator: str) -> Iterator[Statement]:
     try:
         header, *rows = list(itertools.islice(csv.reader(io.StringIO(text), delimiter=separator), 40)) or [[]]
     except csv.Error:
@@ -267,31 +249,27 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
     chosen = [columns[start : start + 3] for start in range(max(1, len(columns) - 2))]
     for part in chosen:
         if len(part) >= 2:
-            yield Fact("columns", f"{', '.join(part[:-1])} and {part[-1]}", f"columns: {', '.join(header)}")
+            yield Statement("columns", f"{', '.join(part[:-1])} and {part[-1]}", f"columns: {', '.join(header)}")
     for row in rows:
         cells = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
         if len(row) == len(header) and cells:
-            yield Fact("row", ", ".join(cells[:2]).replace("_", " "), separator.join(row))
+            yield Statement("row", ", ".join(cells[:2]).replace("_", " "), separator.join(row))
 
 
-def _settings(text: str, suffix: str) -> Iterator[Fact]:
+def _settings(text: str, suffix: str) -> Iterator[Statement]:
     try:
-        value = _parsed(text, suffix)
+        if suffix == ".json":
+            value = json.loads(text)
+        elif suffix == ".toml":
+            value = tomllib.loads(text)
+        else:
+            value = yaml.load(text, Loader=yaml.BaseLoader) if len(text) < MOST_YAML else None
     except (ValueError, yaml.YAMLError, RecursionError):
         return
     yield from _keys(value, ())
 
 
-def _parsed(text: str, suffix: str) -> Any:
-    """The value of a settings file; None if it is YAML and too long. Raises ValueError, YAMLError, RecursionError."""
-    if suffix == ".json":
-        return json.loads(text)
-    if suffix == ".toml":
-        return tomllib.loads(text)
-    return yaml.load(text, Loader=yaml.BaseLoader) if len(text) < MOST_YAML else None
-
-
-def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
+def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Statement]:
     if isinstance(value, list) and value and len(above) < 4:
         yield from _keys(value[0], above)
     if not isinstance(value, dict) or len(above) >= 4:
@@ -303,7 +281,7 @@ def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
         elif path[-1]:
             fact = path[-1] if len(path[-1].split()) > 1 or len(path) < 2 else f"{path[-1]} of {path[-2]}"
             kind = "switch" if str(inside).lower() in ("true", "false") else "key"
-            yield Fact(kind, fact, f"{key}: {inside}"[:200])
+            yield Statement(kind, fact, f"{key}: {inside}"[:200])
 
 
 def _sentence(text: str) -> str:

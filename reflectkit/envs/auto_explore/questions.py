@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from reflectkit.envs.auto_explore.repository import shortest_path
 from reflectkit.errors import DataError
+from reflectkit.text import keywords
 from reflectkit.types import Task, from_json
 
 ENV = "auto_explore"
@@ -23,7 +25,7 @@ OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "mod
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class FileQuestion:
     """A question, the file that answers it, and the path to it."""
 
     question: str
@@ -40,6 +42,11 @@ class Question:
     model: str = ""
     """The teacher that asked it."""
 
+    @classmethod
+    def about(cls, root: str, filename: str, question: str, answer: str, model: str) -> Self:
+        """A question about file `filename`, with the path to it."""
+        return cls(question, filename, root, answer, tuple(shortest_path(filename)[:-1]), filename.count("/"), model)
+
     @property
     def id(self) -> str:
         """Equal exactly for the same question about the same file."""
@@ -47,23 +54,16 @@ class Question:
         return f"{self.root}-{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
 
 
-def to_json(question: Question) -> dict[str, Any]:
+def to_json(question: FileQuestion) -> dict[str, Any]:
     """The record that `gen-task` and `filter-task` write."""
-    values = {name: getattr(question, name) for name in OWN}
-    return values | {"optimal_path": list(question.optimal_path)}
+    return {name: getattr(question, name) for name in OWN} | {"optimal_path": list(question.optimal_path)}
 
 
-def read_question(value: object, where: Path | str) -> Question:
+def read_question(value: object, where: Path | str) -> FileQuestion:
     """`value` from a JSON file, checked; other fields are ignored. Raises DataError."""
     if isinstance(value, Mapping) and isinstance(value.get("filename"), str):
         value = dict(value) | {"filename": plain_path(value["filename"])}
-    return from_json(Question, value, path=where)
-
-
-def to_task(question: Question, teacher_answers: list[str]) -> Task:
-    """`question` as a task. teacher_answers: files that teachers gave as the answer."""
-    data = to_json(question) | ({"teacher_answers": teacher_answers} if teacher_answers else {})
-    return Task(question.id, ENV, str(question.filename.count("/")), question.root, data)
+    return from_json(FileQuestion, value, path=where)
 
 
 def from_record(value: object, where: Path | str) -> object:
@@ -74,14 +74,15 @@ def from_record(value: object, where: Path | str) -> object:
     demonstrations = value.get("trajectories") or []
     if not isinstance(demonstrations, list) or not all(isinstance(item, Mapping) for item in demonstrations):
         raise DataError(where, "expected a list of objects", field="trajectories")
-    named = [plain_path(item.get("filename")) for item in demonstrations]
-    task = to_task(question, sorted({name for name in named if name}))
+    data = to_json(question)
+    if answers := sorted({name for item in demonstrations if (name := plain_path(item.get("filename")))}):
+        data["teacher_answers"] = answers
     return {
-        "id": value.get("id", task.id),
+        "id": value.get("id", question.id),
         "env": ENV,
-        "level": task.level,
-        "group": task.group,
-        "data": task.data,
+        "level": str(question.filename.count("/")),
+        "group": question.root,
+        "data": data,
         "trajectories": [_demonstration(dict(item), number) for number, item in enumerate(demonstrations)],
     }
 
@@ -93,25 +94,26 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
     """A demonstration in the original's layout, with its steps marked; a negative ends with the correction."""
-    trajectory = item.get("trajectory")
-    steps = trajectory if isinstance(trajectory, list) else []
-    info = item.get("info", f"positive{number}")
-    negative = isinstance(info, str) and info.startswith("negative")
+    item = (
+        {"model_name": "", "seed": 0, "info": f"positive{number}"}
+        | item
+        | {"filename": plain_path(item.get("filename"))}
+    )
+    steps = item.get("trajectory")
+    if not isinstance(steps, list):
+        return item
+    negative = str(item["info"]).startswith("negative")
     marked = []
     for index, step in enumerate(steps):
         if isinstance(step, Mapping):
             note = {1: "correction", 2: "mistake"}.get(len(steps) - index, "positive") if negative else "positive"
-            command = step.get("cmd")
-            plain = {"cmd": normal_command(command)} if isinstance(command, str) else {}
-            step = {"note": note} | dict(step) | plain | ({"reflection": ""} if step.get("reflection") is None else {})
+            step = {"note": note} | dict(step)
+            if isinstance(step.get("cmd"), str):
+                step["cmd"] = normal_command(step["cmd"])
+            if step.get("reflection") is None:
+                step["reflection"] = ""
         marked.append(step)
-    filename = {"filename": plain_path(item.get("filename"))}
-    return (
-        {"model_name": "", "seed": 0}
-        | item
-        | filename
-        | {"info": info, "trajectory": marked if isinstance(trajectory, list) else trajectory}
-    )
+    return item | {"trajectory": marked}
 
 
 def plain_path(name: object) -> str:
@@ -138,3 +140,26 @@ def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
     if path and path[-1].startswith("cat "):
         path.append("id" + path[-1][3:])
     return tuple(path)
+
+
+def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) -> int:
+    """Number of `questions` whose keywords rank their own file first among `files` (path → text), before all others: a
+    measure of how much like quotations they are.
+
+    By BM25 (Robertson and Zaragoza 2009), with Lucene's idf, k1 1.5 and b 0.75; of the texts, not of their names.
+    """
+    import bm25s
+
+    paths = sorted(files)
+    words = [keywords(files[path]) for path in paths]
+    if not questions or not any(words):
+        return 0
+    index = bm25s.BM25()
+    index.index(words, show_progress=False)
+    found = 0
+    for question in questions:
+        asked = keywords(question.question)
+        scores = dict(zip(paths, map(float, index.get_scores(asked)), strict=True)) if asked else {}
+        own = scores.get(question.filename, 0.0)
+        found += own > 0 and all(score < own for path, score in scores.items() if path != question.filename)
+    return found
