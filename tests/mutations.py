@@ -47,8 +47,8 @@ MUTATIONS = (
     ),
     Mutation(
         "seed-without-update",
-        'derive(plan.seed, "rollout", step, number * plan.repeats + repeat)',
-        'derive(plan.seed, "rollout", number * plan.repeats + repeat)',
+        'derive(config.seed, "rollout", step, place * config.repeats + repeat)',
+        'derive(config.seed, "rollout", place * config.repeats + repeat)',
         ("tests/train/test_loop.py", "tests/train/test_ahead.py"),
     ),
     Mutation(
@@ -126,8 +126,8 @@ MUTATIONS = (
     ),
     Mutation(
         "level-off-by-one",
-        "min(step * levels // steps, levels - 1)",
-        "min((step + 1) * levels // steps, levels - 1)",
+        "min(step * self.levels // self.steps, self.levels - 1)",
+        "min((step + 1) * self.levels // self.steps, self.levels - 1)",
         ("tests/train/test_curriculum.py",),
     ),
     Mutation(

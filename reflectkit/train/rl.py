@@ -1,412 +1,509 @@
-"""What rlft trains and with what: its problems, the trainer, a trainer resumed from a checkpoint, and its records."""
+"""Online RL: a `Trainer` makes updates, and `train` makes all of a run's, with their metrics and checkpoints.
+
+An update (`Trainer.train_step`) draws problems, plays them, estimates advantages, and updates the policy. `Learner`
+does the last, `Objective` the one before, and `rollout` the playing. `rl_build` makes a trainer from settings.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import replace
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.console import Progress
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.trajectories import read_records
+from reflectkit.env import Env
 from reflectkit.envs import cluster_of
-from reflectkit.envs.setup import at_level, not_repeatable
-from reflectkit.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergedError,
-    EnvironmentFailure,
-    ReflectkitError,
-)
-from reflectkit.eventloop import result_of
-from reflectkit.jsonl import append, intact, read_json, rewrite, write_jsonl
-from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.checked import checked
+from reflectkit.errors import DivergedError, EnvironmentFailure, ReflectkitError
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import append, intact, rewrite, write_jsonl
+from reflectkit.rollout.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollout.episode import Episode, play_all
 from reflectkit.runs.folders import checkpoints
-from reflectkit.runs.identity import recorded_defaults
-from reflectkit.sampling.base import Opening
-from reflectkit.sampling.config import LOCAL
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.train.reflector import FOLDER, JUDGEMENT, ReflectorSchedule, ReflectorTrainer
-from reflectkit.types import Task, to_json
+from reflectkit.train import batch, checkpoint
+from reflectkit.train.advantages import Estimates
+from reflectkit.train.algorithms import Objective
+from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
+from reflectkit.train.learner import Learner
+from reflectkit.train.metrics import env_figures, summary
+from reflectkit.train.processes import Processes
+from reflectkit.train.reflector import JUDGEMENT, ReflectorTrainer, share_true, visited
+from reflectkit.train.rl_config import RLConfig, StalenessConfig
+from reflectkit.train.settings import OptimizerConfig
+from reflectkit.train.trackers import tracking
+from reflectkit.types import Sample, Status, Task, Trajectory, to_json
 
-if TYPE_CHECKING:
-    from reflectkit.agents.comments import CommentSource
-    from reflectkit.models.load import LoadedModel
-    from reflectkit.train.learner import Learner, Settings
-    from reflectkit.train.loop import Level, Trainer
-    from reflectkit.train.processes import Processes
-    from reflectkit.train.rl_config import RLConfig
-
-
-CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
-
-
-def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
-    """The curriculum's stages with their problems."""
-    from reflectkit.train.loop import Level
-
-    levels = []
-    for names in config.curriculum.stages(config.env.kind.levels[-1]):
-        problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
-        chosen = list(problems.values())[: config.curriculum.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.widest))
-    return levels
+WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
 
 
-def validation_of(config: RLConfig, source: Path) -> Level | None:
-    """The validation problems at the curriculum's last level; None without validation."""
-    from reflectkit.train.loop import Level
+@dataclass(frozen=True)
+class Level:
+    """One stage of the curriculum. make: a fresh env, its horizon included. widest: most envs at once."""
 
-    if not config.validate_steps:
-        return None
-    path = source.with_name("validate.json")
-    tasks = [record.task for record in read_records(path, config.setup.env_name)]
-    name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    return Level(name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.widest)
+    name: str
+    tasks: Sequence[Task]
+    make: Callable[[], Env]
+    widest: int = 2**31
 
 
-def check_prompts(config: RLConfig, levels: list[Level]) -> None:
-    """Raises ConfigError or CheckpointError if the policy's tokenizer or context, or the reflector's reward, does not
-    fit these problems, or they begin otherwise each time.
+@dataclass
+class Curriculum:
+    """Progress through `levels` levels."""
 
-    Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
-    will be ABORTED.
+    levels: int
+    steps: int
+    """Updates in total."""
+    advance_at: float = 0.0
+    """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal steps per level."""
+    level: int = 0
+    """The current level, from 0."""
+    rates: list[float] = field(default_factory=list)
+    """Success rates of this level's latest updates."""
+
+    def begin(self, step: int) -> bool:
+        """To be called before each update; True if it starts a new level (other than the first)."""
+        due = self.level
+        if not self.advance_at:
+            due = min(step * self.levels // self.steps, self.levels - 1)
+        elif len(self.rates) >= WINDOW and sum(self.rates[-WINDOW:]) / WINDOW >= self.advance_at:
+            due = min(self.level + 1, self.levels - 1)
+        if due == self.level:
+            return False
+        self.level, self.rates = due, []
+        return True
+
+    def end(self, success_rate: float) -> None:
+        """To be called after each update with the success rate of its episodes, 0 … 1."""
+        self.rates = [*self.rates, success_rate][-WINDOW:]
+
+
+def draw(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
+    """The `count` problems of `step`, dealt from a deck that is reshuffled whenever it is used up."""
+    chosen: list[Task] = []
+    position = step * count
+    while len(chosen) < count:
+        turn, place = divmod(position + len(chosen), len(tasks))
+        deck = list(tasks)
+        generator(seed, "deck", turn).shuffle(deck)
+        chosen += deck[place : place + count - len(chosen)]
+    return chosen
+
+
+def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
+    """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
+
+    It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after the last update:
+    "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
     """
-    from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
-    from reflectkit.models.labels import trie
-    from reflectkit.models.tokens import choice_ids, prompt_ids
-
-    answer = config.sampler.answer_of(config.policy.start)
-    tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
-    for level in levels:
-        for task in level.tasks[:CHECKED]:
-            with closing(checked(level.make())) as env:
-                try:
-                    observation, again = (result_of(env.reset(task, config.run.seed)) for _ in range(2))
-                except EnvironmentFailure:
-                    continue
-            if again != observation:
-                raise not_repeatable(config.setup.env_name, task.id, 0)
-            if (
-                config.reflector_training.every
-                and config.reflector_training.reward == JUDGEMENT
-                and not observation.choices
-            ):
-                raise ConfigError(
-                    "--reflector-reward judgement compares enumerated actions, and task"
-                    f" '{task.id}' begins without; use --reflector-reward return"
-                )
-            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
-            if observation.choices:
-                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
-            if context is not None and tokens > context:
-                raise ConfigError(
-                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.policy.start} reads"
-                    f" {context}; use a model with a longer context, or train one with a larger --max-length"
-                )
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if schedule == "constant":
+        return 1.0
+    share = (step - warmup) / (steps - warmup)
+    return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
 
 
-def build_trainer(
-    config: RLConfig,
-    levels: list[Level],
-    place: Path | None,
-    processes: Processes,
-    progress: Progress,
-    chat: CommentSource | None = None,
-) -> Trainer:
-    """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
-    comments.
+class ReplayBuffer(deque[Trajectory]):
+    """Holds the last `size` successful episodes, oldest first; 0 holds none."""
 
-    Raises CheckpointError, and ConfigError for what the processes or the models cannot do.
+    def __init__(self, size: int) -> None:
+        super().__init__(maxlen=size)
+
+    def add(self, played: Iterable[Trajectory]) -> None:
+        """Keep those of `played` that succeeded; ABORTED ones never did."""
+        self.extend(one for one in played if one.success and one.status is not Status.ABORTED)
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """What to play and how to train."""
+
+    levels: Sequence[Level]
+    """The curriculum, in order."""
+    steps: int
+    """Updates in all."""
+    episodes: int
+    """Episodes per update, over all processes."""
+    objective: Objective[Any]
+    """The algorithm with its settings."""
+    seed: int
+    """Seed of problems, rollouts and minibatches."""
+    width: int
+    """Episodes played at once in one process."""
+    repeats: int = 1
+    """Episodes of each drawn problem; they start from the same state and form a group."""
+    replay_size: int = 0
+    """Size of the replay buffer."""
+    advance_at: float = 0.0
+    """See `Curriculum`."""
+    optim: OptimizerConfig = OptimizerConfig()
+    """Its schedule and warm-up."""
+    staleness: StalenessConfig = StalenessConfig()
+    """How far play may run ahead of learning, with a sampler in another process."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of an update."""
+        return self.episodes // self.repeats
+
+
+class Trainer:
+    """Training in progress.
+
+    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
+    episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the reflector, if it learns too.
+    rollouts: those that are played while the policy learns, once they have begun. begin_at: the number of the first
+    group that is not learned from yet, and of later ones that are: after a restart.
     """
-    from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-    from reflectkit.train.loop import Trainer, TrainerConfig
 
-    if processes.sharded and config.sampler.policy != LOCAL:
-        raise ConfigError(
-            f"--sampler {config.sampler.policy}: a policy spread over processes samples locally; leave it out"
-        )
-    if processes.count > 1 and config.sampler.remote:
-        raise ConfigError(f"--sampler {config.sampler.policy} trains in one process; leave out torchrun or accelerate")
-    if processes.count > 1 and config.reflector_training.every:
-        raise ConfigError(
-            f"--train-reflector {config.reflector_training.every}: runs in one process; leave out torchrun or"
-            " accelerate"
-        )
-    if processes.count > 1 and chat is not None:
-        raise ConfigError(
-            f"--reflector {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate"
-        )
-    device = config.policy.device
-    if device == "auto" or processes.count > 1:
-        device = str(processes.accelerator.device)
-    policy, reflecting = _players(config, place, device)
-    learner = _policy_learner(config, policy, device, processes, progress)
-    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
-    sampler = config.sampler.open_policy(
-        Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
-    )
-    reflector = second = None
-    if config.reflector.load_dir is not None and chat is None:
-        opened = config.sampler.open_reflector(
-            str(config.reflector.load_dir), device, reflecting, frozen=not config.reflector_training.every
-        )
-        reflector = Reflector(opened, temperature=config.reflector.temperature)
-    if config.reflector_training.every and reflecting is not None:
-        second = _second_player(config, reflecting, device, progress)
-    commentator = chat or reflector
-    agent = TwoPlayerAgent(
-        sampler,
-        commentator and config.sampler.swapped(commentator, config.setup.folder),
-        answer=policy.answer,
-        temperature=config.policy.temperature,
-        reflect_prob=config.reflector.prob,
-        max_new_tokens=config.policy.max_new_tokens,
-        episode_tokens=config.sampler.episode_tokens,
-        thinking=config.sampler.thinking,
-    )
-    plan = TrainerConfig(
-        levels,
-        config.max_steps,
-        config.episodes,
-        config.algo.objective,
-        config.run.seed,
-        config.rollout.width,
-        config.algo.repeats,
-        config.optim.schedule,
-        config.optim.warmup_steps or 0,
-        config.staleness.max_staleness,
-        config.staleness.oversample,
-        config.staleness.episode_timeout_s,
-    )
-    return Trainer(
-        plan,
-        agent,
-        learner,
-        replay_size=config.algo.replay_size,
-        threshold=config.curriculum.advance_at or None,
-        processes=processes,
-        second=second,
-    )
+    def __init__(
+        self,
+        config: TrainerConfig,
+        agent: TwoPlayerAgent,
+        learner: Learner,
+        *,
+        processes: Processes | None = None,
+        reflector_trainer: ReflectorTrainer | None = None,
+    ) -> None:
+        self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
+        self.processes = processes or Processes()
+        self.replay = ReplayBuffer(config.replay_size)
+        self.curriculum = Curriculum(len(config.levels), config.steps, config.advance_at)
+        self.step = 0
+        self.latest: list[tuple[Trajectory, list[float]]] = []
+        self.rollouts: AsyncRollouts | None = None
+        self.begin_at: tuple[int, list[int]] | None = None
+        self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
+        self._published: int | None = None
+        self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
+        self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
 
+    def train_step(self) -> dict[str, object]:
+        """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
 
-def _players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
-    """The policy, and the reflector where this process holds it."""
-    from reflectkit.models.load import load_pair, load_player, with_adapter
+        Raises
+        ------
+        EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see `Learner.update`.
+        """
+        started = time.perf_counter()
+        before = self._counts()
+        if self.curriculum.begin(self.step):
+            self.replay.clear()
+        level = self.config.levels[self.curriculum.level]
+        self._publish()
+        played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
+        self._share_comments()
+        counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
+        tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
+        played_s = time.perf_counter() - started
 
-    dtype, quantize = config.policy.dtype or None, config.policy.quantize or None
-    comments = None if config.chat_reflector else config.reflector.load_dir
-    if comments is not None and config.reflector_training.every and place is not None:
-        comments = place / FOLDER
-    reflector: LoadedModel | None = None
-    if config.reflector.share_base and comments is not None:
-        policy, reflector = load_pair(
-            place or config.policy.start, comments, device=device, dtype=dtype, quantize=quantize
-        )
-    else:
-        policy = load_player(place or config.policy.start, "policy", device=device, dtype=dtype, quantize=quantize)
-        if config.lora.r and place is None:
-            policy = with_adapter(
-                policy, config.lora.r, config.lora.alpha, config.run.seed, targets=config.lora.targets
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            raise EnvironmentFailure(
+                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}"
             )
-        if comments is not None and config.sampler.reflector == LOCAL:
-            reflector = load_player(comments, "reflection", device=device)
-    _refuse_quantised(policy, "the policy's weights", "; add --lora-r 16")
-    if reflector is not None and config.reflector_training.every:
-        _refuse_quantised(reflector, f"{config.reflector.load_dir}: its weights", ", unless it has a LoRA adapter")
-    return replace(policy, answer=config.sampler.answer_of(config.policy.start)), reflector
+        fresh, old = batch.trainable(played), list(self.replay)
+        samples, estimates = self._rows(fresh, old)
+        self.latest = list(zip(fresh, estimates.advantages, strict=False))
+        optim = self.config.optim
+        rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
+        figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
+        self.replay.add(fresh)
+        overall = summary(played)
+        self.curriculum.end(overall["success_rate"])
+        self.step += 1
+        self.counters["episodes"] += len(played)
+        self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
+        self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
+        tokens += sum(len(sample.tokens) for sample in samples)
+        reflector_figures: dict[str, Any] = {}
+        if self.reflector_trainer is not None and self.reflector_trainer.is_due(self.step):
+            reflector_figures = self._train_reflector(self.reflector_trainer, level, rate)
+            tokens += reflector_figures["reflector_turn_tokens"]
+        seconds = time.perf_counter() - started
+        groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
+        row = {
+            "step": self.step,
+            "level": level.name,
+            "episodes": self.counters["episodes"],
+            **overall,
+            **figures,
+            **reflector_figures,
+            **ages,
+            "reflector_cache_hits": hits / asked if asked else None,
+            "rows": len(samples),
+            "replayed_episodes": len(old),
+            "groups_without_spread": len(dropped) / groups if groups and dropped is not None else None,
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1),
+            "episodes_per_second": round(len(played) / seconds, 3),
+            "rollout_seconds": round(played_s, 3),
+            "update_seconds": round(seconds - played_s, 3),
+        }
+        return row | env_figures(played)
+
+    def validate(self, level: Level) -> dict[str, Any]:
+        """Play each problem of `level` once with the most likely actions: figures as of an update, named
+        `validation_…`.
+        """
+        episodes = [Episode(task, derive(self.config.seed, "validate", task.id)) for task in level.tasks]
+        greedy = copy.copy(self.agent)  # as the other one may be playing
+        greedy.temperature = 0.0
+        self._publish()
+        played = self._play_all(episodes, level, greedy)
+        self._share_comments()
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            return {"validation_aborted": 1.0}
+        figures = summary(played) | env_figures(played)
+        return {f"validation_{name}": value for name, value in figures.items()}
+
+    def settle(self) -> None:
+        """Forget what a run that is resumed from here does not have either, so that both round alike. A run that plays
+        ahead is not repeated exactly, and keeps it.
+        """
+        if self.rollouts is None:
+            for sampler in self._local_samplers():
+                sampler.forget()
+
+    def close(self) -> None:
+        """Stop playing ahead."""
+        if self.rollouts is not None:
+            self.rollouts.close()
+
+    def _publish(self) -> None:
+        """Give the sampler the present weights, if it does not have them."""
+        if self._published != self.step:
+            run_sync(self.agent.policy.publish(self.learner.player, self.step))
+            self._published = self.step
+
+    def _group(self, number: int) -> Group:
+        """Group `number` of all updates, at the curriculum's present level: the episodes of one problem, which start
+        from one state if there are several.
+        """
+        config, level = self.config, self.config.levels[self.curriculum.level]
+        step, place = divmod(number, config.groups)
+        if self._drawn[:2] != (level, step):
+            self._drawn = level, step, draw(level.tasks, step, config.groups, config.seed)
+        episodes = [
+            Episode(
+                self._drawn[2][place],
+                derive(config.seed, "rollout", step, place * config.repeats + repeat),
+                group=f"{step}/{place}",
+                start=derive(config.seed, "start", step, place) if config.repeats > 1 else None,
+            )
+            for repeat in range(config.repeats)
+        ]
+        return Group(episodes, level.make)
+
+    def _play(self, level: Level) -> list[Trajectory]:
+        """This update's episodes in their order, played by all processes, with the critic's values."""
+        first = self.step * self.config.groups
+        groups = [self._group(number) for number in range(first, first + self.config.groups)]
+        episodes = [episode for group in groups for episode in group.episodes]
+        self._begun = {episode.seed: episode for episode in episodes}
+        return self._play_all(episodes, level, self.agent, valued=True)
+
+    def _play_ahead(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """Episodes that were played ahead of this update, and figures of how stale they are."""
+        config, limits = self.config, self.config.staleness
+        if self.rollouts is None:
+            first, skip = self.begin_at or (self.step * config.groups, [])
+            self.rollouts = AsyncRollouts(
+                self._group,
+                self.agent,
+                StalenessLimits(config.groups, limits.max_staleness, limits.oversample, config.steps * config.groups),
+                width=min(config.width, *(level.widest for level in config.levels)),
+                timeout_s=limits.episode_timeout_s,
+                first=first,
+                skip=skip,
+            )
+        taken = self.rollouts.take(self.step)
+        versions = [turn.decision.version for trajectory in taken.played for turn in trajectory.turns]
+        ages = [self.step - version for version in versions if version is not None]
+        return self.learner.valued(taken.played), {
+            "staleness": statistics.fmean(ages) if ages else 0.0,
+            "staleness_max": max(ages, default=0),
+            "stale_groups_dropped": taken.dropped,
+            "groups_ahead": taken.waiting,
+        }
+
+    def _play_all(
+        self, episodes: list[Episode], level: Level, agent: TwoPlayerAgent, *, valued: bool = False
+    ) -> list[Trajectory]:
+        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
+        sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
+        share = episodes if sharded else self.processes.share(episodes)
+        timeout_s = self.config.staleness.episode_timeout_s
+        playing = play_all(share, level.make, agent, width=self.config.width, timeout_s=timeout_s)
+        if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
+            return self.rollouts.result(playing)
+        mine = run_sync(playing)
+        for sampler in self._local_samplers():  # memory for the update, and a resumed run has nothing kept either
+            sampler.kept.clear()
+        if valued:
+            mine = self.learner.valued(mine)
+        return mine if sharded else self.processes.gather_shares(mine)
+
+    def _share_comments(self) -> None:
+        """Share new comments among the processes, so that all have the same memo."""
+        reflector = self.agent.reflector
+        if reflector is None:
+            return
+        for new in self.processes.gather(reflector.new_comments()):
+            for key, comment in new.items():
+                reflector.memo.setdefault(key, comment)
+
+    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
+        """Training rows of fresh and replayed episodes, without those of groups without spread."""
+        values: list[list[float]] | None = None
+        if self.learner.critic is not None:
+            values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
+            prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
+            current = iter(self.learner.values(prompts))
+            values += [[next(current) for _ in trajectory.turns] for trajectory in old]
+        estimates = self.config.objective.estimate(fresh, old, values or [])
+        played = [*fresh, *old]
+        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
+        labels_of = {choices: self.agent.labels(choices) for choices in offered}
+        samples: list[Sample] = []
+        for number, trajectory in enumerate(played):
+            if trajectory.group not in (estimates.dropped or ()):
+                samples += batch.rows(
+                    [trajectory],
+                    [estimates.advantages[number]],
+                    [estimates.returns[number]],
+                    labels_of,
+                    [values[number]] if values is not None else None,
+                    replayed=number >= len(fresh),
+                )
+        return samples, estimates
+
+    def _train_reflector(self, trainer: ReflectorTrainer, level: Level, rate: float) -> dict[str, Any]:
+        """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
+
+        What was scored or commented in it is forgotten, as it is in a run that is resumed after it.
+        """
+        reflector, turns, seed = self.agent.reflector, trainer.config, derive(self.config.seed, "reflector", self.step)
+        assert reflector is not None
+        self._publish()
+        read = self.agent.policy.tokens + reflector.sampler.tokens
+        states = visited([trajectory for trajectory, _ in self.latest], turns.states, generator(seed, "states"))
+        branches = [Branch(self._begun[trajectory.seed], trajectory, turn) for trajectory, turn in states]
+        trial = Trial(
+            turns.comments,
+            turns.temperature,
+            self.config.objective.gamma,
+            self.config.width,
+            self.config.staleness.episode_timeout_s,
+        )
+        compare = by_judgement if turns.reward == JUDGEMENT else by_return
+        compared = run_sync(compare(self.agent, branches, level.make, trial))
+        read = self.agent.policy.tokens + reflector.sampler.tokens - read
+        comments = [state.comments for state in compared]
+        figures = trainer.learn(comments, generator(seed, "update"), rate)
+        run_sync(reflector.renew(trainer.learner.player, self.step))
+        self.learner.forget_values()
+        self._published = None
+        return figures | {
+            "states_left_out": len(branches) - len(compared),
+            "comments_true": share_true([state.read for state in compared]),
+            "sampled_comments_true": share_true([comment.true for row in comments for comment in row]),
+            "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
+        }
+
+    def _local_samplers(self) -> list[LocalSampler]:
+        """The samplers whose models this process holds."""
+        both = (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler)
+        return [sampler for sampler in both if isinstance(sampler, LocalSampler)]
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Tokens processed, comments requested and comments found in the memo, in this process so far."""
+        reflector = self.agent.reflector
+        if reflector is None:
+            return self.agent.policy.tokens, 0, 0
+        return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits
 
 
-def _refuse_quantised(player: LoadedModel, whose: str, fix: str) -> None:
-    if player.quantize != "none" and not hasattr(player.model, "peft_config"):
-        raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
-
-
-def _settings(config: RLConfig, learning_rate: float) -> Settings:
-    """What both players' learners have in common."""
-    from reflectkit.train.learner import Settings
-
-    return Settings(
-        learning_rate=learning_rate,
-        optimizer=config.optim.optimizer,
-        weight_decay=config.optim.weight_decay,
-        clip=config.algo.clip,
-        max_grad_norm=config.optim.max_grad_norm,
-        minibatch=config.algo.minibatch,
-        max_tokens=config.max_tokens_per_batch,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )
-
-
-def _policy_learner(
-    config: RLConfig, policy: LoadedModel, device: str, processes: Processes, progress: Progress
-) -> Learner:
-    """What trains the policy, with a critic and the starting policy where they are needed."""
-    from reflectkit.models.load import starting_player
-    from reflectkit.train.critic import Critic
-    from reflectkit.train.learner import Learner
-
-    own = config.algo.critic
-    settings = replace(
-        _settings(config, config.optim.learning_rate),
-        loss=config.algo.objective.loss,
-        entropy=config.algo.entropy,
-        kl=config.algo.kl,
-        epochs=config.algo.epochs,
-        target_kl=config.algo.target_kl,
-        critic_rate=own.critic_rate if own else 0.0,
-        value_clip=own.value_clip if own else 0.0,
-        mean=config.algo.loss_mean,
-        temperature=config.policy.temperature,
-        is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
-        agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
-        mismatch=config.sampler.remote,
-        share_prefixes=config.share_prefixes,
-    )
-    critic = Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None
-    reference = starting_player(policy, config.policy.start, bool(config.lora.r), device) if config.algo.kl else None
-    return Learner(policy, settings, critic, reference, processes, progress.news)
-
-
-def _second_player(config: RLConfig, reflector: LoadedModel, device: str, progress: Progress) -> ReflectorTrainer:
-    """What trains the reflector: one pass over a turn's comments, with PPO's loss."""
-    from reflectkit.models.load import starting_player
-    from reflectkit.train.learner import Learner
-
-    assert config.reflector.load_dir is not None
-    settings = replace(
-        _settings(config, config.reflector_training.learning_rate),
-        entropy=0.0,
-        kl=config.reflector_training.kl,
-        temperature=config.reflector_training.temperature,
-    )
-    reference = None
-    if config.reflector_training.kl:
-        reference = starting_player(reflector, config.reflector.load_dir, False, device, "reflection")
-    learner = Learner(reflector, settings, reference=reference, notify=progress.news)
-    turns = ReflectorSchedule(
-        config.reflector_training.every,
-        config.reflector_training.states,
-        config.reflector_training.comments,
-        config.reflector_training.reward,
-        config.reflector_training.temperature,
-        config.algo.normalize,
-        config.reflector_training.length_cost,
-    )
-    return ReflectorTrainer(learner, turns)
-
-
-MAY_DIFFER = (
-    "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
-    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
-)  # fmt: skip
-"""Settings that may differ from those of the checkpoint that a run resumes from."""
-
-
-def resumed_trainer(
+def train(
     config: RLConfig,
-    levels: list[Level],
+    trainer: Trainer,
+    validation: Level | None,
     folder: Path,
     settings: Mapping[str, Any],
-    processes: Processes,
     progress: Progress,
-    chat: CommentSource | None = None,
-) -> Trainer:
-    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
-    a chat model that comments.
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Make the remaining updates, writing metrics and checkpoints. Returns the last checkpoint and all figures.
+
+    Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
     """
-    from reflectkit.train import checkpoint
-
-    defaults = recorded_defaults(config)
-    for place in reversed(checkpoints(folder)):
-        try:
-            checkpoint.check_files(place)
-            trainer = build_trainer(config, levels, place, processes, progress, chat)
-            checkpoint.restore(place, trainer, settings, defaults)
-            return trainer
-        except checkpoint.OtherSettingsError:
-            raise
-        except CheckpointError as error:
-            progress.news(f"{error}; resuming from an earlier state")
-    if config.resume_from is not None:
-        state = _state_of(config.resume_from)
-        free = (
-            *MAY_DIFFER,
-            *(
-                ("max_steps",)
-                if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
-                else ()
-            ),
-        )
-        checkpoint.check_settings(
-            config.resume_from,
-            {name: value for name, value in state.items() if name not in free},
-            {name: value for name, value in settings.items() if name not in free},
-            defaults,
-        )
-        checkpoint.check_files(config.resume_from)
-        trainer = build_trainer(config, levels, config.resume_from, processes, progress, chat)
-        checkpoint.restore(config.resume_from, trainer, state, defaults)
-        if trainer.step >= config.max_steps:
-            raise ConfigError(
-                f"{config.resume_from} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that"
-            )
-        return trainer
-    return build_trainer(config, levels, None, processes, progress, chat)
-
-
-def _state_of(place: Path) -> dict[str, Any]:
-    """The settings that the checkpoint `place` was made with."""
-    from reflectkit.train import checkpoint
-
-    if not (place / checkpoint.STATE).is_file():
-        raise CheckpointError(
-            f"{place} is not a checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
-        )
-    try:
-        return dict(read_json(place / checkpoint.STATE)["settings"])
-    except (DataError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
-
-
-def read_metrics(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
-    """The figures in `path` of the updates up to `step`, as they were written."""
-    rows, damaged, _ = intact(path, step, {"success_rate": int | float, "return": int | float})
+    processes, metrics, kept = trainer.processes, folder / "metrics.jsonl", folder / "episodes.jsonl"
+    history, damaged, _ = intact(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
     if damaged:
-        progress.news(f"{path}: damaged lines dropped: {damaged}; training itself is not affected")
-    return rows
+        progress.news(f"{metrics}: damaged lines dropped: {damaged}; training itself is not affected")
+    lost = trainer.step - len(history)
+    if config.resume_from is None and lost > 0:
+        figures_lost = f"the figures of {pluralize(lost, 'update')} are lost"
+        progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
+    if processes.first:
+        rewrite(metrics, history)
+        if kept.is_file():
+            rows, damaged, missing = intact(kept, trainer.step, {})
+            if damaged or missing:
+                progress.news(f"{kept}: damaged lines dropped: {damaged}, lines lost: {missing}")
+            rewrite(kept, rows)
+    facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
+    target = folder / f"checkpoint-{trainer.step}"
+    title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
+    with (
+        tracking(config.checkpoints.report_to, folder, settings) as log,
+        progress.bar(title, config.max_steps, trainer.step) as bar,
+    ):
+        while trainer.step < config.max_steps:
+            try:
+                figures = trainer.train_step()
+            except DivergedError as error:
+                raise _with_rows(error, folder, trainer) from None
+            last = trainer.step == config.max_steps
+            if validation and (last or trainer.step % config.validate_steps == 0):
+                figures |= trainer.validate(validation)
+            history.append(figures)
+            due = last or trainer.step % config.checkpoints.save_steps == 0
+            if processes.first:
+                append(metrics, [figures], sync=due)
+                if due and config.keep_episodes:
+                    append(kept, _kept_episodes(config, trainer), sync=True)
+            if due:
+                target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                processes.wait()
+            log(figures, trainer.step)
+            recent = [row["success_rate"] for row in history[-10:]]
+            shown = {"success": sum(recent) / len(recent)}
+            if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
+                shown["entropy"] = entropy
+            bar.advance(1, **shown)
+    return target, history
 
 
-def restore_episodes(path: Path, step: int, progress: Progress) -> None:
-    """Remove the kept episodes of lost updates, after `step`, and those that were changed."""
-    if not path.is_file():
-        return
-    rows, damaged, missing = intact(path, step, {})
-    if damaged or missing:
-        progress.news(f"{path}: damaged lines dropped: {damaged}, lines lost: {missing}")
-    rewrite(path, rows)
-
-
-def keep_episodes(config: RLConfig, trainer: Trainer, path: Path) -> None:
-    """Append this update's first episodes to those of earlier updates."""
-    new = [
+def _kept_episodes(config: RLConfig, trainer: Trainer) -> list[dict[str, Any]]:
+    """The records of this update's first episodes."""
+    return [
         episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env.name, trajectory.task))
         | {"step": trainer.step}
         for trajectory, advantages in trainer.latest[: config.keep_episodes]
     ]
-    append(path, new, sync=True)
 
 
-def with_rows(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
-    """`error`; if an update diverged, its rows are written to a file that the error names."""
-
-    if not isinstance(error, DivergedError):
-        return error
+def _with_rows(error: DivergedError, folder: Path, trainer: Trainer) -> ReflectkitError:
+    """`error`, naming a file to which the rows of the update that diverged are written."""
     path = folder / f"diverged-{trainer.step + 1}.jsonl"
     if trainer.processes.first:
         write_jsonl(path, _readable(error, trainer))

@@ -9,7 +9,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
-from reflectkit.train import checkpoint
+from reflectkit.runs.checksums import verify
 from tests.command_lines import error_of
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
@@ -61,7 +61,7 @@ def test_two_adapters_on_one_base_learn_as_two_models_do(corridor_folder: Path, 
     rows = [row for _, row in read_jsonl(shared.parent / "metrics.jsonl")]
     assert rows[0]["reflector_kl_to_start"] == pytest.approx(0, abs=1e-6)
     assert rows[1]["reflector_kl_to_start"] > 0
-    checkpoint.check_files(shared)
+    verify(shared)
 
 
 def test_a_run_in_a_reflectors_place_stands_for_its_reflector(

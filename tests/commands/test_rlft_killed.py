@@ -10,7 +10,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_jsonl
-from reflectkit.train.loop import Trainer
+from reflectkit.train.rl import Trainer
 from tests.kill import fork_killed_at, forked
 from tests.rlft_runs import HARD, change_a_digit, command, cut_in_half, final
 
@@ -93,13 +93,13 @@ def test_flipped_bytes_in_the_weights_are_noticed_and_new_checkpoints_stay(
         held[-400:] = bytes(byte ^ 1 for byte in held[-400:])
         weights.write_bytes(held)
     kept: list[set[str]] = []
-    advance = Trainer.advance
+    step = Trainer.train_step
 
     def looking(trainer: Trainer) -> object:
         kept.append({path.name for path in run.glob("checkpoint-*")})
-        return advance(trainer)
+        return step(trainer)
 
-    monkeypatch.setattr(Trainer, "advance", looking)
+    monkeypatch.setattr(Trainer, "train_step", looking)
     assert main(command(corridor_folder, *HARD)) == 0
     assert capsys.readouterr().out.count("model.safetensors is damaged") == 2
     assert len(kept) == 8

@@ -10,7 +10,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.train.algorithms import Objective, objective
 from reflectkit.train.critic import Critic
-from reflectkit.train.loop import Level
+from reflectkit.train.rl import Level
 from reflectkit.types import Task
 from tests.train.training import Spelling, build_trainer, corridor_player, favour
 
@@ -42,7 +42,7 @@ def test_learns_corridor_from_scratch(name: str) -> None:
     for _ in range(29):
         last = trainer.train_step()
     # the optimum over the six starts: 1 - 0.1 * mean(6 … 1) + 0 = 0.65; four repeats draw three starts, of 0.45 or more
-    assert last["return"] > max(0.55 if trainer.plan.repeats == 1 else 0.4, float(str(first["return"])) + 0.2)
+    assert last["return"] > max(0.55 if trainer.config.repeats == 1 else 0.4, float(str(first["return"])) + 0.2)
     assert last["success_rate"] == 1
     assert last["aborted"] == 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reflectkit.train.loop import Curriculum, draw
+from reflectkit.train.rl import Curriculum, draw
 from reflectkit.types import Task
 
 
@@ -18,7 +18,7 @@ def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:
 
 
 def test_adaptive_curriculum_moves_on_when_it_is_good_enough() -> None:
-    adaptive = Curriculum(3, 100, threshold=0.6)
+    adaptive = Curriculum(3, 100, advance_at=0.6)
     levels = []
     for step, rate in enumerate([0.9, 0.9, 0.0, 0.1, 0.9, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]):
         adaptive.begin(step)

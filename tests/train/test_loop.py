@@ -18,7 +18,7 @@ from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.prefix_cache import PrefixCache
 from reflectkit.train import checkpoint
 from reflectkit.train.algorithms import objective
-from reflectkit.train.loop import Level
+from reflectkit.train.rl import Level
 from reflectkit.types import Observation, Task
 from tests.train.training import Spelling, agent_of, build_trainer, corridor_player
 

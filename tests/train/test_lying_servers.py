@@ -20,7 +20,8 @@ from reflectkit.sampling.base import Opening
 from reflectkit.sampling.choices import backend
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.loop import Level, Trainer, TrainerConfig
+from reflectkit.train.rl import Level, Trainer, TrainerConfig
+from reflectkit.train.rl_config import StalenessConfig
 from reflectkit.types import Task
 from tests.fakes.inference import Inference, serve_model
 from tests.train.training import Spelling, corridor_player, favour
@@ -56,9 +57,10 @@ def build_trainer(
     own = objective("reinforce", baseline="none", normalize=False)
     settings = Settings(learning_rate=learning_rate, loss=own.loss, max_grad_norm=10.0, mismatch=True,
         agrees_with="" if staleness else f"{kind}:{server.url}", is_cap=2.0 if staleness else 0.0)  # fmt: skip
-    plan = TrainerConfig([LEVELS[answer]], UPDATES, 12, own, seed=0, width=12, staleness=staleness)
+    limits = StalenessConfig(max_staleness=staleness)
+    config = TrainerConfig([LEVELS[answer]], UPDATES, 12, own, seed=0, width=12, staleness=limits)
     agent = TwoPlayerAgent(sampler, max_new_tokens=3)
-    return Trainer(plan, agent, Learner(player, settings))
+    return Trainer(config, agent, Learner(player, settings))
 
 
 def updates(trainer: Trainer) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import LoadedModel
 from reflectkit.train.algorithms import objective
-from reflectkit.train.loop import Level, ReplayBuffer
 from reflectkit.train.losses import weighted_loss
+from reflectkit.train.rl import Level, ReplayBuffer
 from reflectkit.types import Status, Task, Trajectory
 from tests.train.training import build_trainer, corridor_player, gradients_after, play, rows_of
 

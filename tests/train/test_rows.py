@@ -11,7 +11,7 @@ from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.train import batch
 from reflectkit.train.learner import Unit, minibatches, packed, units
-from reflectkit.train.loop import ReplayBuffer
+from reflectkit.train.rl import ReplayBuffer
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 from tests.train.training import play, rows_of
 

@@ -1,0 +1,387 @@
+"""A trainer from rlft's settings: its problems, players and learners, and the state of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reflectkit.agents import players
+from reflectkit.agents.comments import CommentSource
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.chat.config import report_damage
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.players import ChatReflector
+from reflectkit.config import with_values
+from reflectkit.console import Progress, Report
+from reflectkit.data.trajectories import read_records
+from reflectkit.envs.setup import at_level, model_source, not_repeatable
+from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure
+from reflectkit.evals.estimate import estimate_comments
+from reflectkit.eventloop import result_of
+from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
+from reflectkit.models.labels import trie
+from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.tokens import choice_ids, prompt_ids
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollout.checked import checked
+from reflectkit.runs.checksums import verify
+from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.identity import recorded_defaults
+from reflectkit.sampling.base import Opening
+from reflectkit.sampling.config import LOCAL
+from reflectkit.text import pluralize
+from reflectkit.train import checkpoint
+from reflectkit.train.critic import Critic
+from reflectkit.train.estimate import plan_report
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.processes import Processes
+from reflectkit.train.reflector import FOLDER, JUDGEMENT, ReflectorTrainer
+from reflectkit.train.rl import Level, Trainer, TrainerConfig
+from reflectkit.train.rl_config import RLConfig
+from reflectkit.types import Task
+
+CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
+JOURNAL = "reflector.jsonl"
+"""The answers of a chat model that comments, in the run's folder."""
+
+
+def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
+    """The curriculum's stages with their problems."""
+    levels = []
+    for names in config.curriculum.stages(config.env.kind.levels[-1]):
+        problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
+        chosen = list(problems.values())[: config.curriculum.few_data or None]
+        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.widest))
+    return levels
+
+
+def validation_of(config: RLConfig, source: Path) -> Level | None:
+    """The validation problems at the curriculum's last level; None without validation."""
+    if not config.validate_steps:
+        return None
+    path = source.with_name("validate.json")
+    tasks = [record.task for record in read_records(path, config.setup.env_name)]
+    name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
+    return Level(name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.widest)
+
+
+def with_models(config: RLConfig, progress: Progress) -> RLConfig:
+    """`config` with the checkpoints that runs stand for, and converted models."""
+    model = players.newest_name(config.policy.model) if config.policy.model else ""
+    return with_values(
+        config,
+        model=model_source(model, config.run.data_dir, progress),
+        policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
+        reflector=players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True),
+    )
+
+
+def input_files(config: RLConfig, tasks: list[Task], source: Path) -> list[Path]:
+    """The files and folders that a run reads."""
+    start = Path(config.policy.start)
+    return [
+        source,
+        *([source.with_name("validate.json")] if config.validate_steps else []),
+        *([start] if config.policy.load_dir or start.is_dir() else []),
+        *players.model_folders([config.reflector.load_dir]),
+        *([config.resume_from] if config.resume_from else []),
+        *config.setup.input_files(tasks),
+        *config.algo.code_files,
+        *config.sampler.code_files,
+        *config.sampler.comment_files(config.setup.folder),
+    ]
+
+
+def warnings_of(config: RLConfig) -> list[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here."""
+    start, reflector = Path(config.policy.start), config.reflector.load_dir
+    commented, texts = players.trained_with_comments(start), []
+    if commented and reflector is None:
+        recorded = model_facts(start).get("reflector") or "REFLECTOR"
+        texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
+    if commented is False and reflector is not None:
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
+    return texts + players.trained_elsewhere(config.env.name, (start, reflector))
+
+
+def check_processes(config: RLConfig, processes: Processes) -> None:
+    """Raises ConfigError for settings that do not work in the way in which the processes were started."""
+    sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
+    whole = "needs the whole policy in each process, which FSDP2 and ZeRO spread; use"
+    refused = {
+        f"--share-base {whole} `list --configs multi_gpu`, or leave it out": sharded and config.reflector.share_base,
+        f"--optimizer {config.optim.optimizer} {whole} adamw": sharded and config.optim.optimizer != "adamw",
+        f"--sampler {sampler} {whole} the local one": sharded and sampler != LOCAL,
+        "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`": (
+            processes.kind == "DEEPSPEED" and config.algo.target_kl
+        ),
+        f"--sampler {sampler} trains in one process; leave out torchrun or accelerate": (
+            several and config.sampler.remote
+        ),
+        "--train-reflector runs in one process; leave out torchrun or accelerate": (
+            several and config.reflector_training.every
+        ),
+        f"--reflector {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate": (
+            several and config.chat_reflector
+        ),
+    }
+    for reason, applies in refused.items():
+        if applies:
+            raise ConfigError(reason)
+
+
+def check_prompts(config: RLConfig, levels: list[Level]) -> None:
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context, or the reflector's reward, does not
+    fit these problems, or they begin otherwise each time.
+
+    Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
+    will be ABORTED.
+    """
+    answer = config.sampler.answer_of(config.policy.start)
+    tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
+    judges = config.reflector_training.every and config.reflector_training.reward == JUDGEMENT
+    for level in levels:
+        for task in level.tasks[:CHECKED]:
+            with closing(checked(level.make())) as env:
+                try:
+                    observation, again = (result_of(env.reset(task, config.run.seed)) for _ in range(2))
+                except EnvironmentFailure:
+                    continue
+            if again != observation:
+                raise not_repeatable(config.setup.env_name, task.id, 0)
+            if judges and not observation.choices:
+                raise ConfigError(
+                    "--reflector-reward judgement compares enumerated actions, and task"
+                    f" '{task.id}' begins without; use --reflector-reward return"
+                )
+            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
+            if observation.choices:
+                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
+            if context is not None and tokens > context:
+                raise ConfigError(
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.policy.start} reads"
+                    f" {context}; use a model with a longer context, or train one with a larger --max-length"
+                )
+
+
+def build_trainer(
+    config: RLConfig,
+    levels: list[Level],
+    place: Path | None,
+    processes: Processes,
+    progress: Progress,
+    chat: CommentSource | None = None,
+) -> Trainer:
+    """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
+    comments.
+
+    Raises CheckpointError, and ConfigError for models that cannot be trained.
+    """
+    training = config.reflector_training
+    device = config.policy.device
+    if device == "auto" or processes.count > 1:
+        device = str(processes.accelerator.device)
+    policy, reflecting = _load_players(config, place, device)
+    memory: dict[str, Any] = {
+        "max_tokens": config.max_tokens_per_batch,
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
+
+    own = config.algo.critic
+    learner = Learner(
+        policy,
+        Settings.of(
+            config.algo,
+            config.optim,
+            temperature=config.policy.temperature,
+            is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
+            agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
+            mismatch=config.sampler.remote,
+            share_prefixes=config.share_prefixes,
+            **memory,
+        ),
+        Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None,
+        starting_player(policy, config.policy.start, bool(config.lora.r), device) if config.algo.kl else None,
+        processes,
+        progress.news,
+    )
+    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
+    sampler = config.sampler.open_policy(
+        Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
+    )
+
+    reflector = reflector_trainer = None
+    if config.reflector.load_dir is not None and chat is None:
+        start = config.reflector.load_dir
+        opened = config.sampler.open_reflector(str(start), device, reflecting, frozen=not training.every)
+        reflector = Reflector(opened, temperature=config.reflector.temperature)
+        if training.every and reflecting is not None:
+            settings = Settings(
+                learning_rate=training.learning_rate,
+                optimizer=config.optim.optimizer,
+                weight_decay=config.optim.weight_decay,
+                max_grad_norm=config.optim.max_grad_norm,
+                clip=config.algo.clip,
+                minibatch=config.algo.minibatch,
+                entropy=0.0,
+                kl=training.kl,
+                temperature=training.temperature,
+                **memory,
+            )
+            reference = starting_player(reflecting, start, False, device, "reflection") if training.kl else None
+            reflector_trainer = ReflectorTrainer(
+                Learner(reflecting, settings, reference=reference, notify=progress.news),
+                training,
+                config.algo.normalize,
+            )
+    commentator = chat or reflector
+    agent = TwoPlayerAgent(
+        sampler,
+        commentator and config.sampler.swapped(commentator, config.setup.folder),
+        answer=policy.answer,
+        temperature=config.policy.temperature,
+        reflect_prob=config.reflector.prob,
+        max_new_tokens=config.policy.max_new_tokens,
+        episode_tokens=config.sampler.episode_tokens,
+        thinking=config.sampler.thinking,
+    )
+    trainer_config = TrainerConfig(
+        levels,
+        config.max_steps,
+        config.episodes,
+        config.algo.objective,
+        config.run.seed,
+        config.rollout.width,
+        config.algo.repeats,
+        config.algo.replay_size,
+        config.curriculum.advance_at,
+        config.optim,
+        config.staleness,
+    )
+    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+
+
+def _load_players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
+    """The policy, and the reflector where this process holds it."""
+    source = place or config.policy.start
+    options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
+    comments = None if config.chat_reflector else config.reflector.load_dir
+    if comments is not None and config.reflector_training.every and place is not None:
+        comments = place / FOLDER
+    reflector: LoadedModel | None = None
+    if config.reflector.share_base and comments is not None:
+        policy, reflector = load_pair(source, comments, **options)
+    else:
+        policy = load_player(source, "policy", **options)
+        if config.lora.r and place is None:
+            policy = with_adapter(
+                policy, config.lora.r, config.lora.alpha, config.run.seed, targets=config.lora.targets
+            )
+        if comments is not None and config.sampler.reflector == LOCAL:
+            reflector = load_player(comments, "reflection", device=device)
+    _refuse_quantised(policy, "the policy's weights", "; add --lora-r 16")
+    if reflector is not None and config.reflector_training.every:
+        _refuse_quantised(reflector, f"{config.reflector.load_dir}: its weights", ", unless it has a LoRA adapter")
+    return replace(policy, answer=config.sampler.answer_of(config.policy.start)), reflector
+
+
+def _refuse_quantised(player: LoadedModel, whose: str, fix: str) -> None:
+    if player.quantize != "none" and not hasattr(player.model, "peft_config"):
+        raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
+
+
+MAY_DIFFER = {
+    "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
+    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
+}  # fmt: skip
+"""Settings that may differ from those of the checkpoint that a run resumes from."""
+
+
+def resumed_trainer(
+    config: RLConfig,
+    levels: list[Level],
+    folder: Path,
+    settings: Mapping[str, Any],
+    processes: Processes,
+    progress: Progress,
+    chat: CommentSource | None = None,
+) -> Trainer:
+    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
+    a chat model that comments.
+    """
+    defaults = recorded_defaults(config)
+    for place in reversed(checkpoints(folder)):
+        try:
+            verify(place)
+            trainer = build_trainer(config, levels, place, processes, progress, chat)
+            checkpoint.restore(place, trainer, settings, defaults)
+            return trainer
+        except checkpoint.OtherSettingsError:
+            raise
+        except CheckpointError as error:
+            progress.news(f"{error}; resuming from an earlier state")
+    if config.resume_from is None:
+        return build_trainer(config, levels, None, processes, progress, chat)
+    place = config.resume_from
+    there = checkpoint.settings_of(place)
+    free = set(MAY_DIFFER)
+    if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at):
+        free.add("max_steps")
+    checkpoint.check_settings(
+        place,
+        {name: value for name, value in there.items() if name not in free},
+        {name: value for name, value in settings.items() if name not in free},
+        defaults,
+    )
+    verify(place)
+    trainer = build_trainer(config, levels, place, processes, progress, chat)
+    checkpoint.restore(place, trainer, there, defaults)
+    if trainer.step >= config.max_steps:
+        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
+    return trainer
+
+
+@contextmanager
+def chat_reflector(config: RLConfig, folder: Path, progress: Progress) -> Iterator[ChatReflector | None]:
+    """The chat model that comments, with its journal in `folder`; None if none does."""
+    if config.chat_reflector is None:
+        yield None
+        return
+    temperature = config.reflector.temperature
+    with config.chat.client_at(config.chat_reflector, folder / JOURNAL, temperature=temperature) as client:
+        report_damage(client, progress)
+        yield ChatReflector(client)
+
+
+def comments_estimate(
+    config: RLConfig, endpoint: Endpoint, levels: Sequence[Level], validation: Level | None, progress: Progress
+) -> Report:
+    """What the comments of a chat model would cost."""
+    count = config.max_steps * config.episodes / len(levels)
+    stages = config.curriculum.stages(config.env.kind.levels[-1])
+    parts = [(names[-1], level.tasks, count) for names, level in zip(stages, levels, strict=True)]
+    if validation is not None:
+        times = -(-config.max_steps // config.validate_steps)
+        parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
+    return estimate_comments("rlft", config, endpoint, parts, progress)
+
+
+def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:
+    """What training takes in one process, by arithmetic."""
+    trainer = build_trainer(config, levels, None, processes, progress)
+    trainer.close()
+    learner, reflector = trainer.learner, trainer.agent.reflector
+    reflecting = getattr(reflector and reflector.sampler, "player", None)
+    others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
+    return plan_report(
+        "rlft",
+        config.run.results_dir,
+        [learner.player.model, *(model for model in others if model is not None)],
+        config.optim.optimizer,
+        config.max_tokens_per_batch,
+        recompute=config.gradient_checkpointing,
+        tokens={"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes},
+    )
