@@ -93,12 +93,12 @@ async def play_all(
     opened = [checked(make_env())]
     spare = [*opened]
     widest = getattr(spare[0], "widest", width)
-    table = BatchBarrier(patience)
+    barrier = BatchBarrier(patience)
 
     async def player() -> None:
-        seat = table.join()
+        slot = barrier.join()
         try:
-            for seat.episode, episode in waiting:
+            for slot.episode, episode in waiting:
                 if not spare:
                     opened.append(checked(make_env()))
                     spare.append(opened[-1])
@@ -110,11 +110,11 @@ async def play_all(
                     opened.remove(env)
                     env.close()
                 if keep:
-                    trajectories[seat.episode] = trajectory
+                    trajectories[slot.episode] = trajectory
                 if on_end is not None:
                     on_end(trajectory)
         finally:
-            table.leave(seat)
+            barrier.leave(slot)
 
     players = [asyncio.create_task(player()) for _ in range(min(width, widest, len(episodes)))]
     try:
@@ -123,7 +123,7 @@ async def play_all(
         if errors:
             raise errors[0]
     finally:
-        table.close()
+        barrier.close()
         for one in players:
             one.cancel()
         await asyncio.gather(*players, return_exceptions=True)
