@@ -48,12 +48,12 @@ WINDOW = 3  # updates over which the success rate is averaged to decide whether 
 
 @dataclass(frozen=True)
 class Level:
-    """One stage of the curriculum. make: a fresh env, its horizon included. widest: most envs at once."""
+    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once."""
 
     name: str
     tasks: Sequence[Task]
     make: Callable[[], Env]
-    widest: int = 2**31
+    max_concurrency: int = 2**31
 
 
 @dataclass
@@ -321,7 +321,7 @@ class Trainer:
                 self._group,
                 self.agent,
                 StalenessLimits(config.groups, limits.max_staleness, limits.oversample, config.steps * config.groups),
-                width=min(config.width, *(level.widest for level in config.levels)),
+                width=min(config.width, *(level.max_concurrency for level in config.levels)),
                 timeout_s=limits.episode_timeout_s,
                 first=first,
                 skip=skip,
