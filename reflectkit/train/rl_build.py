@@ -40,7 +40,7 @@ from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import FOLDER, JUDGEMENT, ReflectorTrainer
 from reflectkit.train.rl import Level, Trainer, TrainerConfig
-from reflectkit.train.rl_config import RLConfig
+from reflectkit.train.rl_config import RLConfig, refuse
 from reflectkit.types import Task
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
@@ -50,12 +50,10 @@ JOURNAL = "reflector.jsonl"
 
 def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
     """The curriculum's stages with their problems."""
-    levels = []
-    for names in config.curriculum.stages(config.env.kind.levels[-1]):
-        problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
-        chosen = list(problems.values())[: config.curriculum.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.max_concurrency))
-    return levels
+    return [
+        _level(config, names, tasks, source, config.curriculum.few_data or None)
+        for names in config.curriculum.stages(config.env.kind.levels[-1])
+    ]
 
 
 def validation_of(config: RLConfig, source: Path) -> Level | None:
@@ -64,10 +62,13 @@ def validation_of(config: RLConfig, source: Path) -> Level | None:
         return None
     path = source.with_name("validate.json")
     tasks = [record.task for record in read_records(path, config.setup.env_name)]
-    name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    return Level(
-        name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.max_concurrency
-    )
+    return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], tasks, path)
+
+
+def _level(config: RLConfig, names: Sequence[str], tasks: list[Task], source: Path, few: int | None = None) -> Level:
+    problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
+    make = config.setup.maker(names[-1])
+    return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
 
 
 def with_models(config: RLConfig, progress: Progress) -> RLConfig:
@@ -113,26 +114,15 @@ def check_processes(config: RLConfig, processes: Processes) -> None:
     """Raises ConfigError for settings that do not work in the way in which the processes were started."""
     sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
     whole = "needs the whole policy in each process, which FSDP2 and ZeRO spread; use"
-    refused = {
-        f"--share-base {whole} `list --configs multi_gpu`, or leave it out": sharded and config.reflector.share_base,
-        f"--optimizer {config.optim.optimizer} {whole} adamw": sharded and config.optim.optimizer != "adamw",
-        f"--sampler {sampler} {whole} the local one": sharded and sampler != LOCAL,
-        "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`": (
-            processes.kind == "DEEPSPEED" and config.algo.target_kl
-        ),
-        f"--sampler {sampler} trains in one process; leave out torchrun or accelerate": (
-            several and config.sampler.remote
-        ),
-        "--train-reflector runs in one process; leave out torchrun or accelerate": (
-            several and config.reflector_training.every
-        ),
-        f"--reflector {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate": (
-            several and config.chat_reflector
-        ),
-    }
-    for reason, applies in refused.items():
-        if applies:
-            raise ConfigError(reason)
+    refuse(sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`")
+    refuse(sharded and config.optim.optimizer != "adamw", f"--optimizer {config.optim.optimizer} {whole} adamw")
+    refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
+    kept = "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`"
+    refuse(processes.kind == "DEEPSPEED" and config.algo.target_kl, kept)
+    alone = "runs in one process; leave out torchrun or accelerate"
+    refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")
+    refuse(several and config.reflector_training.every, f"--train-reflector {alone}")
+    refuse(several and config.chat_reflector, f"--reflector {config.reflector.load_dir} {alone}")
 
 
 def check_prompts(config: RLConfig, levels: list[Level]) -> None:

@@ -90,35 +90,6 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
     assert f"{made}/reflector" in read_json(Path("results/rows/config.json"))["inputs"]
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("", "needs a reflector: give --reflector"),
-        ("--reflector r --reflector-sampler vllm:http://localhost:1", "leave out --reflector-sampler vllm:"),
-        ("--reflector r --swap-comments 0.5", "leave out --swap-comments"),
-        ("--reflector r --processes 2", "runs in one process; leave out --processes"),
-        ("--reflector r --plan", "--plan does not know the reflector's turns"),
-        ("--reflector r --sampler vllm:http://localhost:1 --max-staleness 1", "leave that out"),
-        ("--reflector r --train-reflector 9 --max-steps 2", "learn nothing in --max-steps 2; give at most that"),
-        ("--reflector r --reflect-prob 0", "leave out --reflect-prob 0"),
-        ("--reflector nothing", "'nothing' is no model; evaluate and play take it behind the +"),
-        ("--reflector r --reflector-comments 1", "--reflector-comments must be greater than or equal to 2"),
-        ("--reflector r --reflector-reward praise", "praise"),
-        (
-            "--reflector r --reflector-reward judgement --env tests.train.training:Spelling",
-            "oracle, which spelling lacks",
-        ),
-    ],
-)
-def test_what_the_reflector_cannot_learn_with_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    env = [] if "--env" in more else ["--env", "corridor"]
-    assert message in error_of(["rlft", *env, "--policy", "p", "--train-reflector", "1", *more.split()], capsys)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
     corridor_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,8 +103,3 @@ def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
     line = error_of(["rlft", "--env", "support", "--brief", *made, *judging, "--name", "late"], capsys)
     assert "judgement compares enumerated actions, and task" in line
     assert not list(Path("results/late").glob("metrics.jsonl"))
-
-
-def test_settings_of_its_turns_need_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_of(["rlft", "--env", "corridor", "--policy", "p", "--reflector-kl", "1"], capsys)
-    assert "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1" in line

@@ -16,12 +16,11 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.reflector import ReflectorTrainer, advantages, rows, share_true, visited
+from reflectkit.train.reflector import ReflectorTrainer, advantages, rows
 from reflectkit.train.rl import Level, Trainer, TrainerConfig
 from reflectkit.train.rl_config import ReflectorTrainingConfig
 from reflectkit.types import Comment
 from tests.conftest import make_player
-from tests.train.training import play
 
 
 def comment(reward: float, tokens: tuple[int, ...] = (7, 8)) -> Comment:
@@ -50,19 +49,6 @@ def test_a_row_is_what_was_sampled_and_states_that_teach_nothing_have_none() -> 
     assert first.advantages == (0.0, 0.0, 0.0, 1.0, 1.0)
     assert second.tokens == (1, 2, 3, 9)
     assert second.advantages == (0.0, 0.0, 0.0, -1.0)
-
-
-def test_states_are_turns_of_different_episodes(policy: LoadedModel) -> None:
-    played = play(policy, count=6)
-    states = visited(played, 4, random.Random(0))
-    assert len({trajectory.seed for trajectory, _ in states}) == 4
-    assert all(0 <= turn < len(trajectory.turns) for trajectory, turn in states)
-    assert len(visited(played, 40, random.Random(0))) == 6
-
-
-def test_the_share_of_true_comments_leaves_out_what_nobody_can_tell() -> None:
-    assert share_true([True, None, False, True]) == pytest.approx(2 / 3)
-    assert share_true([None]) is None
 
 
 def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
