@@ -55,30 +55,30 @@ def run(config: RLConfig, progress: Progress) -> Report:
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
     problems = f"{pluralize(len(tasks), 'problem')} of {source}"
     progress.news(f"rlft ({config.algo.name}): loading torch for {problems}")
-    from reflectkit.train import rl, rl_build
+    from reflectkit.train import rl
 
-    levels, validation = rl_build.levels_of(config, tasks, source), rl_build.validation_of(config, source)
+    levels, validation = rl.levels_of(config, tasks, source), rl.validation_of(config, source)
     if config.chat_reflector is not None:
         if config.chat.dry_run:
-            return rl_build.comments_estimate(config, config.chat_reflector, levels, validation, progress)
+            return rl.comments_estimate(config, config.chat_reflector, levels, validation, progress)
         key_of(config.chat_reflector)
     processes = start_processes(config.policy.device, config.run.threads)
-    rl_build.check_processes(config, processes)
+    rl.check_processes(config, processes)
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
-        config = rl_build.with_models(config, progress)
-    for warning in rl_build.warnings_of(config):
+        config = rl.with_models(config, progress)
+    for warning in rl.warnings_of(config):
         progress.news(f"warning: {warning}")
-    rl_build.check_prompts(config, levels)
+    rl.check_prompts(config, levels)
     if config.checkpoints.plan:
-        return rl_build.plan(config, levels, processes, progress)
-    inputs = rl_build.input_files(config, tasks, source)
+        return rl.plan(config, levels, processes, progress)
+    inputs = rl.input_files(config, tasks, source)
     settings = identifying(config) | {"problems": digest(source)}
     with shared_run("rlft", config, inputs, processes) as current:
         if current.done:
             return current.done
-        with rl_build.chat_reflector(config, current.folder, progress) as chat:
-            trainer = rl_build.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
+        with rl.chat_reflector(config, current.folder, progress) as chat:
+            trainer = rl.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
             progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}")
             with closing(trainer):
                 target, history = rl.train(config, trainer, validation, current.folder, settings, progress)

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,15 +20,13 @@ from safetensors.torch import load_file, save_file
 
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.runs.checksums import seal
 from reflectkit.runs.folders import checkpoints
 from reflectkit.train.critic import Critic
-from reflectkit.train.reflector import FOLDER
+from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
-
-if TYPE_CHECKING:
-    from reflectkit.train.rl import Trainer
 
 STATE, TENSORS, REPLAY, MEMO = (
     "training_state.json",
@@ -75,7 +73,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
-            save_player(staging / FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
+            save_player(staging / REFLECTOR_FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))

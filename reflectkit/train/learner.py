@@ -273,7 +273,14 @@ class Learner:
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
-        self.optimizer = make_optimizer(player.model, settings, self.processes)
+        self.optimizer = make_optimizer(
+            player.model,
+            self.processes,
+            name=settings.optimizer,
+            rate=settings.learning_rate,
+            max_norm=settings.max_grad_norm,
+            decay=settings.weight_decay,
+        )
         self.scorer = self.optimizer.scorer
         self.shares = False
         self._observed: dict[tuple[int, ...], float] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,9 +25,6 @@ from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.models.scoring import Scorer
 from reflectkit.text import pluralize
 from reflectkit.train.processes import Processes
-
-if TYPE_CHECKING:
-    from reflectkit.train.learner import Settings
 
 _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {}),
@@ -88,20 +85,23 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Replicated:
-    """Every process holds everything; gradients are summed once per step. model: its trainable weights are
-    optimised.
+    """Every process holds everything; gradients are summed once per step.
+
+    model: its trainable weights are optimised. name: of the optimizer; sharded policies have AdamW. rate: peak learning
+    rate. max_norm: maximum gradient norm. decay: weight decay, see `decays`.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, processes: Processes) -> None:
-        self.model, self.processes = model, processes
-        self.rate, self.max_norm = settings.learning_rate, settings.max_grad_norm
+    def __init__(
+        self, model: nn.Module, processes: Processes, *, name: str, rate: float, max_norm: float, decay: float
+    ) -> None:
+        self.model, self.processes, self.rate, self.max_norm = model, processes, rate, max_norm
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        if settings.weight_decay:  # in the order of the optimizer's groups, by which it numbers its state
+        if decay:  # in the order of the optimizer's groups, by which it numbers its state
             trained.sort(key=lambda entry: not decays(entry[1]))
         self.weights = [weight for _, weight in trained]
         self.names = [name for name, _ in trained]
         self.scorer: Any = Scorer(model)
-        self.optimizer: Any = new_optimizer(settings.optimizer, self.weights, self.rate, settings.weight_decay)
+        self.optimizer: Any = new_optimizer(name, self.weights, rate, decay)
 
     @property
     def loss_scale(self) -> int:
@@ -157,8 +157,8 @@ class Replicated:
 class Fsdp2(Replicated):
     """Every process holds a shard of everything, as DTensors."""
 
-    def __init__(self, model: nn.Module, settings: Settings, processes: Processes) -> None:
-        super().__init__(model, settings, processes)
+    def __init__(self, model: nn.Module, processes: Processes, **settings: Any) -> None:
+        super().__init__(model, processes, **settings)
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         parts = dict(self.scorer.named_parameters())
         self.weights = [parts[f"model.{name}"] for name in self.names]
@@ -202,8 +202,8 @@ class Fsdp2(Replicated):
 class Zero(Replicated):
     """DeepSpeed's ZeRO: stage 2 shards the gradients and Adam's state, stage 3 the weights too."""
 
-    def __init__(self, model: nn.Module, settings: Settings, processes: Processes) -> None:
-        super().__init__(model, settings, processes)
+    def __init__(self, model: nn.Module, processes: Processes, **settings: Any) -> None:
+        super().__init__(model, processes, **settings)
         processes.accelerator.deepspeed_plugin.deepspeed_config.update(
             {
                 "train_micro_batch_size_per_gpu": 1,
@@ -290,10 +290,10 @@ class Zero(Replicated):
         return whole
 
 
-def make_optimizer(model: nn.Module, settings: Settings, processes: Processes) -> Replicated:
-    """The optimizer for the way in which the processes were started."""
+def make_optimizer(model: nn.Module, processes: Processes, **settings: Any) -> Replicated:
+    """The optimizer for the way in which the processes were started. settings: see `Replicated`."""
     kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Replicated)
-    return kind(model, settings, processes)
+    return kind(model, processes, **settings)
 
 
 def flat(state: Mapping[int, Mapping[str, torch.Tensor]]) -> Tensors:

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
     from reflectkit.train.learner import Learner
     from reflectkit.train.rl_config import ReflectorTrainingConfig
 
-FOLDER = "reflector"
-"""Name of the folder of a trained reflector in a checkpoint."""
 FIGURES = ("loss", "entropy", "kl_to_start", "ratio_deviation", "gradient_norm")
 """What is reported of the learner's figures."""
-RETURN, JUDGEMENT = "return", "judgement"
-"""What comments can be rewarded with; see `train.branching`."""
 
 
 @dataclass(frozen=True)

@@ -1,436 +1,344 @@
-"""Online RL: a `Trainer` makes updates, and `train` makes all of a run's, with their metrics and checkpoints.
-
-An update (`Trainer.train_step`) draws problems, plays them, estimates advantages, and updates the policy. `Learner`
-does the last, `Objective` the one before, and `rollout` the playing. `rl_build` makes a trainer from settings.
-"""
+"""Online RL as rlft runs it: a trainer from settings or from a checkpoint, and all its updates, with their records."""
 
 from __future__ import annotations
 
-import copy
 import math
-import statistics
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.two_player import TwoPlayerAgent
-from reflectkit.console import Progress
+from reflectkit.agents import players
+from reflectkit.agents.comments import CommentSource
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.chat.config import report_damage
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.players import ChatReflector
+from reflectkit.config import with_values
+from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.env import Env
+from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
-from reflectkit.errors import DivergedError, EnvironmentFailure, ReflectkitError
-from reflectkit.eventloop import run_sync
+from reflectkit.envs.setup import at_level, model_source, not_repeatable
+from reflectkit.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure, ReflectkitError
+from reflectkit.evals.estimate import estimate_comments
+from reflectkit.eventloop import result_of
 from reflectkit.jsonl import append, intact, rewrite, write_jsonl
-from reflectkit.rollout.async_rollouts import AsyncRollouts, Group, StalenessLimits
-from reflectkit.rollout.episode import Episode, play_all
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
+from reflectkit.models.labels import trie
+from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.tokens import choice_ids, prompt_ids
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollout.checked import checked
+from reflectkit.runs.checksums import verify
 from reflectkit.runs.folders import checkpoints
-from reflectkit.sampling.hf import LocalSampler
-from reflectkit.seeding import derive, generator
+from reflectkit.runs.identity import recorded_defaults
+from reflectkit.sampling.base import Opening
+from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
-from reflectkit.train import batch, checkpoint
-from reflectkit.train.advantages import Estimates
-from reflectkit.train.algorithms import Objective
-from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
-from reflectkit.train.learner import Learner
-from reflectkit.train.metrics import env_figures, summary
+from reflectkit.train import checkpoint
+from reflectkit.train.critic import Critic
+from reflectkit.train.estimate import plan_report
+from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
-from reflectkit.train.reflector import JUDGEMENT, ReflectorTrainer, share_true, visited
-from reflectkit.train.rl_config import RLConfig, StalenessConfig
-from reflectkit.train.settings import OptimizerConfig
+from reflectkit.train.reflector import ReflectorTrainer
+from reflectkit.train.rl_config import JUDGEMENT, RLConfig, refuse
 from reflectkit.train.trackers import tracking
-from reflectkit.types import Sample, Status, Task, Trajectory, to_json
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
+from reflectkit.types import Task, to_json
 
-WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
-
-
-@dataclass(frozen=True)
-class Level:
-    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once."""
-
-    name: str
-    tasks: Sequence[Task]
-    make: Callable[[], Env]
-    max_concurrency: int = 2**31
+CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
+JOURNAL = "reflector.jsonl"
+"""The answers of a chat model that comments, in the run's folder."""
 
 
-@dataclass
-class Curriculum:
-    """Progress through `levels` levels."""
-
-    levels: int
-    steps: int
-    """Updates in total."""
-    advance_at: float = 0.0
-    """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal steps per level."""
-    level: int = 0
-    """The current level, from 0."""
-    rates: list[float] = field(default_factory=list)
-    """Success rates of this level's latest updates."""
-
-    def begin(self, step: int) -> bool:
-        """To be called before each update; True if it starts a new level (other than the first)."""
-        due = self.level
-        if not self.advance_at:
-            due = min(step * self.levels // self.steps, self.levels - 1)
-        elif len(self.rates) >= WINDOW and sum(self.rates[-WINDOW:]) / WINDOW >= self.advance_at:
-            due = min(self.level + 1, self.levels - 1)
-        if due == self.level:
-            return False
-        self.level, self.rates = due, []
-        return True
-
-    def end(self, success_rate: float) -> None:
-        """To be called after each update with the success rate of its episodes, 0 … 1."""
-        self.rates = [*self.rates, success_rate][-WINDOW:]
+def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
+    """The curriculum's stages with their problems."""
+    return [
+        _level(config, names, tasks, source, config.curriculum.few_data or None)
+        for names in config.curriculum.stages(config.env.kind.levels[-1])
+    ]
 
 
-def draw(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
-    """The `count` problems of `step`, dealt from a deck that is reshuffled whenever it is used up."""
-    chosen: list[Task] = []
-    position = step * count
-    while len(chosen) < count:
-        turn, place = divmod(position + len(chosen), len(tasks))
-        deck = list(tasks)
-        generator(seed, "deck", turn).shuffle(deck)
-        chosen += deck[place : place + count - len(chosen)]
-    return chosen
+def validation_of(config: RLConfig, source: Path) -> Level | None:
+    """The validation problems at the curriculum's last level; None without validation."""
+    if not config.validate_steps:
+        return None
+    path = source.with_name("validate.json")
+    tasks = [record.task for record in read_records(path, config.setup.env_name)]
+    return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], tasks, path)
 
 
-def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
-    """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
+def _level(config: RLConfig, names: Sequence[str], tasks: list[Task], source: Path, few: int | None = None) -> Level:
+    problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
+    make = config.setup.maker(names[-1])
+    return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
 
-    It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after the last update:
-    "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
+
+def with_models(config: RLConfig, progress: Progress) -> RLConfig:
+    """`config` with the checkpoints that runs stand for, and converted models."""
+    model = players.newest_name(config.policy.model) if config.policy.model else ""
+    return with_values(
+        config,
+        model=model_source(model, config.run.data_dir, progress),
+        policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
+        reflector=players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True),
+    )
+
+
+def input_files(config: RLConfig, tasks: list[Task], source: Path) -> list[Path]:
+    """The files and folders that a run reads."""
+    start = Path(config.policy.start)
+    return [
+        source,
+        *([source.with_name("validate.json")] if config.validate_steps else []),
+        *([start] if config.policy.load_dir or start.is_dir() else []),
+        *players.model_folders([config.reflector.load_dir]),
+        *([config.resume_from] if config.resume_from else []),
+        *config.setup.input_files(tasks),
+        *config.algo.code_files,
+        *config.sampler.code_files,
+        *config.sampler.comment_files(config.setup.folder),
+    ]
+
+
+def warnings_of(config: RLConfig) -> list[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here."""
+    start, reflector = Path(config.policy.start), config.reflector.load_dir
+    commented, texts = players.trained_with_comments(start), []
+    if commented and reflector is None:
+        recorded = model_facts(start).get("reflector") or "REFLECTOR"
+        texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
+    if commented is False and reflector is not None:
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
+    return texts + players.trained_elsewhere(config.env.name, (start, reflector))
+
+
+def check_processes(config: RLConfig, processes: Processes) -> None:
+    """Raises ConfigError for settings that do not work in the way in which the processes were started."""
+    sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
+    whole = "needs the whole policy in each process, which FSDP2 and ZeRO spread; use"
+    refuse(sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`")
+    refuse(sharded and config.optim.optimizer != "adamw", f"--optimizer {config.optim.optimizer} {whole} adamw")
+    refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
+    kept = "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`"
+    refuse(processes.kind == "DEEPSPEED" and config.algo.target_kl, kept)
+    alone = "runs in one process; leave out torchrun or accelerate"
+    refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")
+    refuse(several and config.reflector_training.every, f"--train-reflector {alone}")
+    refuse(several and config.chat_reflector, f"--reflector {config.reflector.load_dir} {alone}")
+
+
+def check_prompts(config: RLConfig, levels: list[Level]) -> None:
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context, or the reflector's reward, does not
+    fit these problems, or they begin otherwise each time.
+
+    Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
+    will be ABORTED.
     """
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    if schedule == "constant":
-        return 1.0
-    share = (step - warmup) / (steps - warmup)
-    return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
-
-
-class ReplayBuffer(deque[Trajectory]):
-    """Holds the last `size` successful episodes, oldest first; 0 holds none."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(maxlen=size)
-
-    def add(self, played: Iterable[Trajectory]) -> None:
-        """Keep those of `played` that succeeded; ABORTED ones never did."""
-        self.extend(one for one in played if one.success and one.status is not Status.ABORTED)
-
-
-@dataclass(frozen=True)
-class TrainerConfig:
-    """What to play and how to train."""
-
-    levels: Sequence[Level]
-    """The curriculum, in order."""
-    steps: int
-    """Updates in all."""
-    episodes: int
-    """Episodes per update, over all processes."""
-    objective: Objective[Any]
-    """The algorithm with its settings."""
-    seed: int
-    """Seed of problems, rollouts and minibatches."""
-    width: int
-    """Episodes played at once in one process."""
-    repeats: int = 1
-    """Episodes of each drawn problem; they start from the same state and form a group."""
-    replay_size: int = 0
-    """Size of the replay buffer."""
-    advance_at: float = 0.0
-    """See `Curriculum`."""
-    optim: OptimizerConfig = OptimizerConfig()
-    """Its schedule and warm-up."""
-    staleness: StalenessConfig = StalenessConfig()
-    """How far play may run ahead of learning, with a sampler in another process."""
-
-    @property
-    def groups(self) -> int:
-        """Groups of an update."""
-        return self.episodes // self.repeats
-
-
-class Trainer:
-    """Training in progress.
-
-    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
-    episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the reflector, if it learns too.
-    rollouts: those that are played while the policy learns, once they have begun. begin_at: the number of the first
-    group that is not learned from yet, and of later ones that are: after a restart.
-    """
-
-    def __init__(
-        self,
-        config: TrainerConfig,
-        agent: TwoPlayerAgent,
-        learner: Learner,
-        *,
-        processes: Processes | None = None,
-        reflector_trainer: ReflectorTrainer | None = None,
-    ) -> None:
-        self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
-        self.processes = processes or Processes()
-        self.replay = ReplayBuffer(config.replay_size)
-        self.curriculum = Curriculum(len(config.levels), config.steps, config.advance_at)
-        self.step = 0
-        self.latest: list[tuple[Trajectory, list[float]]] = []
-        self.rollouts: AsyncRollouts | None = None
-        self.begin_at: tuple[int, list[int]] | None = None
-        self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
-        self._published: int | None = None
-        self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
-        self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
-
-    def train_step(self) -> dict[str, object]:
-        """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
-
-        Raises
-        ------
-        EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see `Learner.update`.
-        """
-        started = time.perf_counter()
-        before = self._counts()
-        if self.curriculum.begin(self.step):
-            self.replay.clear()
-        level = self.config.levels[self.curriculum.level]
-        self._publish()
-        played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
-        self._share_comments()
-        counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
-        tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
-        played_s = time.perf_counter() - started
-
-        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
-            raise EnvironmentFailure(
-                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}"
-            )
-        fresh, old = batch.trainable(played), list(self.replay)
-        samples, estimates = self._rows(fresh, old)
-        self.latest = list(zip(fresh, estimates.advantages, strict=False))
-        optim = self.config.optim
-        rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
-        figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
-        self.replay.add(fresh)
-        overall = summary(played)
-        self.curriculum.end(overall["success_rate"])
-        self.step += 1
-        self.counters["episodes"] += len(played)
-        self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
-        self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
-        tokens += sum(len(sample.tokens) for sample in samples)
-        reflector_figures: dict[str, Any] = {}
-        if self.reflector_trainer is not None and self.reflector_trainer.is_due(self.step):
-            reflector_figures = self._train_reflector(self.reflector_trainer, level, rate)
-            tokens += reflector_figures["reflector_turn_tokens"]
-        seconds = time.perf_counter() - started
-        groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
-        row = {
-            "step": self.step,
-            "level": level.name,
-            "episodes": self.counters["episodes"],
-            **overall,
-            **figures,
-            **reflector_figures,
-            **ages,
-            "reflector_cache_hits": hits / asked if asked else None,
-            "rows": len(samples),
-            "replayed_episodes": len(old),
-            "groups_without_spread": len(dropped) / groups if groups and dropped is not None else None,
-            "tokens": tokens,
-            "tokens_per_second": round(tokens / seconds, 1),
-            "episodes_per_second": round(len(played) / seconds, 3),
-            "rollout_seconds": round(played_s, 3),
-            "update_seconds": round(seconds - played_s, 3),
-        }
-        return row | env_figures(played)
-
-    def validate(self, level: Level) -> dict[str, Any]:
-        """Play each problem of `level` once with the most likely actions: figures as of an update, named
-        `validation_…`.
-        """
-        episodes = [Episode(task, derive(self.config.seed, "validate", task.id)) for task in level.tasks]
-        greedy = copy.copy(self.agent)  # as the other one may be playing
-        greedy.temperature = 0.0
-        self._publish()
-        played = self._play_all(episodes, level, greedy)
-        self._share_comments()
-        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
-            return {"validation_aborted": 1.0}
-        figures = summary(played) | env_figures(played)
-        return {f"validation_{name}": value for name, value in figures.items()}
-
-    def settle(self) -> None:
-        """Forget what a run that is resumed from here does not have either, so that both round alike. A run that plays
-        ahead is not repeated exactly, and keeps it.
-        """
-        if self.rollouts is None:
-            for sampler in self._local_samplers():
-                sampler.forget()
-
-    def close(self) -> None:
-        """Stop playing ahead."""
-        if self.rollouts is not None:
-            self.rollouts.close()
-
-    def _publish(self) -> None:
-        """Give the sampler the present weights, if it does not have them."""
-        if self._published != self.step:
-            run_sync(self.agent.policy.publish(self.learner.player, self.step))
-            self._published = self.step
-
-    def _group(self, number: int) -> Group:
-        """Group `number` of all updates, at the curriculum's present level: the episodes of one problem, which start
-        from one state if there are several.
-        """
-        config, level = self.config, self.config.levels[self.curriculum.level]
-        step, place = divmod(number, config.groups)
-        if self._drawn[:2] != (level, step):
-            self._drawn = level, step, draw(level.tasks, step, config.groups, config.seed)
-        episodes = [
-            Episode(
-                self._drawn[2][place],
-                derive(config.seed, "rollout", step, place * config.repeats + repeat),
-                group=f"{step}/{place}",
-                start=derive(config.seed, "start", step, place) if config.repeats > 1 else None,
-            )
-            for repeat in range(config.repeats)
-        ]
-        return Group(episodes, level.make)
-
-    def _play(self, level: Level) -> list[Trajectory]:
-        """This update's episodes in their order, played by all processes, with the critic's values."""
-        first = self.step * self.config.groups
-        groups = [self._group(number) for number in range(first, first + self.config.groups)]
-        episodes = [episode for group in groups for episode in group.episodes]
-        self._begun = {episode.seed: episode for episode in episodes}
-        return self._play_all(episodes, level, self.agent, valued=True)
-
-    def _play_ahead(self) -> tuple[list[Trajectory], dict[str, float]]:
-        """Episodes that were played ahead of this update, and figures of how stale they are."""
-        config, limits = self.config, self.config.staleness
-        if self.rollouts is None:
-            first, skip = self.begin_at or (self.step * config.groups, [])
-            self.rollouts = AsyncRollouts(
-                self._group,
-                self.agent,
-                StalenessLimits(config.groups, limits.max_staleness, limits.oversample, config.steps * config.groups),
-                width=min(config.width, *(level.max_concurrency for level in config.levels)),
-                timeout_s=limits.episode_timeout_s,
-                first=first,
-                skip=skip,
-            )
-        taken = self.rollouts.take(self.step)
-        versions = [turn.decision.version for trajectory in taken.played for turn in trajectory.turns]
-        ages = [self.step - version for version in versions if version is not None]
-        return self.learner.valued(taken.played), {
-            "staleness": statistics.fmean(ages) if ages else 0.0,
-            "staleness_max": max(ages, default=0),
-            "stale_groups_dropped": taken.dropped,
-            "groups_ahead": taken.waiting,
-        }
-
-    def _play_all(
-        self, episodes: list[Episode], level: Level, agent: TwoPlayerAgent, *, valued: bool = False
-    ) -> list[Trajectory]:
-        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
-        sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
-        share = episodes if sharded else self.processes.share(episodes)
-        timeout_s = self.config.staleness.episode_timeout_s
-        playing = play_all(share, level.make, agent, width=self.config.width, timeout_s=timeout_s)
-        if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
-            return self.rollouts.result(playing)
-        mine = run_sync(playing)
-        for sampler in self._local_samplers():  # memory for the update, and a resumed run has nothing kept either
-            sampler.kept.clear()
-        if valued:
-            mine = self.learner.valued(mine)
-        return mine if sharded else self.processes.gather_shares(mine)
-
-    def _share_comments(self) -> None:
-        """Share new comments among the processes, so that all have the same memo."""
-        reflector = self.agent.reflector
-        if reflector is None:
-            return
-        for new in self.processes.gather(reflector.new_comments()):
-            for key, comment in new.items():
-                reflector.memo.setdefault(key, comment)
-
-    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
-        """Training rows of fresh and replayed episodes, without those of groups without spread."""
-        values: list[list[float]] | None = None
-        if self.learner.critic is not None:
-            values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
-            prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
-            current = iter(self.learner.values(prompts))
-            values += [[next(current) for _ in trajectory.turns] for trajectory in old]
-        estimates = self.config.objective.estimate(fresh, old, values or [])
-        played = [*fresh, *old]
-        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
-        labels_of = {choices: self.agent.labels(choices) for choices in offered}
-        samples: list[Sample] = []
-        for number, trajectory in enumerate(played):
-            if trajectory.group not in (estimates.dropped or ()):
-                samples += batch.rows(
-                    [trajectory],
-                    [estimates.advantages[number]],
-                    [estimates.returns[number]],
-                    labels_of,
-                    [values[number]] if values is not None else None,
-                    replayed=number >= len(fresh),
+    answer = config.sampler.answer_of(config.policy.start)
+    tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
+    judges = config.reflector_training.every and config.reflector_training.reward == JUDGEMENT
+    for level in levels:
+        for task in level.tasks[:CHECKED]:
+            with closing(checked(level.make())) as env:
+                try:
+                    observation, again = (result_of(env.reset(task, config.run.seed)) for _ in range(2))
+                except EnvironmentFailure:
+                    continue
+            if again != observation:
+                raise not_repeatable(config.setup.env_name, task.id, 0)
+            if judges and not observation.choices:
+                raise ConfigError(
+                    "--reflector-reward judgement compares enumerated actions, and task"
+                    f" '{task.id}' begins without; use --reflector-reward return"
                 )
-        return samples, estimates
+            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
+            if observation.choices:
+                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
+            if context is not None and tokens > context:
+                raise ConfigError(
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.policy.start} reads"
+                    f" {context}; use a model with a longer context, or train one with a larger --max-length"
+                )
 
-    def _train_reflector(self, trainer: ReflectorTrainer, level: Level, rate: float) -> dict[str, Any]:
-        """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
 
-        What was scored or commented in it is forgotten, as it is in a run that is resumed after it.
-        """
-        reflector, turns, seed = self.agent.reflector, trainer.config, derive(self.config.seed, "reflector", self.step)
-        assert reflector is not None
-        self._publish()
-        read = self.agent.policy.tokens + reflector.sampler.tokens
-        states = visited([trajectory for trajectory, _ in self.latest], turns.states, generator(seed, "states"))
-        branches = [Branch(self._begun[trajectory.seed], trajectory, turn) for trajectory, turn in states]
-        trial = Trial(
-            turns.comments,
-            turns.temperature,
-            self.config.objective.gamma,
-            self.config.width,
-            self.config.staleness.episode_timeout_s,
-        )
-        compare = by_judgement if turns.reward == JUDGEMENT else by_return
-        compared = run_sync(compare(self.agent, branches, level.make, trial))
-        read = self.agent.policy.tokens + reflector.sampler.tokens - read
-        comments = [state.comments for state in compared]
-        figures = trainer.learn(comments, generator(seed, "update"), rate)
-        run_sync(reflector.renew(trainer.learner.player, self.step))
-        self.learner.forget_values()
-        self._published = None
-        return figures | {
-            "states_left_out": len(branches) - len(compared),
-            "comments_true": share_true([state.read for state in compared]),
-            "sampled_comments_true": share_true([comment.true for row in comments for comment in row]),
-            "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
-        }
+def build_trainer(
+    config: RLConfig,
+    levels: list[Level],
+    place: Path | None,
+    processes: Processes,
+    progress: Progress,
+    chat: CommentSource | None = None,
+) -> Trainer:
+    """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
+    comments.
 
-    def _local_samplers(self) -> list[LocalSampler]:
-        """The samplers whose models this process holds."""
-        both = (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler)
-        return [sampler for sampler in both if isinstance(sampler, LocalSampler)]
+    Raises CheckpointError, and ConfigError for models that cannot be trained.
+    """
+    training = config.reflector_training
+    device = config.policy.device
+    if device == "auto" or processes.count > 1:
+        device = str(processes.accelerator.device)
+    policy, reflecting = _load_players(config, place, device)
+    memory: dict[str, Any] = {
+        "max_tokens": config.max_tokens_per_batch,
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
 
-    def _counts(self) -> tuple[int, int, int]:
-        """Tokens processed, comments requested and comments found in the memo, in this process so far."""
-        reflector = self.agent.reflector
-        if reflector is None:
-            return self.agent.policy.tokens, 0, 0
-        return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits
+    own = config.algo.critic
+    learner = Learner(
+        policy,
+        Settings.of(
+            config.algo,
+            config.optim,
+            temperature=config.policy.temperature,
+            is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
+            agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
+            mismatch=config.sampler.remote,
+            share_prefixes=config.share_prefixes,
+            **memory,
+        ),
+        Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None,
+        starting_player(policy, config.policy.start, bool(config.lora.r), device) if config.algo.kl else None,
+        processes,
+        progress.news,
+    )
+    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
+    sampler = config.sampler.open_policy(
+        Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
+    )
+
+    reflector = reflector_trainer = None
+    if config.reflector.load_dir is not None and chat is None:
+        start = config.reflector.load_dir
+        opened = config.sampler.open_reflector(str(start), device, reflecting, frozen=not training.every)
+        reflector = Reflector(opened, temperature=config.reflector.temperature)
+        if training.every and reflecting is not None:
+            settings = Settings(
+                learning_rate=training.learning_rate,
+                optimizer=config.optim.optimizer,
+                weight_decay=config.optim.weight_decay,
+                max_grad_norm=config.optim.max_grad_norm,
+                clip=config.algo.clip,
+                minibatch=config.algo.minibatch,
+                entropy=0.0,
+                kl=training.kl,
+                temperature=training.temperature,
+                **memory,
+            )
+            reference = starting_player(reflecting, start, False, device, "reflection") if training.kl else None
+            reflector_trainer = ReflectorTrainer(
+                Learner(reflecting, settings, reference=reference, notify=progress.news),
+                training,
+                config.algo.normalize,
+            )
+    commentator = chat or reflector
+    agent = TwoPlayerAgent(
+        sampler,
+        commentator and config.sampler.swapped(commentator, config.setup.folder),
+        answer=policy.answer,
+        temperature=config.policy.temperature,
+        reflect_prob=config.reflector.prob,
+        max_new_tokens=config.policy.max_new_tokens,
+        episode_tokens=config.sampler.episode_tokens,
+        thinking=config.sampler.thinking,
+    )
+    trainer_config = TrainerConfig(
+        levels,
+        config.max_steps,
+        config.episodes,
+        config.algo.objective,
+        config.run.seed,
+        config.rollout.width,
+        config.algo.repeats,
+        config.algo.replay_size,
+        config.curriculum.advance_at,
+        config.optim,
+        config.staleness,
+    )
+    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+
+
+def _load_players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
+    """The policy, and the reflector where this process holds it."""
+    source = place or config.policy.start
+    options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
+    comments = None if config.chat_reflector else config.reflector.load_dir
+    if comments is not None and config.reflector_training.every and place is not None:
+        comments = place / REFLECTOR_FOLDER
+    reflector: LoadedModel | None = None
+    if config.reflector.share_base and comments is not None:
+        policy, reflector = load_pair(source, comments, **options)
+    else:
+        policy = load_player(source, "policy", **options)
+        if config.lora.r and place is None:
+            policy = with_adapter(
+                policy, config.lora.r, config.lora.alpha, config.run.seed, targets=config.lora.targets
+            )
+        if comments is not None and config.sampler.reflector == LOCAL:
+            reflector = load_player(comments, "reflection", device=device)
+    _refuse_quantised(policy, "the policy's weights", "; add --lora-r 16")
+    if reflector is not None and config.reflector_training.every:
+        _refuse_quantised(reflector, f"{config.reflector.load_dir}: its weights", ", unless it has a LoRA adapter")
+    return replace(policy, answer=config.sampler.answer_of(config.policy.start)), reflector
+
+
+def _refuse_quantised(player: LoadedModel, whose: str, fix: str) -> None:
+    if player.quantize != "none" and not hasattr(player.model, "peft_config"):
+        raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
+
+
+MAY_DIFFER = {
+    "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
+    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
+}  # fmt: skip
+"""Settings that may differ from those of the checkpoint that a run resumes from."""
+
+
+def resumed_trainer(
+    config: RLConfig,
+    levels: list[Level],
+    folder: Path,
+    settings: Mapping[str, Any],
+    processes: Processes,
+    progress: Progress,
+    chat: CommentSource | None = None,
+) -> Trainer:
+    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
+    a chat model that comments.
+    """
+    defaults = recorded_defaults(config)
+    for place in reversed(checkpoints(folder)):
+        try:
+            verify(place)
+            trainer = build_trainer(config, levels, place, processes, progress, chat)
+            checkpoint.restore(place, trainer, settings, defaults)
+            return trainer
+        except checkpoint.OtherSettingsError:
+            raise
+        except CheckpointError as error:
+            progress.news(f"{error}; resuming from an earlier state")
+    if config.resume_from is None:
+        return build_trainer(config, levels, None, processes, progress, chat)
+    place = config.resume_from
+    there = checkpoint.settings_of(place)
+    free = set(MAY_DIFFER)
+    if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at):
+        free.add("max_steps")
+    checkpoint.check_settings(
+        place,
+        {name: value for name, value in there.items() if name not in free},
+        {name: value for name, value in settings.items() if name not in free},
+        defaults,
+    )
+    verify(place)
+    trainer = build_trainer(config, levels, place, processes, progress, chat)
+    checkpoint.restore(place, trainer, there, defaults)
+    if trainer.step >= config.max_steps:
+        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
+    return trainer
 
 
 def train(
@@ -522,3 +430,46 @@ def _readable(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]
             else column
             for name, column in row.items()
         }
+
+
+@contextmanager
+def chat_reflector(config: RLConfig, folder: Path, progress: Progress) -> Iterator[ChatReflector | None]:
+    """The chat model that comments, with its journal in `folder`; None if none does."""
+    if config.chat_reflector is None:
+        yield None
+        return
+    temperature = config.reflector.temperature
+    with config.chat.client_at(config.chat_reflector, folder / JOURNAL, temperature=temperature) as client:
+        report_damage(client, progress)
+        yield ChatReflector(client)
+
+
+def comments_estimate(
+    config: RLConfig, endpoint: Endpoint, levels: Sequence[Level], validation: Level | None, progress: Progress
+) -> Report:
+    """What the comments of a chat model would cost."""
+    count = config.max_steps * config.episodes / len(levels)
+    stages = config.curriculum.stages(config.env.kind.levels[-1])
+    parts = [(names[-1], level.tasks, count) for names, level in zip(stages, levels, strict=True)]
+    if validation is not None:
+        times = -(-config.max_steps // config.validate_steps)
+        parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
+    return estimate_comments("rlft", config, endpoint, parts, progress)
+
+
+def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:
+    """What training takes in one process, by arithmetic."""
+    trainer = build_trainer(config, levels, None, processes, progress)
+    trainer.close()
+    learner, reflector = trainer.learner, trainer.agent.reflector
+    reflecting = getattr(reflector and reflector.sampler, "player", None)
+    others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
+    return plan_report(
+        "rlft",
+        config.run.results_dir,
+        [learner.player.model, *(model for model in others if model is not None)],
+        config.optim.optimizer,
+        config.max_tokens_per_batch,
+        recompute=config.gradient_checkpointing,
+        tokens={"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes},
+    )

@@ -20,7 +20,6 @@ from reflectkit.registry import code_files
 from reflectkit.runs.folders import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
 from reflectkit.train.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
-from reflectkit.train.reflector import JUDGEMENT, RETURN
 from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig
 
 
@@ -30,6 +29,8 @@ def refuse(applies: object, reason: str) -> None:
         raise ConfigError(reason)
 
 
+RETURN, JUDGEMENT = "return", "judgement"
+"""What comments can be rewarded with; see `train.branching`."""
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
 _GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 

@@ -51,7 +51,9 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
             tracker.start()
         except Exception as error:  # the packages raise many types without a login or a network
             reason = (masked(str(error)).strip() or type(error).__name__).splitlines()[0][:200]
-            raise ConfigError(f"--report-to {name}: {reason}; see its documentation, or leave it out") from None
+            raise ConfigError(
+                f"--report-to {name}: {reason}; see its own settings for working offline, or leave it out"
+            ) from None
         if not in_folder:  # TensorBoard would put the settings into a run of their own; config.json has them
             tracker.store_init_configuration(shown)
         trackers.append(tracker)

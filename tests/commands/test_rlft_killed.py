@@ -11,7 +11,7 @@ import torch
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_jsonl
-from reflectkit.train.rl import Trainer
+from reflectkit.train.trainer import Trainer
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import HARD, change_a_digit, command, cut_in_half, final
 

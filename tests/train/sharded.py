@@ -25,7 +25,7 @@ from reflectkit.train.algorithms import objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
-from reflectkit.train.rl import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 
 
 class Wrapped:

@@ -20,8 +20,8 @@ from reflectkit.sampling.base import Opening
 from reflectkit.sampling.choices import backend
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.rl import Level, Trainer, TrainerConfig
 from reflectkit.train.rl_config import StalenessConfig
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Task
 from tests.fakes.inference import Inference, serve_model
 from tests.train.training import Spelling, corridor_player, favour

@@ -17,8 +17,8 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.reflector import ReflectorTrainer, advantages, rows
-from reflectkit.train.rl import Level, Trainer, TrainerConfig
 from reflectkit.train.rl_config import ReflectorTrainingConfig
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Comment
 from tests.conftest import make_player
 

@@ -21,7 +21,7 @@ from reflectkit.sampling.prefix_cache import PrefixCache
 from reflectkit.train import checkpoint
 from reflectkit.train.algorithms import Objective, objective
 from reflectkit.train.critic import Critic
-from reflectkit.train.rl import Curriculum, Level, ReplayBuffer, draw
+from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
 from reflectkit.types import Observation, Status, Task, Trajectory
 from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, favour
 

@@ -25,7 +25,7 @@ from reflectkit.train import batch
 from reflectkit.train.algorithms import Objective, objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.rl import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
 
 
