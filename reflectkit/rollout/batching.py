@@ -93,7 +93,7 @@ class BatchBarrier:
         if self._awaited:  # a slot has joined meanwhile
             self._serve_if_ready()
         elif self._waiting:
-            min(self._waiting, key=lambda one: one.rank).serve()
+            min(self._waiting, key=lambda batcher: batcher.rank).serve()
 
     def _on_timeout(self) -> None:
         self._timer = None

@@ -118,13 +118,13 @@ async def play_all(
     players = [asyncio.create_task(player()) for _ in range(min(width, spare[0].max_concurrency, len(episodes)))]
     try:
         ended, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
-        errors = [error for one in players if one in ended and (error := one.exception()) is not None]
-        if errors:
-            raise errors[0]
+        for task in players:
+            if task in ended:
+                task.result()
     finally:
         barrier.close()
-        for one in players:
-            one.cancel()
+        for task in players:
+            task.cancel()
         await asyncio.gather(*players, return_exceptions=True)
         for env in opened:
             env.close()

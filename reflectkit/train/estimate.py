@@ -33,7 +33,7 @@ def activation_size(model: Any, tokens: int, *, recompute: bool) -> int:
     """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
 
     17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq. 2, without the
-    attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the layer at hand; and the
+    attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the current layer; and the
     float32 logits with their gradient.
     """
     config, element = model.config, next(model.parameters()).element_size()

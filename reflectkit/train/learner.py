@@ -113,7 +113,7 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` in micro-batches of units that begin alike, to be read as trees (`models.prefixes`).
 
-    The tokens that are read are counted twice, for padding, and the keys and values behind them as an eighth of a token
+    The tokens that are read are counted twice, for padding, and the keys and values before them as an eighth of a token
     each: together `max_tokens` at most. A larger unit gets a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
@@ -175,8 +175,8 @@ def score(
     logprob_N, logprobs_NV, hidden_ND = token_logprobs(
         model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature, share=share
     )
-    marked = [(row, place) for row, mask in zip(row_of, masks, strict=True) for place, one in enumerate(mask) if one]
-    rows, places = [row for row, _ in marked], [place for _, place in marked]
+    marked = [(row, at) for row, mask in zip(row_of, masks, strict=True) for at, trained in enumerate(mask) if trained]
+    rows, places = [row for row, _ in marked], [at for _, at in marked]
     return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND)
 
 

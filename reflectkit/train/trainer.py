@@ -113,7 +113,7 @@ class ReplayBuffer(deque[Trajectory]):
 
     def add(self, played: Iterable[Trajectory]) -> None:
         """Keep those of `played` that succeeded; ABORTED ones never did."""
-        self.extend(one for one in played if one.success and one.status is not Status.ABORTED)
+        self.extend(episode for episode in played if episode.success and episode.status is not Status.ABORTED)
 
 
 @dataclass(frozen=True)
