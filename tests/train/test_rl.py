@@ -138,9 +138,12 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     )
     trainer.train_step()
     played = [trajectory for trajectory, _ in trainer.latest]
-    assert all(len(seeds) == 1 for seeds in seen.values())
+    assert all(len(starts) == 1 for starts in seen.values())
     assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
-    assert len({trajectory.seed for trajectory in played}) == 12
+    seeds = {trajectory.seed for trajectory in played}
+    assert len(seeds) == 12
+    trainer.train_step()
+    assert not seeds & {trajectory.seed for trajectory, _ in trainer.latest}
 
 
 def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
