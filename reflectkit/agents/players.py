@@ -19,14 +19,13 @@ from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
 from reflectkit.errors import ConfigError
-from reflectkit.models.checkpoint_metadata import TOKENIZERS, model_facts
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
 from reflectkit.runs.folders import CHECKPOINT, checkpoints
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
-from reflectkit.train.reflector import FOLDER
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
@@ -137,8 +136,8 @@ def resolve_model_path(
         return model
     source = model_source(str(newest_checkpoint(model)), data_dir, progress)
     hub_options(source)
-    place = Path(source)
-    return place / FOLDER if reflects and looks_local(source) and (place / FOLDER).is_dir() else place
+    inside = Path(source) / REFLECTOR_FOLDER
+    return inside if reflects and looks_local(source) and inside.is_dir() else Path(source)
 
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:

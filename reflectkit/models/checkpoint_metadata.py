@@ -20,6 +20,8 @@ DTYPES: tuple[str, ...] = get_args(DType)
 Quantize = Literal["none", "8bit", "4bit"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
 ROLE_FILE = "reflectkit.json"
+REFLECTOR_FOLDER = "reflector"
+"""Name of the folder of a trained reflector in a checkpoint of rlft."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 BASE_FOLDER = "base_folder"
 """Key in the role file of where the base of an adapter lies."""

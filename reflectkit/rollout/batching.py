@@ -2,7 +2,7 @@
 
 A `BatchBarrier` counts the episodes that run concurrently. Once each of them waits in a `Batcher`, the batcher with the
 lowest rank serves its requests, in the order of the episodes. So batches do not depend on timing, as long as no env
-takes longer than the table's patience.
+takes longer than the barrier's patience.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One of the concurrent episodes of a table."""
+    """One of the concurrent episodes of a barrier."""
 
-    table: BatchBarrier
+    barrier: BatchBarrier
     episode: int = 0
     """Number of the current episode, which orders the items of a batch."""
     pending: int = 0
@@ -41,24 +41,24 @@ class BatchBarrier:
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
-        self._awaited = 0  # seats that neither wait in a batcher nor are late
-        self._seats: set[Slot] = set()
+        self._awaited = 0  # slots that neither wait in a batcher nor are late
+        self._slots: set[Slot] = set()
         self._waiting: set[Batcher[Any, Any]] = set()
         self._last_progress = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self) -> Slot:
-        """Take a seat for the current task and the tasks that it starts."""
-        seat = Slot(self)
-        self._seats.add(seat)
+        """Take a slot for the current task and the tasks that it starts."""
+        slot = Slot(self)
+        self._slots.add(slot)
         self._awaited += 1
-        _seat.set(seat)
-        return seat
+        _slot.set(slot)
+        return slot
 
-    def leave(self, seat: Slot) -> None:
-        """Give the seat up: the others no longer wait for it."""
-        self._seats.discard(seat)
-        self._awaited -= not seat.pending and not seat.late
+    def leave(self, slot: Slot) -> None:
+        """Give the slot up: the others no longer wait for it."""
+        self._slots.discard(slot)
+        self._awaited -= not slot.pending and not slot.late
         self._serve_if_ready()
 
     def close(self) -> None:
@@ -66,21 +66,21 @@ class BatchBarrier:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _add(self, seat: Slot, batcher: Batcher[Any, Any]) -> None:
-        seat.pending += 1
-        if seat.pending == 1:
-            self._awaited -= not seat.late
-            seat.late = False
+    def _add(self, slot: Slot, batcher: Batcher[Any, Any]) -> None:
+        slot.pending += 1
+        if slot.pending == 1:
+            self._awaited -= not slot.late
+            slot.late = False
         self._waiting.add(batcher)
         self._serve_if_ready()
 
-    def _remove(self, seat: Slot, batcher: Batcher[Any, Any]) -> None:
-        seat.pending -= 1
-        self._awaited += not seat.pending
-        self._waiting.discard(batcher)  # another table may have served it
+    def _remove(self, slot: Slot, batcher: Batcher[Any, Any]) -> None:
+        slot.pending -= 1
+        self._awaited += not slot.pending
+        self._waiting.discard(batcher)  # another barrier may have served it
 
     def _serve_if_ready(self) -> None:
-        """Serve a batch if no other seat is awaited; otherwise start the timer."""
+        """Serve a batch if no other slot is awaited; otherwise start the timer."""
         if self._waiting:
             loop = asyncio.get_running_loop()
             self._last_progress = loop.time()
@@ -90,10 +90,10 @@ class BatchBarrier:
                 self._timer = loop.call_later(self.patience, self._on_timeout)
 
     def _serve(self) -> None:
-        if self._awaited:  # a seat has joined meanwhile
+        if self._awaited:  # a slot has joined meanwhile
             self._serve_if_ready()
         elif self._waiting:
-            min(self._waiting, key=lambda one: one.rank).serve()
+            min(self._waiting, key=lambda batcher: batcher.rank).serve()
 
     def _on_timeout(self) -> None:
         self._timer = None
@@ -104,13 +104,13 @@ class BatchBarrier:
         if left_s > 0:
             self._timer = loop.call_later(left_s, self._on_timeout)
             return
-        for seat in self._seats:
-            seat.late = seat.late or not seat.pending
+        for slot in self._slots:
+            slot.late = slot.late or not slot.pending
         self._awaited = 0
         self._serve()
 
 
-_seat: ContextVar[Slot | None] = ContextVar("seat", default=None)
+_slot: ContextVar[Slot | None] = ContextVar("slot", default=None)
 
 
 class Batcher(Generic[Item, Answer]):
@@ -125,13 +125,13 @@ class Batcher(Generic[Item, Answer]):
         self._queue: list[tuple[Slot | None, Item, asyncio.Future[Answer]]] = []
 
     async def ask(self, item: Item) -> Answer:
-        """The answer to `item`. Outside a table, a batch holds the requests of one iteration of the event loop."""
+        """The answer to `item`. Outside a barrier, a batch holds the requests of one iteration of the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        seat = _seat.get()
-        self._queue.append((seat, item, future))
-        if seat is not None:
-            seat.table._add(seat, self)
+        slot = _slot.get()
+        self._queue.append((slot, item, future))
+        if slot is not None:
+            slot.barrier._add(slot, self)
         elif len(self._queue) == 1:
             loop.call_soon(self.serve)
         return await future
@@ -140,9 +140,9 @@ class Batcher(Generic[Item, Answer]):
         """Answer all waiting requests."""
         queue, self._queue = self._queue, []
         queue.sort(key=lambda entry: entry[0].episode if entry[0] else 0)
-        for seat, _, _ in queue:
-            if seat is not None:
-                seat.table._remove(seat, self)
+        for slot, _, _ in queue:
+            if slot is not None:
+                slot.barrier._remove(slot, self)
         queue = [entry for entry in queue if not entry[2].done()]  # the others were cancelled
         if not queue:
             return

@@ -19,7 +19,7 @@ from reflectkit.eventloop import in_thread, run_sync
 from reflectkit.rollout.batching import BatchBarrier, Batched
 from reflectkit.rollout.checked import checked
 from reflectkit.seeding import derive
-from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
+from reflectkit.types import Decision, Status, Task, Trajectory, Turn
 
 Value = TypeVar("Value")
 LATE = "the episode took longer than"
@@ -92,13 +92,12 @@ async def play_all(
     waiting = iter(enumerate(episodes))
     opened = [checked(make_env())]
     spare = [*opened]
-    widest = spare[0].max_concurrency
-    table = BatchBarrier(patience)
+    barrier = BatchBarrier(patience)
 
     async def player() -> None:
-        seat = table.join()
+        slot = barrier.join()
         try:
-            for seat.episode, episode in waiting:
+            for slot.episode, episode in waiting:
                 if not spare:
                     opened.append(checked(make_env()))
                     spare.append(opened[-1])
@@ -110,22 +109,22 @@ async def play_all(
                     opened.remove(env)
                     env.close()
                 if keep:
-                    trajectories[seat.episode] = trajectory
+                    trajectories[slot.episode] = trajectory
                 if on_end is not None:
                     on_end(trajectory)
         finally:
-            table.leave(seat)
+            barrier.leave(slot)
 
-    players = [asyncio.create_task(player()) for _ in range(min(width, widest, len(episodes)))]
+    players = [asyncio.create_task(player()) for _ in range(min(width, spare[0].max_concurrency, len(episodes)))]
     try:
         ended, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
-        errors = [error for one in players if one in ended and (error := one.exception()) is not None]
-        if errors:
-            raise errors[0]
+        for task in players:
+            if task in ended:
+                task.result()
     finally:
-        table.close()
-        for one in players:
-            one.cancel()
+        barrier.close()
+        for task in players:
+            task.cancel()
         await asyncio.gather(*players, return_exceptions=True)
         for env in opened:
             env.close()
@@ -143,7 +142,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
 
     timeout_s: seconds after which it is TRUNCATED as by a prompt that is too long; 0: no limit.
 
-    If the env fails (EnvironmentFailure, also from its oracle) or the agent cannot decide (`Decision.failure`), the
+    If the env fails (EnvironmentFailure, also from its teacher) or the agent cannot decide (`Decision.failure`), the
     episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
     (`Decision.truncation_reason`), it is TRUNCATED, and the env's `truncation_penalty` is added to the last turn's
     reward, so that ending early never costs less than playing on. Other errors are raised; ConfigError for what
@@ -153,6 +152,30 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     turns: list[Turn] = []
     observation = None
     start = derive(episode.seed, "env") if episode.start is None else episode.start
+
+    def ended(status: Status, reason: str = "", unexecuted: Decision | None = None, penalty: float = 0.0) -> Trajectory:
+        success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
+        return Trajectory(
+            episode.task,
+            episode.seed,
+            tuple(turns),
+            status,
+            success,
+            reason,
+            episode.group,
+            unexecuted,
+            penalty,
+            observation,
+        )
+
+    def truncated(decision: Decision) -> Trajectory:
+        penalty = 0.0 if observation is None else float(env.truncation_penalty(0))
+        if turns and penalty:
+            last = turns[-1]
+            turns[-1] = replace(last, reward=last.reward + penalty, info=last.info | {"truncation_penalty": penalty})
+            penalty = 0.0
+        return ended(Status.TRUNCATED, decision.truncation_reason or "", decision, penalty)
+
     deadline = asyncio.timeout(timeout_s or None)
     try:
         async with deadline:
@@ -160,75 +183,24 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
             while True:
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
-                if decision.failure is not None or decision.truncation_reason is not None:
-                    return _ended_without_step(episode, turns, decision, env, observation)
+                if decision.failure is not None:
+                    return ended(Status.ABORTED, decision.failure, decision)
+                if decision.truncation_reason is not None:
+                    return truncated(decision)
                 result = await _answer(env, env.step, decision.action)
                 turns.append(Turn(observation, decision, result.reward, result.info))
                 observation = result.observation
                 if result.terminated or result.truncated:
-                    status = Status.COMPLETED if result.terminated else Status.TRUNCATED
-                    return _ended(episode, turns, status, final=observation)
+                    return ended(Status.COMPLETED if result.terminated else Status.TRUNCATED)
     except EnvironmentFailure as failure:
-        return _ended(episode, turns, Status.ABORTED, str(failure), final=observation)
+        return ended(Status.ABORTED, str(failure))
     except TimeoutError:
         if not deadline.expired():
             raise
-        late = Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s")
-        return _ended_without_step(episode, turns, late, env, observation)
+        return truncated(Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s"))
 
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
     """The result of a method of `env`, awaited if necessary; a blocking env is called in a thread."""
     value = await in_thread(method, *arguments) if env.remote else method(*arguments)
     return await value if inspect.isawaitable(value) else value
-
-
-def _ended(
-    episode: Episode,
-    turns: Sequence[Turn],
-    status: Status,
-    reason: str = "",
-    unexecuted_decision: Decision | None = None,
-    truncation_penalty: float = 0.0,
-    final: Observation | None = None,
-) -> Trajectory:
-    success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-    return Trajectory(
-        episode.task,
-        episode.seed,
-        tuple(turns),
-        status,
-        success,
-        reason,
-        episode.group,
-        unexecuted_decision,
-        truncation_penalty,
-        final,
-    )
-
-
-def _ended_without_step(
-    episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env, observation: Observation | None
-) -> Trajectory:
-    """The trajectory of an episode that `decision`, a failure or a truncation, has ended."""
-    status = Status.TRUNCATED if decision.failure is None else Status.ABORTED
-    reason = decision.failure or decision.truncation_reason or ""
-    truncation_penalty = 0.0 if decision.truncation_reason is None or observation is None else _truncation_penalty(env)
-    if turns and truncation_penalty:
-        last = turns[-1]
-        turns = [
-            *turns[:-1],
-            replace(
-                last,
-                reward=last.reward + truncation_penalty,
-                info=last.info | {"truncation_penalty": truncation_penalty},
-            ),
-        ]
-        truncation_penalty = 0.0
-    return _ended(episode, turns, status, reason, decision, truncation_penalty, observation)
-
-
-def _truncation_penalty(env: Env) -> float:
-    """The reward for ending the episode now without an answer."""
-    own: Any = env
-    return float(own.truncation_penalty(0))

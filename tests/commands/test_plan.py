@@ -12,7 +12,7 @@ from reflectkit.cli.main import main
 from reflectkit.commands import rlft, sft
 from reflectkit.console import Quiet
 from reflectkit.models.load import LoadedModel, with_adapter
-from reflectkit.train.estimate import activation_size, count, optimizer_size, size, split_parameters
+from reflectkit.train.estimate import activation_size, optimizer_size, size, split_parameters
 from reflectkit.train.optimizers import new_optimizer
 from tests.rlft_runs import arguments
 from tests.sft_runs import config, write_rows
@@ -78,8 +78,8 @@ def test_the_optimizers_size_is_that_of_its_state(policy: LoadedModel, optimizer
 
 
 def test_the_plan_counts_what_several_models_share_once(policy: LoadedModel) -> None:
-    whole = count(policy.model.parameters())
+    whole = sum(weight.numel() for weight in policy.model.parameters())
     adapted = with_adapter(policy, 2, 4, 0).model
     trained, frozen = split_parameters([adapted, policy.model])
-    assert count(frozen) == whole
-    assert 0 < count(trained) < whole
+    assert sum(weight.numel() for weight in frozen) == whole
+    assert 0 < sum(weight.numel() for weight in trained) < whole

@@ -20,9 +20,9 @@ from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.models.tiny import build_model
 from reflectkit.train import sft as sft_training
-from reflectkit.train.loop import learning_rate_factor
-from reflectkit.train.optimizers import OptimizerConfig, decays, make_optimizer, set_dropout
+from reflectkit.train.optimizers import decays, make_optimizer, set_dropout
 from reflectkit.train.processes import Processes
+from reflectkit.train.trainer import learning_rate_factor
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, final
 from tests.rlft_runs import train as train_rl
@@ -119,7 +119,7 @@ def test_more_checkpoints_can_be_kept(corridor_folder: Path, tmp_path: Path) -> 
 def test_weight_decay_shrinks_matrices_alone(policy: LoadedModel, optimizer: str) -> None:
     """Without gradients nothing else moves a weight: one step of rate 0.5 and decay 0.2 leaves 0.9 of it."""
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
-    made = make_optimizer(policy.model, OptimizerConfig(0.5, 1.0, optimizer, 0.2), Processes())
+    made = make_optimizer(policy.model, Processes(), name=optimizer, rate=0.5, max_norm=1.0, decay=0.2)
     for weight in policy.model.parameters():
         weight.grad = torch.zeros_like(weight)
     made.step()
@@ -149,8 +149,8 @@ def test_sft_and_rlft_decay_the_same_weights(policy: LoadedModel, kind: str) -> 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_goes_on_where_its_saved_state_ends(policy: LoadedModel, optimizer: str) -> None:
     other = copy.deepcopy(policy.model)
-    steps = OptimizerConfig(1e-2, 1.0, optimizer, 0.1)
-    first = make_optimizer(policy.model, steps, Processes())
+    steps: Any = {"name": optimizer, "rate": 1e-2, "max_norm": 1.0, "decay": 0.1}
+    first = make_optimizer(policy.model, Processes(), **steps)
 
     def step(model: Any, made: Any, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -161,7 +161,7 @@ def test_an_optimizer_goes_on_where_its_saved_state_ends(policy: LoadedModel, op
 
     step(policy.model, first, 0)
     other.load_state_dict(policy.model.state_dict())
-    second = make_optimizer(other, steps, Processes())
+    second = make_optimizer(other, Processes(), **steps)
     second.load({name: value.clone() for name, value in first.tensors().items()})
     step(policy.model, first, 1)
     step(other, second, 1)

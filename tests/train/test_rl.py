@@ -1,4 +1,4 @@
-"""The training loop: groups and aborted episodes."""
+"""The trainer: it learns, its curriculum and replay buffer, groups, and aborted episodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,95 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.prefix_cache import PrefixCache
 from reflectkit.train import checkpoint
-from reflectkit.train.algorithms import objective
-from reflectkit.train.loop import Level
-from reflectkit.types import Observation, Task
-from tests.train.training import Spelling, agent_of, build_trainer, corridor_player
+from reflectkit.train.algorithms import Objective, objective
+from reflectkit.train.critic import Critic
+from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
+from reflectkit.types import Observation, Status, Task, Trajectory
+from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, favour
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [
+        (objective("reinforce"), {"replay": 12}),
+        (objective("ppo", gae_lambda=0.9), {"critic": ("mlp", "shared"), "epochs": 2, "minibatch": 64}),
+        (objective("grpo", step_groups=1.0), {}),
+    ],
+    ids=["reinforce", "ppo", "grpo"],
+)
+def test_learns_the_corridor_from_scratch(objective: Objective[Any], settings: dict[str, Any]) -> None:
+    player = corridor_player(seed=0)
+    critic = Critic(player, *settings["critic"]) if "critic" in settings else None
+    trainer = build_trainer(player, objective, steps=16, **{**settings, "critic": critic})
+    rows = [trainer.train_step() for _ in range(16)]
+    assert float(str(rows[-1]["return"])) > float(str(rows[0]["return"])) + 0.2
+    assert rows[-1]["success_rate"] == 1
+    assert rows[-1]["aborted"] == 0
+
+
+@pytest.mark.slow
+def test_learns_to_write_decisions_of_several_tokens() -> None:
+    tasks = [Task("abb", "spelling", "all", "abb", {"word": "abb"})]
+    tokenizer = build_tokenizer(["Say", "Action", "a b\n"], [], vocabulary=262)
+    player = LoadedModel(build_model(tokenizer, 64, seed=1), tokenizer, "plain")
+    favour(player, ["a", "b", "\n"], 4.0)  # an untrained model says all of 262 tokens; SFT would give such a bias
+    options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
+    trainer = build_trainer(player, objective("ppo"), 40, [Level("all", tasks, Spelling)], Critic(player), **options)
+    trainer.agent.max_new_tokens = 6
+    rates = [trainer.train_step()["success_rate"] for _ in range(40)]
+    assert sum(rates[:3]) / 3 < 0.3
+    assert sum(rates[-3:]) / 3 > 0.5
+
+
+def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:
+    equal = Curriculum(3, 7)
+    began = [(equal.begin(step), equal.level) for step in range(7)]
+    assert [level for _, level in began] == [0, 0, 0, 1, 1, 2, 2]
+    assert [new for new, _ in began] == [False, False, False, True, False, True, False]
+    tasks = [Task(str(number), "e", "l", "g", {}) for number in range(10)]
+    drawn = [task.id for step in range(5) for task in draw(tasks, step, 4, seed=0)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(task.id for task in tasks)
+    assert len(draw(tasks, 0, 35, seed=0)) == 35
+
+
+def test_adaptive_curriculum_moves_on_when_it_is_good_enough() -> None:
+    adaptive = Curriculum(3, 100, advance_at=0.6)
+    levels = []
+    for step, rate in enumerate([0.9, 0.9, 0.0, 0.1, 0.9, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]):
+        adaptive.begin(step)
+        levels.append(adaptive.level)
+        adaptive.end(rate)
+    # means of three: .6 passes after the third; .633 after the sixth (three of level 1); the last level is never left
+    assert levels == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_replay_keeps_the_last_successes() -> None:
+    task = Task("t", "e", "l", "g", {})
+    played = [Trajectory(task, number, (), Status.COMPLETED, number % 2 == 0) for number in range(9)]
+    buffer = ReplayBuffer(3)
+    buffer.add(played)
+    assert [trajectory.seed for trajectory in buffer] == [4, 6, 8]
+    buffer.clear()
+    assert list(buffer) == []
+    none = ReplayBuffer(0)
+    none.add(played)
+    assert len(none) == 0
+
+
+def test_the_buffer_is_cleared_on_each_level() -> None:
+    levels = [
+        Level(name, Corridor.taskset.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")
+    ]
+    trainer = build_trainer(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
+    replayed = [trainer.train_step()["replayed_episodes"] for _ in range(4)]
+    assert replayed[0] == replayed[2] == 0
+    assert min(replayed[1], replayed[3]) > 0
+    assert {trajectory.task.level for trajectory in trainer.replay} == {"long"}
 
 
 def test_groups_without_spread_are_dropped_and_counted() -> None:
@@ -56,9 +138,12 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     )
     trainer.train_step()
     played = [trajectory for trajectory, _ in trainer.latest]
-    assert all(len(seeds) == 1 for seeds in seen.values())
+    assert all(len(starts) == 1 for starts in seen.values())
     assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
-    assert len({trajectory.seed for trajectory in played}) == 12
+    seeds = {trajectory.seed for trajectory in played}
+    assert len(seeds) == 12
+    trainer.train_step()
+    assert not seeds & {trajectory.seed for trajectory, _ in trainer.latest}
 
 
 def test_all_aborted_is_an_error_and_some_are_a_share() -> None:

@@ -16,7 +16,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train.branching import Branch, Compared, Trial, by_judgement, by_return
+from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
 from reflectkit.types import Task
 from tests.train.training import Spelling
 
@@ -133,23 +133,3 @@ def test_a_judgement_needs_choices(policy: LoadedModel, reflector_player: Loaded
     played = rollout([episode], Spelling, agent)
     with pytest.raises(ConfigError, match="compares enumerated actions; use --reflector-reward return"):
         run_sync(by_judgement(agent, [Branch(episode, played[0], 0)], Spelling, Trial(2, 1.0, 1.0, width=1)))
-
-
-class TooLong(Preferring):
-    """A policy whose context a comment of more than one word does not fit."""
-
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
-        if "BAD" in self.tokenizer.decode(ask.prompt_ids):
-            return SampleOutput(too_long="the prompt is too long")
-        return await super().sample(ask)
-
-
-def test_a_comment_that_leaves_the_policy_no_room_costs_what_ending_there_costs(policy: LoadedModel) -> None:
-    """Six steps of the eight are left: -0.1 each."""
-    agent = TwoPlayerAgent(Preferring(policy.tokenizer))
-    branches = branches_of(agent)
-    agent = TwoPlayerAgent(TooLong(policy.tokenizer), Reflector(Writing(policy.tokenizer)))
-    compared: list[Compared] = run_sync(by_return(agent, branches, corridor, Trial(4, 1.0, 1.0, width=4)))
-    bad = [comment.reward for one in compared for comment in one.comments if comment.text == "BAD"]
-    assert bad
-    assert bad == pytest.approx([-0.6] * len(bad))
