@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
-from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import hub_options, looks_local, silence_libraries
 from reflectkit.runs.folders import checkpoints
 from reflectkit.runs.identity import read_record
 from reflectkit.types import ANSWERS

@@ -6,8 +6,9 @@ Only safetensors are read and written, and no code that comes with a model is ru
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from reflectkit.models.checkpoint_metadata import (
     raw_config,
     unusable,
 )
-from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.runs.checksums import refuse_damage
 from reflectkit.text import pluralize
@@ -310,6 +310,15 @@ def checkpoint_gradients(model: Any) -> None:
     for module in bare.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+
+
+@torch.no_grad()
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights, are skipped."""
+    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return math.isfinite(
+        torch.nn.utils.get_total_norm(floats, norm_type=math.inf)
+    )  # the largest magnitude; NaN stays NaN
 
 
 def save_player(

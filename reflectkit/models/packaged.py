@@ -13,8 +13,7 @@ from pathlib import Path
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import TEMPORARY_PREFIX
 from reflectkit.models.checkpoint_metadata import wherever_read
-from reflectkit.models.hub import PACKAGED
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import PACKAGED, silence_libraries
 
 
 def is_installed(name: str) -> bool:

@@ -15,7 +15,6 @@ import torch
 from transformers import DynamicCache
 
 from reflectkit.models.kv_cache import CACHE
-from reflectkit.models.padding import right_pad
 
 SHORTEST = 8  # tokens; a shorter common prefix is not worth keys and values of its own
 DEPTH = 3  # how often a row may leave another one; what is deeper is read again
@@ -56,6 +55,12 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
 def read_together(length: int, widest: int) -> bool:
     """Whether `length` tokens go into a pass of `widest`: at least half as many, or all of them few."""
     return 2 * length >= widest or widest <= NARROW
+
+
+def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """`rows` as one tensor (B, T), padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
 def tree_of(rows: Sequence[Sequence[int]], at_once: int | None = None) -> Tree:

@@ -20,8 +20,7 @@ from transformers import DynamicCache
 
 from reflectkit.models.kv_cache import CACHE, only_keys_and_values
 from reflectkit.models.labels import Path, Trie, trie
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import hidden_at, shared_length
+from reflectkit.models.prefixes import hidden_at, right_pad, shared_length
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",

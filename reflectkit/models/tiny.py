@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from reflectkit.errors import DivergedError
-from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import PASSAGE
+from reflectkit.models.load import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128

@@ -16,7 +16,6 @@ import torch
 from torch.nn.functional import pad
 
 from reflectkit.models.kv_cache import CACHE, drop_rows, is_movable, join_rows, reserve
-from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.scoring import takes_positions
 from reflectkit.sampling.base import EVERYTHING, Truncation
 from reflectkit.sampling.prefix_cache import PrefixCache, cache_of, pays, read_prompts
@@ -213,6 +212,22 @@ class _Picker:
     def _goes_on(self, place: int) -> bool:
         token_ids = self.generated[place].token_ids
         return token_ids[-1] not in self.stop_ids and len(token_ids) < self.limits[place]
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: every row's last token is in the last column."""
+    width = max(map(len, rows))
+    input_ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    attention_mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        input_ids_BT[index, width - len(row) :] = torch.tensor(row, dtype=torch.long)
+        attention_mask_BT[index, width - len(row) :] = 1
+    return input_ids_BT.to(device), attention_mask_BT.to(device)
+
+
+def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
+    """Each token's position in its row, from 0; padding is at 0. Without it, left padding would shift positions."""
+    return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:

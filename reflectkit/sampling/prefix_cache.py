@@ -20,8 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.models.kv_cache import CACHE
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import read_together, shared_length
+from reflectkit.models.prefixes import read_together, right_pad, shared_length
 from reflectkit.models.scoring import (
     SHORTEST_PREFIX,
     has_plain_head,

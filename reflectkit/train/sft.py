@@ -128,8 +128,8 @@ def inputs_of(config: SFTConfig, source: Path) -> list[Path]:
 
 def player_of(config: SFTConfig, source: Path, rows: Sequence[Row]) -> LoadedModel:
     """The model to train. Raises CheckpointError."""
+    from reflectkit.models.hub import silence_libraries
     from reflectkit.models.load import LoadedModel, load_player, pick_device, with_adapter
-    from reflectkit.models.silence import silence_libraries
     from reflectkit.train.optimizers import set_dropout
 
     silence_libraries()
@@ -399,7 +399,7 @@ def _callback(bar: Bar, guessing: float, log: Log, keep: int) -> Any:
     """
     from transformers import TrainerCallback
 
-    from reflectkit.models.checks import all_finite
+    from reflectkit.models.load import all_finite
 
     class Show(TrainerCallback):
         """Advances the bar, stops if training diverges, and seals each checkpoint once it is complete."""

@@ -20,8 +20,7 @@ from reflectkit.commands import sft
 from reflectkit.console import Quiet
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.jsonl import read_json
-from reflectkit.models.checks import all_finite
-from reflectkit.models.load import load_player
+from reflectkit.models.load import all_finite, load_player
 from reflectkit.runs.checksums import seal, verify
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, config, train, write_rows

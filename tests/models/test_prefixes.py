@@ -10,8 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import DEPTH, hidden_at, tree_of
+from reflectkit.models.prefixes import DEPTH, hidden_at, right_pad, tree_of
 from reflectkit.models.scoring import can_share, trunk_of
 from reflectkit.models.tiny import build_model
 from reflectkit.train.learner import Learner, Settings, packed_as_trees, units

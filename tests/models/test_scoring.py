@@ -9,11 +9,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.scoring import behind_prefix, choice_logprobs, token_logprobs
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
 from reflectkit.prompts import label, policy_prompt
-from reflectkit.sampling.decoding import decode
+from reflectkit.sampling.decoding import decode, left_pad, position_ids
 from reflectkit.types import Observation
 
 VOCABULARY = 101

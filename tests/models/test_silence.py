@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _telemetry
 
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import silence_libraries
 
 
 def test_no_library_reports_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
