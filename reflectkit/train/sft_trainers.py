@@ -1,29 +1,44 @@
 """TRL's SFTTrainer with less work: rows that begin alike in one pass, and the LM head where tokens are trained.
 
-A pack holds rows that begin alike: what they share is read, and learnt from, once.
-A pack holds the tokens of a trie in the order in which the sorted rows add them. A token attends to its own ancestors
-alone and has their number as its position, so that hidden states, loss and gradients are those of the rows one by one,
-up to the rounding of sums. Unlike `models.prefixes`, which reads chunks behind cached keys and values, this is one
-plain pass with a mask, so that it works with adapters, recomputed activations and TRL's trainer, and also for the short
-convolutions of LFM2, which here run along the ancestors.
+A pack holds the tokens of a trie, in the order in which the sorted rows add them; what rows share is read once. A token
+attends to its own ancestors alone and has their number as its position. Hidden states, loss and gradients are those of
+the rows one by one, up to the rounding of sums. Unlike `models.prefixes` this is one plain pass with a mask, so it
+works with adapters, recomputed activations and TRL's trainer, and for the short convolutions of LFM2.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import TrainerCallback
 from trl import SFTTrainer
 
+from reflectkit.console import Bar
+from reflectkit.errors import CheckpointError, DataError, DivergedError
+from reflectkit.jsonl import read_json
+from reflectkit.models.load import all_finite
 from reflectkit.models.prefixes import shared_length
 from reflectkit.models.scoring import attends_to_all, takes_positions, trunk_of, unwrapped
+from reflectkit.runs.checksums import seal
+from reflectkit.runs.folders import checkpoints
+from reflectkit.train.trackers import Log
 
 Encoded = Mapping[str, Sequence[int]]
 NOT_TRAINED = -100
+ARGUMENTS = "training_args.bin"  # the one file of a trainer checkpoint with code in it; not needed to resume
+ORDER = "epoch_order.safetensors"  # torch's random state at the start of the epoch
+FIGURES = "figures.json"  # what the next row of the log is made of: sums since the last one, and the tokens so far
+EXPLODED = 10  # times the loss of guessing; no working training comes near it
 PAIRS_PER_TOKEN = 6
 """Times a model's width: the pairs of tokens whose attention costs as much as reading a token does besides. A layer
 has 12 D² weights, and a pair takes 2 D of such products."""
@@ -275,3 +290,84 @@ def _only(trunk: nn.Module, kept_BT: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+class RunCallback(TrainerCallback):
+    """What a run adds to each step: the progress bar, the tracker, the stop of a run that diverges, and checkpoints
+    that are sealed once complete and resume to the same bytes and figures.
+
+    log: for the figures. keep: number of checkpoints. guessing: loss of the uniform distribution over tokens, in nats
+    per token. resume: the checkpoint that training starts from.
+    """
+
+    def __init__(self, trainer: Any, bar: Bar, log: Log, keep: int, guessing: float, resume: Path | None) -> None:
+        self.trainer, self.bar, self.log, self.keep, self.guessing = trainer, bar, log, keep, guessing
+        self.resume = resume
+        self.order = resume / ORDER if resume is not None and (resume / ORDER).is_file() else None
+        self.epoch_state = torch.get_rng_state()
+        self.figures: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore what the trainer had summed since it last logged, which it begins anew. Raises CheckpointError."""
+        if self.resume is None or not (self.resume / FIGURES).is_file():
+            return
+        try:
+            kept = read_json(self.resume / FIGURES)
+            self.trainer._tr_loss = torch.tensor(float(kept["loss"]), device=args.device)
+            self.trainer._globalstep_last_logged = int(kept["logged"])
+            self.trainer._total_train_tokens = kept["tokens"]
+            self.trainer._metrics["train"].update(kept["metrics"])
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.resume / FIGURES} is damaged ({error})") from None
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore the random state from which the epoch's order of rows is drawn. With `group_by_length` that is
+        torch's own, and the trainer would read a later epoch's rows in the order of the first. Raises CheckpointError.
+        """
+        if self.order is not None:
+            try:
+                torch.set_rng_state(load_file(self.order)["state"])
+            except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
+                raise CheckpointError(f"{self.order} is damaged ({error})") from None
+            self.order = None
+        self.epoch_state = torch.get_rng_state()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Pass the figures on. Raises DivergedError for a loss that no working training comes near."""
+        if logs and "loss" in logs:
+            self.figures["loss"] = logs["loss"]
+            self.log(logs, state.global_step)
+            if not logs["loss"] <= EXPLODED * self.guessing:  # NaN too
+                what = f"the loss is {logs['loss']:.4g} nats per token, and that of guessing {self.guessing:.2g}"
+                raise _diverged(what, args, state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Advance the bar. Raises DivergedError for a weight that is not finite."""
+        if not all_finite(weight for weight in model.parameters() if weight.requires_grad):
+            raise _diverged("a weight became NaN or infinite", args, state)
+        self.bar.advance(1, **self.figures)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Complete the checkpoint and seal it; only then are older ones removed."""
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        ended = state.epoch == int(state.epoch)  # a resumed run begins with the next epoch
+        save_file({"state": torch.get_rng_state() if ended else self.epoch_state}, checkpoint / ORDER)
+        kept = {
+            "loss": self.trainer._tr_loss.item(),
+            "logged": self.trainer._globalstep_last_logged,
+            "tokens": self.trainer._total_train_tokens,
+            "metrics": self.trainer._metrics["train"],
+        }
+        (checkpoint / FIGURES).write_text(json.dumps(kept), encoding="utf-8")  # NaN too
+        (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+        seal(checkpoint)
+        for old in checkpoints(folder)[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _diverged(what: str, args: Any, state: Any) -> DivergedError:
+    return DivergedError(
+        f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is"
+        f" {args.learning_rate:g}"
+    )

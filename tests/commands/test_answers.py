@@ -21,7 +21,7 @@ from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.prompts import answers, listed_answers
-from reflectkit.train.sft import tokenised
+from reflectkit.train.sft import encode
 from tests.command_lines import error_of
 from tests.families import mistral
 
@@ -163,8 +163,8 @@ def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:
         write_jsonl(tmp_path / f"{name}.jsonl", part)
     for name, paths in (("words", text_ids(tokenizer, CHOICES)), ("labels", None)):
         path = tmp_path / f"{name}.jsonl"
-        encoded = list(tokenised(path, read_rows(path), tokenizer, role="plain", prompt_loss=False))
-        trained = [tuple(token for token in labels if token != -100) for _, _, labels in encoded]
+        encoded = encode(path, read_rows(path), tokenizer, role="plain")
+        trained = [tuple(token for token in row["labels"] if token != -100) for row in encoded]
         if paths is not None:
             assert tuple(trained) == paths
             assert trained[4][-1] == tokenizer.eos_token_id  # "pickup", from which "pickup now" goes on

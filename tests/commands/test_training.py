@@ -19,7 +19,7 @@ from reflectkit.console import Quiet
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.models.tiny import build_model
-from reflectkit.train import sft as sft_training
+from reflectkit.train import sft_trainers
 from reflectkit.train.loop import learning_rate_factor
 from reflectkit.train.optimizers import OptimizerConfig, decays, make_optimizer, set_dropout
 from reflectkit.train.processes import Processes
@@ -85,8 +85,8 @@ def test_the_checkpoint_before_stays_until_the_new_one_can_be_resumed_from(
             raise KeyboardInterrupt
         seal(folder)
 
-    seal = sft_training.seal
-    monkeypatch.setattr(sft_training, "seal", interrupted)
+    seal = sft_trainers.seal
+    monkeypatch.setattr(sft_trainers, "seal", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path, keep_checkpoints=1)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]

@@ -35,7 +35,7 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     rows = write_rows(tmp_path)
     if request.param == "adapter":
         plain = config(rows, tmp_path)
-        save_player(tmp_path / "base", sft_training.player_of(plain, rows, read_rows(rows)))
+        save_player(tmp_path / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
         settings = {"model": str(tmp_path / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
         yield sft_training.open_training(config(rows, tmp_path, **settings), tmp_path / "scratch", bar)

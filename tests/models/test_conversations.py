@@ -116,8 +116,7 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         tokenizer = build_tokenizer([row.text for row in read_rows(path)], [], 900)
-        player = LoadedModel(build_model(tokenizer, 4096, 0), tokenizer, "policy")
-        encoded = encode(path, read_rows(path), player, role="policy", prompt_loss=False, max_length=4096)
+        encoded = encode(path, read_rows(path), tokenizer, role="policy")
         dialogue = Dialogue(tokenizer, plain=True)
         for row, trajectory in zip(encoded, played, strict=True):
             shown = [s for s in lessons([trajectory]) if s.note != "mistake"]

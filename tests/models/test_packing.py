@@ -50,7 +50,7 @@ def trainer(folder: Path, kind: str, **settings: Any) -> Any:
     own: dict[str, Any] = {"model": kind, "init_range": 0.1}
     if kind == "adapter":
         plain = config(rows, folder, max_length=256)
-        save_player(folder / "base", sft_training.player_of(plain, rows, read_rows(rows)))
+        save_player(folder / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
         own = {"model": str(folder / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
         return sft_training.open_training(
