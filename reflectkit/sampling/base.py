@@ -151,34 +151,3 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
     place = bisect.bisect_right(cumulative, uniform(seed, "action") * cumulative[-1])
     return min(place, len(label_logprobs) - 1)
-
-
-def truncated(logprobs: Sequence[float], truncation: Truncation) -> tuple[float, ...]:
-    """Log-probabilities after truncation; -inf for outcomes that may not be drawn.
-
-    >>> [round(math.exp(one), 2) for one in truncated([math.log(p) for p in (0.5, 0.25, 0.25)], Truncation(top_p=0.7))]
-    [0.67, 0.33, 0.0]
-    """
-    if not truncation:
-        return tuple(logprobs)
-    order = sorted(range(len(logprobs)), key=lambda index: -logprobs[index])
-    if truncation.top_k:
-        smallest = logprobs[order[min(truncation.top_k, len(order)) - 1]]
-        order = [index for index in order if logprobs[index] >= smallest]
-    if truncation.top_p < 1:
-        total = math.fsum(math.exp(logprobs[index]) for index in order)
-        upto = itertools.accumulate((math.exp(logprobs[index]) / total for index in order), initial=0.0)
-        order = [index for index, before in zip(order, upto, strict=False) if before < truncation.top_p]
-    if truncation.min_p:
-        smallest = logprobs[order[0]] + math.log(truncation.min_p)
-        order = [index for index in order if logprobs[index] >= smallest]
-    left = frozenset(order)
-    total = math.log(math.fsum(math.exp(logprobs[index]) for index in order))
-    return tuple(value - total if index in left else -math.inf for index, value in enumerate(logprobs))
-
-
-def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
-    """The label that `ask` draws, given the log-probabilities of all."""
-    allowed = truncated(logprobs, ask.truncation if ask.temperature else EVERYTHING)
-    chosen = draw(allowed, ask.temperature, ask.seed)
-    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)

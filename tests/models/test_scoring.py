@@ -8,12 +8,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import behind_prefix, choice_logprobs, token_logprobs
-from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
-from reflectkit.prompts import label, policy_prompt
 from reflectkit.sampling.decoding import decode, left_pad, position_ids
-from reflectkit.types import Observation
 
 VOCABULARY = 101
 
@@ -112,12 +108,6 @@ def test_positions_matter_for_learned_ones() -> None:
     assert position_ids(torch.tensor([[0, 0, 1, 1, 1]])).tolist() == [[0, 0, 0, 1, 2]]
 
 
-def test_illegal_labels_have_no_probability() -> None:
-    logprobs, _ = choice_logprobs(gpt2(), prompts(2), [single(5, 6, 7), single(5)], pad_id=0)
-    assert logprobs[1].tolist() == [0.0, float("-inf"), float("-inf")]
-    assert logprobs[0].exp().sum().item() == pytest.approx(1)
-
-
 def test_gradients_flow_and_are_finite_with_unequal_choices() -> None:
     model = gpt2()
     logprobs, _ = choice_logprobs(model, prompts(2), [single(5, 6, 7), single(5, 6)], pad_id=0)
@@ -140,51 +130,6 @@ def test_a_lora_head_is_scored_with_its_adapter() -> None:
     ours, _ = choice_logprobs(model, [row], [single(9, 4, 77)], pad_id=0)
     theirs = torch.log_softmax(model(torch.tensor([row])).logits[0, -1, [9, 4, 77]], dim=-1)
     torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
-
-
-def test_labels_are_single_tokens_and_cells_stay_apart(policy: LoadedModel, observations: list[Observation]) -> None:
-    ids = label_ids(policy.tokenizer, 6)
-    assert len(set(ids)) == 6
-    for index, tokens in enumerate(ids):
-        assert len(tokens) == 1
-        assert completion_ids(policy.tokenizer, label(index)) == list(tokens)
-    for line in observations[0].text.split("\n")[1:6]:
-        tokens = prompt_ids(policy.tokenizer, line)
-        assert [policy.tokenizer.decode([token]).strip() for token in tokens] == line.split(" ")
-
-
-def test_prompt_and_label_tokenise_as_their_joined_text(policy: LoadedModel, observations: list[Observation]) -> None:
-    for seen in observations:
-        text = policy_prompt(seen, "Go east.")
-        joined = policy.tokenizer(text + label(3))["input_ids"]
-        assert prompt_ids(policy.tokenizer, text) + completion_ids(policy.tokenizer, label(3)) == joined
-
-
-@pytest.mark.parametrize("build", BUILDERS)
-def test_greedy_decoding_with_cache_agrees_with_generate_and_with_a_batch_of_one(build) -> None:
-    model, rows = build(), prompts(6)
-    together = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)
-    for row, written in zip(rows, together, strict=True):
-        (alone,) = decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)
-        assert alone.token_ids == written.token_ids
-        assert alone.logprobs == pytest.approx(written.logprobs, abs=1e-5)
-        generated = model.generate(
-            torch.tensor([row]),
-            attention_mask=torch.ones(1, len(row), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=12,
-            eos_token_id=3,
-            pad_token_id=0,
-        )[0, len(row) :].tolist()
-        assert written.token_ids == generated
-
-
-def test_sampled_decoding_depends_on_each_rows_own_seed_alone() -> None:
-    model, rows = gpt2(), prompts(4)
-    options = {"pad_id": 0, "stop_ids": frozenset(), "max_new_tokens": 8, "temperature": 1.0}
-    together = decode(model, rows, seeds=[1, 2, 3, 4], **options)
-    assert decode(model, rows[2:3], seeds=[3], **options)[0].token_ids == together[2].token_ids
-    assert decode(model, rows[2:3], seeds=[5], **options)[0].token_ids != together[2].token_ids
 
 
 @pytest.mark.parametrize("build", BUILDERS)
