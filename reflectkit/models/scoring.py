@@ -105,7 +105,8 @@ def choice_logprobs(
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
         return logprobs_NC, hidden_ND
-    return _along_paths(logprobs_NC, tries), hidden_ND[torch.tensor(_roots(tries), device=device)]
+    roots = [0, *itertools.accumulate(len(one.nodes) for one in tries)][:-1]
+    return _along_paths(logprobs_NC, tries, roots), hidden_ND[torch.tensor(roots, device=device)]
 
 
 def token_logprobs(
@@ -154,7 +155,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether the model can be told where a token stands."""
+    """Whether the model's forward takes positions."""
     return "position_ids" in inspect.signature(unwrapped(model).forward).parameters
 
 
@@ -182,22 +183,6 @@ def attends_to_all(model: Any) -> bool:
     config = unwrapped(model).config.get_text_config()
     counts_columns = "local" in getattr(config, "attention_layers", ())  # GPT-Neo's window, which its cache ignores
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
-
-
-def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """(key-value cache of the common prefix of `rows`, one copy per row; its number of tokens); (None, 0) if it is too
-    short to be worth it, or if the model caches other things than keys and values. At least one token of each row is
-    left to read.
-    """
-    length = common_prefix(rows)
-    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model) or not attends_to_all(model):
-        return None, 0
-    prefix = torch.tensor([rows[0][:length]], device=next(model.parameters()).device)
-    cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
-    if not only_keys_and_values(cache):
-        return None, 0
-    cache.batch_repeat_interleave(len(rows))
-    return cache, length
 
 
 def _at_nodes(
@@ -240,18 +225,15 @@ def _rows_and_nodes(
     return rows, nodes
 
 
-def _roots(tries: Sequence[Trie]) -> list[int]:
-    """The index of each row's root among the nodes of all rows."""
-    return [0, *itertools.accumulate(len(one.nodes) for one in tries)][:-1]
-
-
-def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie]) -> torch.Tensor:
-    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K."""
+def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]) -> torch.Tensor:
+    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K. roots:
+    the index of each row's root among the nodes of all rows.
+    """
     width = logprobs_NC.shape[1]
     certain = logprobs_NC.numel()  # index of a 0, for paths with fewer steps than the longest
     most, longest = max(len(one.steps) for one in tries), max(len(path) for one in tries for path in one.steps)
     index_BKS = torch.full((len(tries), most, longest), certain)
-    for row, (root, one) in enumerate(zip(_roots(tries), tries, strict=True)):
+    for row, (root, one) in enumerate(zip(roots, tries, strict=True)):
         for label, path in enumerate(one.steps):
             index_BKS[row, label, : len(path)] = torch.tensor([(root + node) * width + child for node, child in path])
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
@@ -261,23 +243,24 @@ def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie]) -> torch.Tens
 
 
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:
-    """hidden_BD of the prompts' last positions, with their common prefix read once; None if that saves nothing."""
-    cache, length = behind_prefix(model, prompts)
-    if cache is None:
+    """hidden_BD of the prompts' last positions, with their common prefix read once; None if that is too short to be
+    worth a pass, or if the model caches other things than keys and values.
+    """
+    keys = [tuple(row) for row in prompts]
+    length = min(shared_length(min(keys), max(keys)), min(map(len, keys)) - 1)  # what these two share, all share
+    if length < SHORTEST_PREFIX or len(keys) < 2 or not has_plain_head(model) or not attends_to_all(model):
         return None
+    prefix = torch.tensor([keys[0][:length]], device=next(model.parameters()).device)
+    cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
+    if not only_keys_and_values(cache):
+        return None
+    cache.batch_repeat_interleave(len(keys))
     rest = [prompt[length:] for prompt in prompts]
     input_ids_BT = right_pad(rest, pad_id, next(model.parameters()).device)
     hidden_BTD = trunk_of(model)(input_ids=input_ids_BT, use_cache=True, **{CACHE: cache}).last_hidden_state
     places_B = torch.tensor([len(row) - 1 for row in rest], device=hidden_BTD.device)
     hidden_BD: torch.Tensor = hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places_B]
     return hidden_BD
-
-
-def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """The length of the common prefix of `rows`, at most one less than the shortest."""
-    keys = [tuple(row) for row in rows]
-    shared = shared_length(min(keys), max(keys))  # what these two share, all share
-    return min(shared, min(map(len, rows)) - 1)
 
 
 def has_plain_head(model: Any) -> bool:

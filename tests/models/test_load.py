@@ -1,4 +1,4 @@
-"""Model folders that name code on a hub or unquantised weights, the bytes of a copy, and no telemetry."""
+"""Model folders that name code on a hub, the bytes of a copy, and no telemetry."""
 
 from __future__ import annotations
 
@@ -35,23 +35,6 @@ def test_code_on_a_hub_that_a_config_names_is_refused(
     with pytest.raises(CheckpointError, match="code from a hub, which is never run") as caught:
         load_player(folder, device="cpu")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("bits", ["4bit", "8bit"])
-def test_weights_that_are_not_quantised_as_the_config_says_are_refused(
-    checkpoints: dict[str, Path], tmp_path: Path, bits: str
-) -> None:
-    pytest.importorskip("bitsandbytes")
-    folder = Path(shutil.copytree(checkpoints["policy"], tmp_path / "model"))
-    said = {"quantization_config": {"quant_method": "bitsandbytes", f"load_in_{bits}": True}}
-    write_json(folder / "config.json", read_json(folder / "config.json") | said)
-    with pytest.raises(CheckpointError, match="the weights are not quantised") as caught:
-        load_player(folder, device="cpu")
-    assert "\n" not in str(caught.value)
-    player = load_player(checkpoints["policy"], device="cpu", quantize=bits)
-    player.model.save_pretrained(tmp_path / "quantised")
-    player.tokenizer.save_pretrained(tmp_path / "quantised")
-    load_player(tmp_path / "quantised", device="cpu")
 
 
 def test_a_copy_has_the_same_bytes_without_the_hub(
