@@ -19,17 +19,17 @@ from reflectkit.sampling.protocols import FLOOR, MOST_AT_ONCE, Drawn
 from reflectkit.text import pluralize
 
 MEAN_LIMIT = 0.3
-"""Most that the mean difference over many tokens may be, in nats. Between a policy in float32 or bfloat16 here and
-vLLM in bfloat16 it was 0.02 to 0.05 (SmolLM2-135M with LoRA, which docs/large-policies.md describes).
+"""Maximum mean difference over many tokens, in nats. Between a policy in float32 or bfloat16 here and vLLM in bfloat16
+it was 0.02 to 0.05 (SmolLM2-135M with LoRA; see docs/large-policies.md).
 """
 SHARE = 0.95
 HIGH_LIMIT = 1.0
-"""Most that the difference may be, in nats, for the best-agreeing SHARE of the tokens; there it was 0.13."""
+"""Maximum difference, in nats, of the best-agreeing SHARE of the tokens; there it was 0.13."""
 
 
 def disagreement(difference_N: torch.Tensor, temperature: float = 1.0) -> str:
-    """Which limit the differences exceed, with the figure; "" if none. The mean over N tokens may be 2 / √N above its
-    limit, as a part of it. temperature: of the log-probabilities; a lower one enlarges the differences of the logits.
+    """Which limit the differences exceed, with the figure; "" if none. The limit of a mean over N tokens is 1 + 2 / √N
+    times as large. temperature: of the log-probabilities; a lower one enlarges the differences of the logits.
     """
     if not len(difference_N):
         return ""
@@ -52,7 +52,7 @@ SURPLUS = 1e-2
 
 
 def scores(values: Mapping[int, Any], url: str) -> dict[int, float]:
-    """The log-probabilities of different tokens in one place. Raises ConfigError if they are none."""
+    """The log-probabilities of different tokens at one place. Raises ConfigError if they cannot be that."""
     result = {token: _logprob(value, FLOOR, url) for token, value in values.items()}
     total = math.fsum(map(math.exp, result.values()))
     if total > 1 + SURPLUS:
@@ -79,14 +79,14 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
 
 
 def _logprob(value: Any, least: float, url: str) -> float:
-    """The JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to 0."""
+    """A JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to 0."""
     if type(value) not in (int, float) or not least <= value <= ROUNDING:
         raise wrong(url, f"the log-probability {value!r:.40}, which is no number from {least:.0f} to 0")
     return float(value)
 
 
 def wrong(url: str, what: str) -> ConfigError:
-    """The error for an answer that no server gives that works."""
+    """The error for an answer that a working server never gives."""
     return ConfigError(f"{url} answered with {what}; use another version of the server, or sample in this process")
 
 
@@ -94,8 +94,8 @@ PROMPTS = 8
 TOKENS = 16
 """Of each prompt: tokens that are compared, and length of the text that is written."""
 CLEAR = 5
-"""A change of the weights is clear once it moves the log-probabilities so many times as far as rounding does. From 3
-times on, vLLM in bfloat16 showed at least 0.8 of it.
+"""A change of the weights is clear once it moves the log-probabilities this many times as far as rounding does. From 3
+on, vLLM in bfloat16 showed at least 0.8 of it.
 """
 LEAST_ROUNDING = 1e-4
 """Root mean square of the difference between a server and this process in float32, in nats; most differ less."""
@@ -103,7 +103,7 @@ LEAST_ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Probe:
-    """A place whose next `tokens` are compared. text: what is written there and compared too, unless it is None."""
+    """A place whose next `tokens` are compared. text: a request for a text there, which is compared too."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -116,7 +116,7 @@ class Probes:
     def __init__(self, vocabulary: int) -> None:
         ids = spread(vocabulary, TOKENS)
         self.chosen = [Probe(tuple(ids[:4]), tuple(ids))]
-        """Those that are compared now."""
+        """The current probes."""
         self._seen: list[SampleRequest] = []
         self._played = False
         self._agreed: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -124,20 +124,20 @@ class Probes:
         self._rounding = 0.0
 
     def see(self, ask: SampleRequest) -> None:
-        """Remember what is played, as a later probe."""
-        if len(self._seen) < PROMPTS and all(one.prompt_ids != ask.prompt_ids for one in self._seen):
+        """Remember a request of an episode as a later probe."""
+        if len(self._seen) < PROMPTS and all(seen.prompt_ids != ask.prompt_ids for seen in self._seen):
             self._seen.append(ask)
 
     @torch.no_grad()
     def choose(self, player: LoadedModel) -> None:
-        """Take what was played as the probes, once there is any: places where labels part, and texts with their
+        """Use requests of episodes as the probes, once there are any: places where labels part, and texts with their
         likeliest tokens.
         """
         if self._played or not self._seen:
             return
         self._played, self._agreed, self.chosen = True, None, []
         for ask in self._seen[:PROMPTS]:
-            node = max(trie(ask.labels).nodes, key=lambda one: len(one.children)) if ask.labels else None
+            node = max(trie(ask.labels).nodes, key=lambda node: len(node.children)) if ask.labels else None
             if node is not None:
                 self.chosen.append(Probe((*ask.prompt_ids, *node.prefix), node.children[:MOST_AT_ONCE]))
             else:
@@ -146,13 +146,18 @@ class Probes:
     @torch.no_grad()
     def own(self, player: LoadedModel) -> torch.Tensor:
         """Log-probabilities (N) of the tokens of all probes, among those of each."""
-        prompts, labels = [one.prompt for one in self.chosen], [tuple((t,) for t in one.tokens) for one in self.chosen]
+        prompts, labels = (
+            [probe.prompt for probe in self.chosen],
+            [tuple((t,) for t in probe.tokens) for probe in self.chosen],
+        )
         own_BK, _ = choice_logprobs(player.model, prompts, labels, pad_id=player.pad_id)
-        return torch.cat([row[: len(one.tokens)] for row, one in zip(own_BK.cpu().double(), self.chosen, strict=True)])
+        return torch.cat(
+            [row[: len(probe.tokens)] for row, probe in zip(own_BK.cpu().double(), self.chosen, strict=True)]
+        )
 
     def complaint(self, own_N: torch.Tensor, there: Sequence[float]) -> str:
-        """Why the server does not have the weights whose log-probabilities are `own_N`, if it does not; else "".
-        there: its own (N).
+        """Why the server does not have the weights whose log-probabilities are `own_N`; "" if it has. there: those of
+        the server (N).
         """
         there_N = torch.tensor(there, dtype=torch.float64)
         if apart := disagreement(there_N - own_N):

@@ -22,7 +22,6 @@ from reflectkit.sampling.prefix_cache import Prefix, PrefixCache, cache_of, pays
 from reflectkit.seeding import uniform
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
-BLOCK = 256  # probabilities per block when sampling
 
 
 @dataclass
@@ -237,19 +236,8 @@ def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.T
 
 
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """One token per row, by inverting the cumulative distribution at the row's draw: first over blocks, then within
-    one.
-
-    The cumulative sum over a large vocabulary, which must be in float64, would cost more than the softmax.
-    """
-    probs_BNK = pad(logprobs_BV.exp(), (0, -logprobs_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    blocks_BN = probs_BNK.sum(dim=-1).double()
-    upto_BN = blocks_BN.cumsum(dim=-1)
+    """One token per row (B), by inverting the cumulative distribution at the row's draw, 0 ≤ draw < 1."""
+    upto_BV = logprobs_BV.double().exp().cumsum(dim=-1)
     draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
-    target_B1 = draws_B1 * upto_BN[:, -1:]
-    block_B1 = torch.searchsorted(upto_BN, target_B1, right=True).clamp(max=upto_BN.shape[1] - 1)
-    rest_B1 = target_B1 - pad(upto_BN, (1, 0)).gather(1, block_B1)  # ≥ 0, and less than the block's own sum
-    inside_BK = probs_BNK.take_along_dim(block_B1[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
-    share_B1 = rest_B1 / blocks_BN.gather(1, block_B1)
-    inside_B1 = torch.searchsorted(inside_BK, share_B1 * inside_BK[:, -1:], right=True).clamp(max=BLOCK - 1)
-    return (block_B1 * BLOCK + inside_B1).squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
+    chosen_B1 = torch.searchsorted(upto_BV, draws_B1 * upto_BV[:, -1:], right=True)
+    return chosen_B1.squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
