@@ -19,7 +19,7 @@ Quantize = Literal["none", "8bit", "4bit"]
 ROLE_FILE = "reflectkit.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 BASE_FOLDER = "base_folder"
-"""Key in the role file of where the base of an adapter lies."""
+"""Key in the role file of the path of an adapter's base."""
 
 
 def model_facts(source: Path) -> dict[str, Any]:

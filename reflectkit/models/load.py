@@ -113,7 +113,7 @@ def load_player(
     if quantize != "none":
         from transformers import BitsAndBytesConfig
 
-        bits = {"load_in_8bit": True}
+        bits: dict[str, Any] = {"load_in_8bit": True}
         if quantize == "4bit":
             bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": options["dtype"]}
         options |= {"quantization_config": BitsAndBytesConfig(**bits), "device_map": {"": place}}

@@ -3,8 +3,8 @@
 A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the legal labels are
 applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels are read as a tree
 (`models/prefixes.py`) up to where they part (`models/labels.py`). For text, the head is applied only where tokens were
-sampled. Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code,
-whose softmax was over 252 labels, legal or not.
+sampled. Rows are padded on the right, which a causal model never sees. The softmax of the Reflect-RL code was over 252
+labels, legal or not.
 """
 
 from __future__ import annotations
@@ -80,23 +80,23 @@ def choice_logprobs(
     temperature: float = 1.0,
     share: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the legal labels after each prompt.
+    """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller disables them; then the
+    common prefix of the prompts is read once.
 
     Parameters
     ----------
-    model: a model or its Scorer. prompts: token ids of B prompts of any lengths. labels: the tokens of each prompt's
-    legal labels, K at most. temperature: divides the logits wherever labels part, > 0. share: what prompts begin with
-    is read once (`models.prefixes`), if the model allows.
+    model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each prompt's legal labels, K
+    at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once
+    (`models.prefixes`), if the model allows.
 
     Returns
     -------
     logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last
-    position's hidden state, for a critic. Gradients flow unless the caller disables them; without them, the common
-    prefix of the prompts is read once.
+    position's hidden state, for a critic.
     """
     device = next(model.parameters()).device
     tries = [trie(tuple(row)) for row in labels]
-    children = [node.children for one in tries for node in one.nodes]  # of N nodes, row by row, the root first
+    children = [node.children for tree in tries for node in tree.nodes]  # of N nodes, row by row, the root first
     width = max(map(len, children))
     children_NC = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in children], device=device)
     legal_NC = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in children], device=device)
@@ -105,7 +105,7 @@ def choice_logprobs(
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
         return logprobs_NC, hidden_ND
-    roots = [0, *itertools.accumulate(len(one.nodes) for one in tries)][:-1]
+    roots = [0, *itertools.accumulate(len(tree.nodes) for tree in tries)][:-1]
     return _along_paths(logprobs_NC, tries, roots), hidden_ND[torch.tensor(roots, device=device)]
 
 
@@ -166,10 +166,10 @@ def trunk_of(model: Any) -> Any:
 
 
 def can_share(model: Any) -> bool:
-    """Whether `models.prefixes` is exact for the model: its layers attend to all positions before and cache nothing but
-    keys and values, it is told positions, and it does not recompute activations, which does without a cache.
+    """Whether `models.prefixes` is exact for the model: its layers attend to all earlier positions and cache nothing
+    but keys and values, it takes positions, and it does not recompute activations, which needs passes without a cache.
     """
-    if is_scorer(model) or not has_plain_head(model):  # wrapped: sharded over processes
+    if is_scorer(model) or not has_plain_head(model):  # a Scorer is sharded over processes
         return False
     bare = unwrapped(model)
     recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
@@ -177,9 +177,7 @@ def can_share(model: Any) -> bool:
 
 
 def attends_to_all(model: Any) -> bool:
-    """Whether each layer attends to all positions before, with whatever lies between them, and caches nothing but keys
-    and values.
-    """
+    """Whether each layer attends to all earlier positions, and caches nothing but keys and values."""
     config = unwrapped(model).config.get_text_config()
     counts_columns = "local" in getattr(config, "attention_layers", ())  # GPT-Neo's window, which its cache ignores
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
@@ -196,7 +194,7 @@ def _at_nodes(
     """(hidden_ND, logits_NC) of the N nodes of all rows, by the fewest passes that the model allows."""
     bare = model.model if type(model) is Scorer else model
     hidden_ND: torch.Tensor | None = None
-    parts = any(one.chains for one in tries)
+    parts = any(tree.chains for tree in tries)
     if (share or parts) and can_share(bare):
         at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
         hidden_ND = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
@@ -231,13 +229,14 @@ def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequen
     """
     width = logprobs_NC.shape[1]
     certain = logprobs_NC.numel()  # index of a 0, for paths with fewer steps than the longest
-    most, longest = max(len(one.steps) for one in tries), max(len(path) for one in tries for path in one.steps)
+    most = max(len(tree.steps) for tree in tries)
+    longest = max(len(path) for tree in tries for path in tree.steps)
     index_BKS = torch.full((len(tries), most, longest), certain)
     for row, (root, one) in enumerate(zip(roots, tries, strict=True)):
         for label, path in enumerate(one.steps):
             index_BKS[row, label, : len(path)] = torch.tensor([(root + node) * width + child for node, child in path])
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
-    legal_BK = torch.tensor([[True] * len(one.steps) + [False] * (most - len(one.steps)) for one in tries])
+    legal_BK = torch.tensor([[True] * len(tree.steps) + [False] * (most - len(tree.steps)) for tree in tries])
     logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
     return logprobs_BK.masked_fill(~legal_BK.to(flat.device), float("-inf"))
 

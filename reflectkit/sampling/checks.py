@@ -69,9 +69,9 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
         raise wrong(url, f"{len(ids)} tokens with {len(drawn.logprobs)} log-probabilities")
     if not 1 <= len(ids) <= limit:
         raise wrong(url, f"{len(ids)} tokens where 1 to {limit} were asked for")
-    for one in ids:
-        if type(one) is not int or not 0 <= one < vocabulary:
-            raise wrong(url, f"the token {one!r:.40}, but the model's are 0 to {vocabulary - 1}")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise wrong(url, f"the token {token!r:.40}, but the model's are 0 to {vocabulary - 1}")
     early = stop_ids.intersection(ids[:-1])
     if early:
         raise wrong(url, f"more tokens after the stop token {min(early)}")

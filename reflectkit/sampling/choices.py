@@ -68,7 +68,7 @@ def open_local(opening: Opening, settings: object = None) -> Sampler:
 
 
 BACKENDS = {"local": Backend(NoSettings, open_local)}
-"""The kinds of samplers by name, besides servers."""
+"""The kinds of samplers by name, except servers."""
 
 
 def is_server(name: str) -> bool:

@@ -120,7 +120,7 @@ class _NewerWeightsError(Exception):
 
 
 class ServerSampler:
-    """Samples from the model behind `server`.
+    """Samples from the model that `server` serves.
 
     tokenizer, role, context: the policy's. vocabulary: number of its model's tokens. base: the model that the server
     must serve, as a path or hub id. store: where weights are written for the server.
@@ -406,7 +406,7 @@ def _same_model(there: str, here: str) -> bool:
 
 
 def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:
-    """A sampler of the model behind `url`, checked before anything is sampled.
+    """A sampler of the model that `url` serves, checked before anything is sampled.
 
     Raises
     ------

@@ -82,7 +82,7 @@ class Wire:
 
         Parameters
         ----------
-        patient: whether to wait for a server that is away. final: statuses that are not tried again, besides 4xx.
+        patient: whether to wait for a server that is away. final: statuses that are not tried again, like 4xx.
 
         Raises
         ------

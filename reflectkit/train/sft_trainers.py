@@ -44,8 +44,8 @@ SMALL_VOCABULARY = 4096
 with it the weights of every seed of the tiny models."""
 EXPLODED = 10  # times the loss of guessing; no working training comes near it
 PAIRS_PER_TOKEN = 6
-"""Times a model's width: the pairs of tokens whose attention costs as much as reading a token does besides. A layer
-has 12 D² weights, and a pair takes 2 D of such products."""
+"""Times a model's width: pairs of tokens whose attention costs as much as the rest of reading a token. A layer has 12
+D² weights, and a pair takes 2 D products."""
 
 
 def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list[int]]]:
@@ -112,24 +112,24 @@ def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
     among the B x T tokens of the N tokens before a trained one, and shift_labels, the trained ones, both (1, N), which
     are also the labels, for the trainer to count.
     """
-    width = max(len(one["input_ids"]) for one in packs)
+    width = max(len(columns["input_ids"]) for columns in packs)
     ids_BT = torch.full((len(packs), width), pad_id)
     mask_BT = torch.zeros((len(packs), width), dtype=torch.long)
     parents_BT = torch.full((len(packs), width), -1)
     places_BT = torch.zeros((len(packs), width), dtype=torch.long)
     sources: list[int] = []
     targets: list[int] = []
-    for row, one in enumerate(packs):
-        size = len(one["input_ids"])
+    for row, columns in enumerate(packs):
+        size = len(columns["input_ids"])
         places: list[int] = []
-        for parent in one["parents"]:
+        for parent in columns["parents"]:
             places.append(places[parent] + 1 if parent >= 0 else 0)
-        ids_BT[row, :size] = torch.tensor(one["input_ids"])
+        ids_BT[row, :size] = torch.tensor(columns["input_ids"])
         mask_BT[row, :size] = 1
-        parents_BT[row, :size] = torch.tensor(one["parents"])
+        parents_BT[row, :size] = torch.tensor(columns["parents"])
         places_BT[row, :size] = torch.tensor(places)
-        sources += [row * width + source for source in one["sources"]]
-        targets += one["targets"]
+        sources += [row * width + source for source in columns["sources"]]
+        targets += columns["targets"]
     return {
         "input_ids": ids_BT,
         "attention_mask": mask_BT,
