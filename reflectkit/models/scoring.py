@@ -100,7 +100,20 @@ def choice_logprobs(
     width = max(map(len, children))
     children_NC = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in children], device=device)
     legal_NC = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in children], device=device)
-    hidden_ND, logits_NC = _at_nodes(model, prompts, tries, children_NC, pad_id, share)
+    bare, parts = model.model if type(model) is Scorer else model, any(tree.chains for tree in tries)
+    hidden: torch.Tensor | None = None
+    if (share or parts) and can_share(bare):
+        at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
+        hidden = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
+    elif not parts and not torch.is_grad_enabled() and not is_scorer(model):
+        hidden = _last_hidden(model, prompts, pad_id)
+    if hidden is not None:
+        hidden_ND, logits_NC = hidden, head_logits(bare, hidden, children_NC)
+    else:
+        rows, nodes = _rows_and_nodes(prompts, tries)
+        row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+        scorer = model if is_scorer(model) else Scorer(model)
+        hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
@@ -183,43 +196,16 @@ def attends_to_all(model: Any) -> bool:
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
 
 
-def _at_nodes(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    tries: Sequence[Trie],
-    children_NC: torch.Tensor,
-    pad_id: int,
-    share: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(hidden_ND, logits_NC) of the N nodes of all rows, by the fewest passes that the model allows."""
-    bare = model.model if type(model) is Scorer else model
-    hidden_ND: torch.Tensor | None = None
-    parts = any(tree.chains for tree in tries)
-    if (share or parts) and can_share(bare):
-        at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
-        hidden_ND = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
-    elif not parts and not torch.is_grad_enabled() and not is_scorer(model):
-        hidden_ND = _last_hidden(model, prompts, pad_id)
-    if hidden_ND is not None:
-        return hidden_ND, head_logits(bare, hidden_ND, children_NC)
-    device = children_NC.device
-    rows, nodes = _rows_and_nodes(prompts, tries)
-    row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
-    scorer = model if is_scorer(model) else Scorer(model)
-    hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
-    return hidden_ND, logits_NC
-
-
 def _rows_and_nodes(
     prompts: Sequence[Sequence[int]], tries: Sequence[Trie]
 ) -> tuple[list[Sequence[int]], list[tuple[int, int]]]:
     """(each prompt with each of its chains; the row and place of every node)."""
     rows: list[Sequence[int]] = []
     nodes: list[tuple[int, int]] = []
-    for prompt, one in zip(prompts, tries, strict=True):
-        places = [len(prompt) + len(node.prefix) - 1 for node in one.nodes]
-        nodes += [(len(rows) + chain, place) for chain, place in zip(one.chain_of, places, strict=True)]
-        rows += [[*prompt, *chain] for chain in one.chains] or [prompt]
+    for prompt, tree in zip(prompts, tries, strict=True):
+        places = [len(prompt) + len(node.prefix) - 1 for node in tree.nodes]
+        nodes += [(len(rows) + chain, place) for chain, place in zip(tree.chain_of, places, strict=True)]
+        rows += [[*prompt, *chain] for chain in tree.chains] or [prompt]
     return rows, nodes
 
 
@@ -232,8 +218,8 @@ def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequen
     most = max(len(tree.steps) for tree in tries)
     longest = max(len(path) for tree in tries for path in tree.steps)
     index_BKS = torch.full((len(tries), most, longest), certain)
-    for row, (root, one) in enumerate(zip(roots, tries, strict=True)):
-        for label, path in enumerate(one.steps):
+    for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
+        for label, path in enumerate(tree.steps):
             index_BKS[row, label, : len(path)] = torch.tensor([(root + node) * width + child for node, child in path])
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
     legal_BK = torch.tensor([[True] * len(tree.steps) + [False] * (most - len(tree.steps)) for tree in tries])

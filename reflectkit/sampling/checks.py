@@ -12,8 +12,7 @@ import torch
 from reflectkit.errors import ConfigError
 from reflectkit.models.labels import trie
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.prefixes import right_pad
-from reflectkit.models.scoring import Scorer, choice_logprobs, token_logprobs
+from reflectkit.models.scoring import choice_logprobs, token_logprobs
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.protocols import FLOOR, MOST_AT_ONCE, Drawn
 from reflectkit.text import pluralize
@@ -140,8 +139,11 @@ class Probes:
             node = max(trie(ask.labels).nodes, key=lambda node: len(node.children)) if ask.labels else None
             if node is not None:
                 self.chosen.append(Probe((*ask.prompt_ids, *node.prefix), node.children[:MOST_AT_ONCE]))
-            else:
-                self.chosen.append(Probe(ask.prompt_ids, _likeliest(player, ask.prompt_ids), ask))
+                continue
+            prompt = torch.tensor([ask.prompt_ids], device=next(player.model.parameters()).device)
+            logits_V = player.model(prompt, logits_to_keep=1).logits[0, -1]
+            likeliest = logits_V.topk(min(TOKENS, len(logits_V))).indices.tolist()
+            self.chosen.append(Probe(ask.prompt_ids, tuple(likeliest), ask))
 
     @torch.no_grad()
     def own(self, player: LoadedModel) -> torch.Tensor:
@@ -198,14 +200,6 @@ def text_difference(
 def spread(size: int, count: int) -> list[int]:
     """`count` different token ids, spread over a vocabulary of `size`."""
     return sorted({number * (size - 1) // (count - 1) for number in range(count)})
-
-
-def _likeliest(player: LoadedModel, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """The likeliest tokens after `prompt`."""
-    device = next(player.model.parameters()).device
-    place_N, row_N = torch.tensor([len(prompt) - 1], device=device), torch.zeros(1, dtype=torch.long, device=device)
-    _, logits_NV = Scorer(player.model)(right_pad([prompt], player.pad_id, device), row_N, place_N)
-    return tuple(logits_NV[0].topk(min(TOKENS, logits_NV.shape[1])).indices.tolist())
 
 
 def _size(value_N: torch.Tensor) -> float:

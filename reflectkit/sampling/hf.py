@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,29 +25,15 @@ Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""
 
 
-class Team(Protocol):
-    """Processes that make the same requests and share the scoring: `train.processes.Processes`."""
-
-    count: int
-
-    def share(self, items: Sequence[Any]) -> list[Any]:
-        """This process's share of `items`."""
-        ...
-
-    def gather_shares(self, mine: Sequence[Any]) -> list[Any]:
-        """The items that `share` distributed, in their order."""
-        ...
-
-
 class LocalSampler:
     """Samples from `player`'s model.
 
     Parameters
     ----------
     frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest answers first. batch:
-    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and the processes
-    that ask the same and score together. watch: called with the last hidden states (B, D) and the prompts of each batch
-    that is scored.
+    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and the
+    `train.processes.Processes` that make the same requests and share the scoring. watch: called with the last hidden
+    states (B, D) and the prompts of each batch that is scored.
     """
 
     def __init__(
@@ -58,7 +44,7 @@ class LocalSampler:
         rank: int = 1,
         batch: int = 64,
         scorer: Any = None,
-        team: Team | None = None,
+        team: Any = None,
         watch: Callable[[torch.Tensor, Sequence[tuple[int, ...]]], None] | None = None,
     ) -> None:
         self.player, self.batch, self.team, self.watch = player, batch, team, watch

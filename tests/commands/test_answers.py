@@ -11,9 +11,8 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
-from reflectkit.data.sft_rows import form_of, read_rows
+from reflectkit.data.sft_rows import read_rows
 from reflectkit.envs.taxi import Taxi
-from reflectkit.errors import DataError
 from reflectkit.integrations.agent import load_agent
 from reflectkit.jsonl import read_jsonl, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
@@ -146,27 +145,3 @@ def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:
         else:
             ends = [tokenizer.convert_ids_to_tokens(list(one)) for one in trained]
             assert ends == [["▁", "1", "</s>"], ["▁", "9"], ["▁", "1", "3"]]
-
-
-def test_rows_of_both_forms_in_a_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    word = {"prompt": "x\nActions:\n go\n stay\nAction:", "completion": " go", "answer": "text"}
-    label = {"prompt": "x\nActions:\n 0 go\n 1 stay\nAction:", "completion": " 0"}
-    write_jsonl(tmp_path / "rows.jsonl", [word, label])
-    with pytest.raises(DataError, match=r":2: the row answers with a label, and line 1 with text"):
-        form_of(tmp_path / "rows.jsonl", read_rows(tmp_path / "rows.jsonl"))
-    write_jsonl(tmp_path / "rows.jsonl", [word | {"answer": "letter"}])
-    with pytest.raises(DataError, match="expected label or text, found 'letter'"):
-        read_rows(tmp_path / "rows.jsonl")
-    write_jsonl(tmp_path / "rows.jsonl", [word | {"completion": " run away from it all"}])
-    command = [
-        "sft",
-        "--env",
-        "taxi",
-        "--role",
-        "plain",
-        "--task-file",
-        str(tmp_path / "rows.jsonl"),
-        "--max-steps",
-        "1",
-    ]
-    assert "and the prompt does not list it" in _last([*command, "--results-dir", str(tmp_path)], capsys)

@@ -10,8 +10,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
-from reflectkit.commands import sft
-from reflectkit.console import Quiet
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.models.tiny import build_model
@@ -21,7 +19,7 @@ from reflectkit.train.optimizers import OptimizerConfig, decays, make_optimizer,
 from reflectkit.train.processes import Processes
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, final
-from tests.sft_runs import Interrupting, config, train, write_rows
+from tests.sft_runs import Interrupting, train, write_rows
 
 OPTIMIZERS, SCHEDULES = ("adamw", "adafactor", "sgd"), ("linear", "cosine", "constant")
 
@@ -173,15 +171,6 @@ def test_an_adapter_changes_the_layers_that_it_is_told(policy: LoadedModel) -> N
     assert adapted("all-linear") == every
     with pytest.raises(ConfigError, match="--lora-targets c_attn: the model's layers are down_proj, gate_proj"):
         adapted("c_attn")
-
-
-def test_epochs_count_passes_over_the_rows(rows: Path, tmp_path: Path) -> None:
-    """9 rows in batches of 4 are 3 steps; max_steps 7 does not count."""
-    report = sft.run(config(rows, tmp_path, epochs=2), Quiet())
-    assert report.outputs[0].name == "checkpoint-6"
-    assert hashes(report.outputs[0]) == hashes(train(rows, tmp_path / "steps", max_steps=6)) | {
-        "reflectkit.json": hashes(report.outputs[0])["reflectkit.json"]
-    }
 
 
 @pytest.mark.parametrize("settings", [{"gradient_accumulation": 2}, {"gradient_checkpointing": True}])

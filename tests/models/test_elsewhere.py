@@ -84,13 +84,3 @@ def test_a_hub_that_does_not_answer_is_named_at_once(silent: str) -> None:
         assert "hf download gpt2-xl --local-dir gpt2-xl" in text
         assert "./gpt2-xl" in text
         assert "\n" not in text
-
-
-def test_a_downloaded_model_needs_no_hub(silent: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    model = tmp_path / "hub/models--someone--small"
-    shutil.copytree(checkpoints["plain"], model / "snapshots/abc")
-    (model / "refs").mkdir()
-    (model / "refs/main").write_text("abc")
-    began = time.monotonic()
-    assert load_player("someone/small", device="cpu").context == load_player(checkpoints["plain"], device="cpu").context
-    assert time.monotonic() - began < 5

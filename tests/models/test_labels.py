@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from reflectkit.models.labels import Path, trie, with_ends
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
-from reflectkit.models.tokens import choice_ids, completion_ids, label_ids, prompt_ids
-from reflectkit.prompts import answers, policy_prompt
+from reflectkit.models.tokens import choice_ids, prompt_ids
+from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
@@ -69,27 +68,6 @@ def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizers
-
-
-def test_one_token_where_the_tokenizer_has_one() -> None:
-    lengths = {}
-    for name, family in FAMILIES.items():
-        tokenizer = family([policy_prompt(seen("label"))] * 30)
-        lengths[name] = [Counter(map(len, label_ids(tokenizer, count))) for count in (10, 24)]
-        if name in (
-            "gpt2",
-            "llama3",
-        ):  # the tokens are those of rows that were trained on before labels could be longer
-            assert [list(path) for path in label_ids(tokenizer, 24)] == [
-                completion_ids(tokenizer, text) for text in answers(CHOICES["label"], "label")
-            ]
-    assert lengths == {
-        "gpt2": [{1: 10}, {1: 24}],
-        "llama3": [{1: 10}, {1: 24}],
-        "qwen": [{1: 10}, {1: 8, 2: 16}],  # 1 and 2 have an end token
-        "mistral": [{2: 10}, {2: 8, 3: 16}],  # each begins with a space of its own
-        "gemma": [{1: 10}, {1: 8, 2: 16}],
-    }
 
 
 @pytest.mark.parametrize("form", CHOICES)
@@ -264,20 +242,6 @@ def test_an_end_token_is_added_where_it_decides() -> None:
 
 
 # ------------------------------------------------------------------------------------------- the sampler and the update
-
-
-def test_the_context_holds_what_is_read_of_a_label() -> None:
-    tokenizer = FAMILIES["qwen"]([policy_prompt(seen("label"))] * 30)
-    player = player_of(tokenizer)
-    one_token, longer = label_ids(tokenizer, 5), label_ids(tokenizer, 24)
-    full = tuple(prompt_ids(tokenizer, "a") * player.context)[: player.context]
-    fits, refused, shorter = sample(
-        LocalSampler(player),
-        SampleRequest(full, one_token),
-        SampleRequest(full, longer),
-        SampleRequest(full[:-1], longer),
-    )
-    assert [bool(one.too_long) for one in (fits, refused, shorter)] == [False, True, False]
 
 
 # ------------------------------------------------------------------------------------------------------------ the words

@@ -13,12 +13,11 @@ from trl import SFTTrainer
 
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
-from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import checkpoint_gradients, save_player
 from reflectkit.models.scoring import unwrapped
 from reflectkit.train import sft as sft_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, PackTrainer, can_pack, collate, pack
-from tests.sft_runs import Interrupting, config, train, write_rows
+from tests.sft_runs import config, write_rows
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 WIDTH, LIMIT, PAD = 128, 200, 1
@@ -151,21 +150,3 @@ def test_what_cannot_read_packs_is_known(tmp_path: Path) -> None:
     hybrid = unwrapped(trainer(tmp_path, "tiny-hybrid").model)
     checkpoint_gradients(hybrid)
     assert not can_pack(hybrid)
-
-
-def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """With its news, and epochs that count groups: nine rows that begin alike are one group."""
-    rows = write_rows(tmp_path)
-    settings: dict[str, Any] = {"share_prefixes": True, "model": "tiny-hybrid", "epochs": 5, "max_length": 64}
-    straight = train(rows, tmp_path / "straight", **settings)
-    assert straight.name == "checkpoint-5"
-    with pytest.raises(KeyboardInterrupt):
-        train(rows, tmp_path / "killed", Interrupting(at=3), **settings)
-    again = Interrupting()
-    killed = train(rows, tmp_path / "killed", again, **settings)
-    assert again.step == 5
-    assert any(line.endswith(" 45 tokens in 9 rows, 37 in 1 group") for line in again.lines)
-    weights = "model.safetensors"
-    assert (killed / weights).read_bytes() == (straight / weights).read_bytes()
-    losses = [record["loss"] for _, record in read_jsonl(killed.parent / "metrics.jsonl")]
-    assert losses[-1] < 6

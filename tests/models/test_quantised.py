@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json, write_jsonl
@@ -59,8 +58,3 @@ def test_an_adapter_on_quantised_weights(
     torch.testing.assert_close(logprobs.exp().sum(dim=-1), torch.ones(len(rows)), atol=1e-3, rtol=0)
     (-logprobs[:, 0].mean()).backward()
     assert any(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in player.model.parameters())
-
-
-def test_quantised_weights_need_an_adapter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sft", "--env", "taxi", "--role", "plain", "--model", "gpt2-xl", "--quantize", "8bit"]) == 2
-    assert "--lora-r" in capsys.readouterr().err

@@ -54,20 +54,6 @@ def test_equal_prompts_are_read_once_until_the_weights_change(policy: LoadedMode
     assert sampler.tokens == 2 * len(prompt)
 
 
-def test_labels_are_normalised_and_temperature_zero_takes_the_likeliest(
-    policy: LoadedModel, labels: tuple[Path, ...]
-) -> None:
-    sampler = LocalSampler(policy)
-    prompt = prompt_of(policy, "a taxi")
-    greedy, hot = sample(
-        sampler, SampleRequest(prompt, labels, temperature=0.0), SampleRequest(prompt, labels, temperature=3.0)
-    )
-    assert math.fsum(map(math.exp, greedy.label_logprobs)) == pytest.approx(1, abs=1e-6)
-    assert math.fsum(map(math.exp, hot.label_logprobs)) == pytest.approx(1, abs=1e-6)
-    assert greedy.logprobs == (max(greedy.label_logprobs),)
-    assert max(hot.label_logprobs) < max(greedy.label_logprobs)
-
-
 def test_draws_follow_the_distribution() -> None:
     shares = [0.1, 0.2, 0.7]
     counts = Counter(draw([math.log(share) for share in shares], 1.0, seed) for seed in range(4000))
