@@ -8,7 +8,6 @@ This is exact up to the rounding of sums.
 from __future__ import annotations
 
 import bisect
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -61,8 +60,8 @@ class Prefix:
 
 
 class PrefixCache:
-    """Keeps what was read with the current weights, for all threads. capacity: in bytes; what was used least recently
-    is dropped first.
+    """Keeps what was read with the current weights, for all threads. capacity: in bytes, beyond which `trim` drops what
+    was used least recently.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -98,6 +97,10 @@ class PrefixCache:
             self._reads[read.tokens] = read
             bisect.insort(self._sorted, read.tokens)
             self.size += read.size
+
+    def trim(self) -> None:
+        """Drop prompts until the capacity is enough."""
+        with self._lock:
             while self.size > self.capacity:
                 self._drop(next(iter(self._reads)))
 
@@ -139,18 +142,12 @@ def read_prompts(
     tokens = [tuple(prompt) for prompt in prompts]
     reads: list[Read] = [Read(())] * len(tokens)
     logits_V: list[torch.Tensor] = [torch.empty(0)] * len(tokens)
-    batch = PrefixCache(sys.maxsize)  # of this batch, which is in memory anyway
     waiting = list(range(len(tokens)))
     while waiting:
-        prefixes = {
-            row: max(kept.longest(tokens[row]), batch.longest(tokens[row]), key=lambda prefix: prefix.length)
-            for row in waiting
-        }
+        prefixes = {row: kept.longest(tokens[row]) for row in waiting}
         now: list[int] = []  # rows that would not save WAIT tokens by being read after another one
         before: tuple[int, ...] = ()
-        for row in sorted(
-            prefixes, key=tokens.__getitem__
-        ):  # none shares more tokens with a row than the one before it
+        for row in sorted(prefixes, key=tokens.__getitem__):  # the row before shares the most tokens
             shared = min(shared_length(before, tokens[row]), len(tokens[row]) - 1)
             if shared - prefixes[row].length < WAIT:
                 now.append(row)
@@ -167,8 +164,8 @@ def read_prompts(
             for row, read, line_V in zip(rows, new, logits_MV, strict=True):
                 reads[row], logits_V[row] = read, line_V
                 kept.keep(read, prefixes[row])
-                batch.keep(read, prefixes[row])
         waiting = sorted(prefixes.keys() - now)
+    kept.trim()  # only now, since the batch is in memory anyway
     return reads, torch.stack(logits_V)
 
 

@@ -182,6 +182,7 @@ def test_what_was_used_least_recently_goes_first() -> None:
         kept.keep(one, kept.longest(one.tokens))
     assert kept.longest((*episodes[0].tokens, 9)).length == LONG + 40
     kept.keep(episodes[3], kept.longest(episodes[3].tokens))
+    kept.trim()
     lengths = [kept.longest((*one.tokens, 9)).length for one in episodes]
     assert lengths == [LONG + 40, LONG, LONG + 40, LONG + 40]
     assert kept.size == kept.capacity
