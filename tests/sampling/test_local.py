@@ -61,6 +61,15 @@ def test_draws_follow_the_distribution() -> None:
         assert abs(counts[index] / 4000 - share) < 3 * math.sqrt(share * (1 - share) / 4000)
 
 
+def test_a_text_keeps_its_stop_token(policy: LoadedModel) -> None:
+    ask = SampleRequest(prompt_of(policy, "a taxi"), max_new_tokens=5, temperature=0.0)
+    (free,) = sample(LocalSampler(policy), ask)
+    stop = free.token_ids[2]
+    (cut,) = sample(LocalSampler(policy), replace(ask, stop_ids=frozenset({stop})))
+    end = free.token_ids.index(stop) + 1
+    assert (cut.token_ids, len(cut.logprobs)) == (free.token_ids[:end], end)
+
+
 def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
     policy: LoadedModel, labels: tuple[Path, ...]
 ) -> None:
