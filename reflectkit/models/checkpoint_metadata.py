@@ -18,6 +18,14 @@ DType = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["none", "8bit", "4bit"]
 ROLE_FILE = "reflectkit.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+SIZES = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 10_000,
+    "hidden_size": 10**6,
+    "vocab_size": 10**8,
+    "max_position_embeddings": 10**9,
+}
+"""Upper limits of the sizes in a model's config; building a larger model would take all memory before it fails."""
 BASE_FOLDER = "base_folder"
 """Key in the role file of the path of an adapter's base."""
 
@@ -130,11 +138,19 @@ def config_of(source: str | Path) -> Any:
 
     try:
         _refuse_kernels(source, PretrainedConfig.get_config_dict(str(source), **fetching)[0])
-        return AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
     except CheckpointError:
         raise
     except Exception as error:  # the library raises many types
         raise unusable(source, "no usable config", error) from None
+    for name, most in SIZES.items():
+        value = getattr(config, name, None)
+        if value is not None and not (isinstance(value, int) and 0 < value <= most):
+            raise CheckpointError(
+                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore"
+                " the file"
+            )
+    return config
 
 
 def _refuse_kernels(source: str | Path, part: Any, setting: str = "") -> None:

@@ -129,6 +129,9 @@ def load_player(
         else:
             model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
             _refuse_missing(name, report["missing_keys"])
+            if (extra := report["unexpected_keys"]) and (folder / ROLE_FILE).is_file():  # written by save_player
+                what = f"config.json has no place for {len(extra)} of the saved tensors, e.g. {min(extra)}"
+                raise CheckpointError(f"{name}: {what}; restore the file")
     except CheckpointError:
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …

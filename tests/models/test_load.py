@@ -18,6 +18,23 @@ from reflectkit.runs.identity import digest
 
 
 @pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"n_layer": -1}, "num_hidden_layers is -1, expected a whole number from 1"),
+        ({"n_layer": 10**12}, "num_hidden_layers is 1000000000000, expected"),
+        ({"n_layer": 3}, "has no place for 1\\d of the saved tensors"),
+    ],
+)
+def test_a_config_of_another_size_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, entry: dict[str, int], message: str
+) -> None:
+    folder = Path(shutil.copytree(checkpoints["policy"], tmp_path / "model"))
+    write_json(folder / "config.json", read_json(folder / "config.json") | entry)
+    with pytest.raises(CheckpointError, match=message):
+        load_player(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
     "entry",
     [
         {"attn_implementation": "kernels-community/flash-attn"},
