@@ -13,7 +13,8 @@ from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.registry import code_files
 from reflectkit.sampling.base import Opening, Sampler
-from reflectkit.sampling.choices import BACKENDS, KEYS, ServerSettings, backend, is_server
+from reflectkit.sampling.choices import BACKENDS, backend
+from reflectkit.sampling.settings import KEYS, ServerSettings, is_server
 from reflectkit.types import ANSWERS, Thinking
 
 if TYPE_CHECKING:
