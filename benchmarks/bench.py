@@ -204,7 +204,7 @@ def _on_a_gpu(config: BenchConfig, progress: Progress) -> Report:
 def _learning(config: BenchConfig, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
     from benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
-    from reflectkit.models.silence import silence_libraries
+    from reflectkit.models.hub import silence_libraries
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
@@ -226,7 +226,7 @@ def _learning(config: BenchConfig, progress: Progress) -> Report:
 
 def _training(config: BenchConfig, progress: Progress) -> Report:
     """Training steps of each model, and their floor."""
-    from reflectkit.models.silence import silence_libraries
+    from reflectkit.models.hub import silence_libraries
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, tempfile.TemporaryDirectory() as folder:

@@ -25,8 +25,8 @@ import torch
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.console import Quiet
 from reflectkit.envs import env_class, make
+from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.silence import silence_libraries
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.sampling import prefix_cache
 from reflectkit.sampling.hf import LocalSampler

@@ -22,8 +22,8 @@ from benchmarks.gpu_parts import (
 from benchmarks.rl import Clock, decoding_rounds
 from reflectkit.config import with_values
 from reflectkit.console import Quiet
+from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
-from reflectkit.models.silence import silence_libraries
 from reflectkit.types import Sample
 
 

@@ -34,7 +34,7 @@ from reflectkit.env import StepResult
 from reflectkit.envs import env_class, make
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.eventloop import result_of
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import silence_libraries
 from reflectkit.rollout.episode import Episode
 from reflectkit.seeding import derive
 from reflectkit.types import Observation

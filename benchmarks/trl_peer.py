@@ -37,11 +37,11 @@ from benchmarks.common import Ours, Rounds, different_starts, one_group, row, ti
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
 from reflectkit.prompts import one_line, policy_prompt, reflection_prompt
 from reflectkit.rollout.episode import Episode
 from reflectkit.sampling.base import draw
+from reflectkit.sampling.decoding import left_pad, position_ids
 from reflectkit.seeding import derive
 from reflectkit.train.advantages import returns_to_go
 from reflectkit.types import Observation, Task, Trajectory

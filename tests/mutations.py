@@ -62,7 +62,7 @@ MUTATIONS = (
         "texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)",
         "end = len(row.token_ids) - (row.token_ids[-1] in stop_ids); "
         "texts[ask] = SampleOutput(tuple(row.token_ids[:end]), tuple(row.logprobs[:end]), version=self.version)",
-        ("tests/train/test_learner.py", "tests/models/test_local.py"),
+        ("tests/train/test_learner.py", "tests/sampling/test_local.py"),
     ),
     Mutation(
         "spread-of-a-sample",
@@ -98,7 +98,7 @@ MUTATIONS = (
         "temperature-ignored",
         "torch.log_softmax(logits_NC / temperature, dim=-1)",
         "torch.log_softmax(logits_NC, dim=-1)",
-        ("tests/models/test_labels.py", "tests/models/test_local.py"),
+        ("tests/models/test_labels.py", "tests/sampling/test_local.py"),
     ),
     Mutation(
         "prompt-cut-at-the-end",
@@ -110,7 +110,7 @@ MUTATIONS = (
         "padding-attended-to",
         "attention_mask_BT[index, width - len(row) :] = 1",
         "attention_mask_BT[index] = 1",
-        ("tests/models/test_scoring.py", "tests/models/test_decoding.py"),
+        ("tests/models/test_scoring.py", "tests/sampling/test_decoding.py"),
     ),
     Mutation(
         "replayed-as-fresh",

@@ -17,8 +17,7 @@ from reflectkit.console import Progress
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import TEMPORARY_PREFIX
 from reflectkit.models.checkpoint_metadata import wherever_read
-from reflectkit.models.hub import PACKAGED
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import PACKAGED, silence_libraries
 from reflectkit.runs.locks import locked
 
 MODELS = "models"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from reflectkit.config import NoSettings
 from reflectkit.errors import ConfigError
 from reflectkit.registry import resolve
 from reflectkit.sampling.base import Backend, Opening, Sampler
-from reflectkit.sampling.settings import ServerSettings, checked_address, is_server
+from reflectkit.sampling.settings import KEYS, ServerSettings, is_server
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:
@@ -22,28 +22,37 @@ def open_local(opening: Opening, settings: object = None) -> Sampler:
 
 
 BACKENDS = {"local": Backend(NoSettings, open_local)}
-"""The kinds of samplers by name, besides servers."""
+"""The kinds of samplers by name, except servers."""
 
 
 def backend(name: str) -> Backend:
-    """The kind of sampler `name`. Raises UnknownNameError, and ConfigError for what is not a Backend."""
-    if is_server(name):
-        return _server(name)
-    row = resolve("sampler", name, BACKENDS)
-    if not isinstance(row, Backend):
-        raise ConfigError(f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}")
-    return row
+    """The kind of sampler `name`.
 
-
-@lru_cache(maxsize=16)
-def _server(name: str) -> Backend:
-    """The server `name`, "vllm:URL" or "sglang:URL". Raises ConfigError if its address is not one."""
+    Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it shows no password.
+    """
+    if not is_server(name):
+        row = resolve("sampler", name, BACKENDS)
+        if not isinstance(row, Backend):
+            raise ConfigError(f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}")
+        return row
     kind, _, address = name.partition(":")
-    checked = checked_address(kind, address)
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    shown = address.rpartition("@")[2]
+    if not usable:
+        raise ConfigError(f"--sampler {kind}:{shown}: write the server's address, e.g. {kind}:http://localhost:8000")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            f"--sampler {kind}:{shown} must not hold a user, key or query; export the key as {KEYS[kind]}"
+        )
+    url = address.rstrip("/").removesuffix("/v1")
 
     def opened(opening: Opening, settings: Any) -> Sampler:
         from reflectkit.sampling.server import open_server
 
-        return open_server(kind, checked, opening, settings)
+        return open_server(kind, url, opening, settings)
 
     return Backend(ServerSettings, opened, remote=True)

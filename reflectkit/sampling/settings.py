@@ -1,10 +1,9 @@
-"""Settings of a sampler that asks an inference server, and its address. Imports neither torch nor an HTTP client."""
+"""Settings of a sampler that asks an inference server. Imports neither torch nor an HTTP client."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
@@ -58,21 +57,4 @@ class ServerSettings(Config):
 
 def is_server(name: str) -> bool:
     """Whether `name` is a server, e.g. "vllm:http://localhost:8000"."""
-    return name.partition(":")[0] in KEYS and (":" in name)
-
-
-def checked_address(kind: str, address: str) -> str:
-    """The address without a slash at its end. Raises ConfigError, without showing a password, if it is not one."""
-    try:
-        parts = urlsplit(address)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-    shown = address.rpartition("@")[2]
-    if not usable:
-        raise ConfigError(f"--sampler {kind}:{shown}: write the server's address, e.g. {kind}:http://localhost:8000")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(
-            f"--sampler {kind}:{shown} must not hold a user, key or query; export the key as {KEYS[kind]}"
-        )
-    return address.rstrip("/").removesuffix("/v1")
+    return name.partition(":")[0] in KEYS and ":" in name

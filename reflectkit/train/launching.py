@@ -127,7 +127,7 @@ def start_processes(device: str, threads: int = 1) -> Processes:
     from accelerate import Accelerator
     from accelerate.utils import DistributedType
 
-    from reflectkit.models.silence import silence_libraries
+    from reflectkit.models.hub import silence_libraries
     from reflectkit.train.processes import Processes
 
     silence_libraries()

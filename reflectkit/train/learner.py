@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
-from reflectkit.models.checks import all_finite
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.load import LoadedModel, Reference, checkpoint_gradients
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import shared_length, tree_of
+from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
+from reflectkit.models.prefixes import right_pad, shared_length, tree_of
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.checks import disagreement
 from reflectkit.train import losses

@@ -87,15 +87,7 @@ def test_nothing_of_a_persons_is_overwritten(
     for more in ([], ["--force"]):
         assert main(["export", "--policy", str(adapter), "--out-dir", "mine", *more]) == 2
         assert "already exists" in capsys.readouterr().err
-    checkpoint = [
-        "export",
-        "--policy",
-        str(adapter),
-        "--out-dir",
-        str(adapter),
-        "--force",
-    ]  # it has a role, but is no export
-    assert main(checkpoint) == 2
+    assert main(["export", "--policy", str(adapter), "--out-dir", str(adapter), "--force"]) == 2  # it is no export
     assert (adapter / "adapter_model.safetensors").is_file()
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
     assert main(["export", "--policy", str(adapter), "--out-dir", "out"]) == 0
@@ -114,17 +106,6 @@ def test_nothing_of_a_persons_is_overwritten(
     assert "adapter_config.json is damaged" in capsys.readouterr().err
     assert main(["export", "--policy", "nowhere", "--out-dir", "out2"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_bench_rl_gives_its_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert (
-        main(["benchmarks.bench", "rl", "--env", "corridor", "--size", "tiny", "--rounds", "1", "--episodes", "6"]) == 0
-    )
-    figures = read_json(next((tmp_path / "results").glob("*_bench")) / "report.json")["figures"]
-    assert figures["tiny_update_to_bare_forward_backward"] > 0
-    assert figures["tiny_decoding"] > 0
-    assert 0 < figures["tiny_rollout_share_in_model"] < 1
 
 
 @pytest.mark.slow

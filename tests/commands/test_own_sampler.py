@@ -76,37 +76,3 @@ def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
     assert mixed.label_logprobs == pytest.approx(expected)
     run_sync(sampler.publish(None, 7))
     assert run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1))).version == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("my_sampler:NOTHING", "cannot import sampler 'my_sampler:NOTHING'"),
-        ("my_sampler:Exploring", "is not a reflectkit.sampling.base.Backend"),
-        ("locl", "no sampler named 'locl'; did you mean 'local'"),
-        ("taken:BACKEND", "its setting 'seed' is one of the command's already"),
-        ("broken:BACKEND", "was asked for one of 2 labels, and answered with tokens (0,)"),
-    ],
-)
-def test_mistakes_are_one_line(policy: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("taken.py").write_text(
-        "from reflectkit import Config, option\n"
-        "from my_sampler import Backend\n"
-        "class Settings(Config):\n    seed: int = option(1, help='x')\n"
-        "BACKEND = Backend(Settings, None)\n",
-        encoding="utf-8",
-    )
-    Path("broken.py").write_text(
-        "from dataclasses import replace\nfrom my_sampler import Backend, Exploring, open_local\n"
-        "from reflectkit.config import NoSettings\n"
-        "class Broken(Exploring):\n    async def sample(self, ask):\n"
-        "        return replace(await self.inner.sample(ask), token_ids=(0,))\n"
-        "BACKEND = Backend(NoSettings, lambda opening, settings: Broken(open_local(opening), 0))\n",
-        encoding="utf-8",
-    )
-    code = main(
-        ["evaluate", "--env", "corridor", "--task-file", "train.json", "--policy", f"mine={policy}", "--sampler", name]
-    )
-    error = capsys.readouterr().err
-    assert (code, error.count("\n")) == (2, 1)
-    assert message in error

@@ -60,22 +60,6 @@ def test_an_adapter_loads_from_any_folder(
     load_player(tmp_path / "moved" / ADAPTER, device="cpu")
 
 
-def test_a_checkpoint_saved_elsewhere_still_knows_its_base(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_player(Path("mine/checkpoint-1"), load_player(project / ADAPTER, device="cpu"))
-    monkeypatch.chdir(project)
-    assert base_of(tmp_path / "mine/checkpoint-1") == str(project / BASE)
-    load_player(tmp_path / "mine/checkpoint-1", device="cpu")
-
-
-def test_a_base_that_is_missing_is_named(project: Path) -> None:
-    shutil.rmtree(project / BASE)
-    with pytest.raises(CheckpointError, match=f"{ADAPTER} is an adapter of {BASE}, which is missing"):
-        load_player(ADAPTER, device="cpu")
-
-
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A hub that nobody serves, and an empty folder of downloads."""
@@ -100,24 +84,3 @@ def test_a_hub_that_does_not_answer_is_named_at_once(silent: str) -> None:
         assert "hf download gpt2-xl --local-dir gpt2-xl" in text
         assert "./gpt2-xl" in text
         assert "\n" not in text
-
-
-def test_a_downloaded_model_needs_no_hub(silent: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    model = tmp_path / "hub/models--someone--small"
-    shutil.copytree(checkpoints["plain"], model / "snapshots/abc")
-    (model / "refs").mkdir()
-    (model / "refs/main").write_text("abc")
-    began = time.monotonic()
-    assert load_player("someone/small", device="cpu").context == load_player(checkpoints["plain"], device="cpu").context
-    assert time.monotonic() - began < 5
-
-
-def test_a_name_that_is_no_hub_id_is_refused(silent: str) -> None:
-    with pytest.raises(CheckpointError, match="my model is neither a folder nor a hub id"):
-        load_player("my model")
-
-
-def test_offline_mode_is_said(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
-        load_player("gpt2-xl")

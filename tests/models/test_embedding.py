@@ -14,7 +14,6 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.errors import CheckpointError
 from reflectkit.models.embedding import Embedder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "city", "rome"]
@@ -49,9 +48,3 @@ def test_a_conversation_is_played_with_it(folder: Path) -> None:
     while not (result := env.step(env.baseline("rag"))).terminated:
         pass
     assert len(result.info["answers"]) > 0
-
-
-def test_another_folder_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is no sentence-transformers model"):
-        Embedder(str(tmp_path))

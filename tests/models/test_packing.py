@@ -13,13 +13,11 @@ from trl import SFTTrainer
 
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
-from reflectkit.errors import ConfigError
-from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import checkpoint_gradients, save_player
 from reflectkit.models.scoring import unwrapped
 from reflectkit.train import sft as sft_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, PackTrainer, can_pack, collate, pack
-from tests.sft_runs import Interrupting, config, train, write_rows
+from tests.sft_runs import config, write_rows
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 WIDTH, LIMIT, PAD = 128, 200, 1
@@ -50,7 +48,7 @@ def trainer(folder: Path, kind: str, **settings: Any) -> Any:
     own: dict[str, Any] = {"model": kind, "init_range": 0.1}
     if kind == "adapter":
         plain = config(rows, folder, max_length=256)
-        save_player(folder / "base", sft_training.player_of(plain, rows, read_rows(rows)))
+        save_player(folder / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
         own = {"model": str(folder / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
         return sft_training.open_training(
@@ -114,13 +112,6 @@ def test_every_row_lies_in_a_pack_and_none_is_too_long() -> None:
     assert sum(len(one["targets"]) for one in packs) == trained
 
 
-def test_rows_that_share_little_stay_apart() -> None:
-    """Ten common tokens cost less to read again than 300 cost to attend to 300 others."""
-    rows = [{"input_ids": [9] * 10 + [number] * 300, "labels": [NOT_TRAINED] * 310} for number in range(2)]
-    assert len(pack(rows, 10**6, 16)) == 2
-    assert len(pack(rows, 10**6, 10**6)) == 1
-
-
 @pytest.mark.parametrize("count", [None, 11])
 @pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid", "adapter"])
 def test_loss_and_gradients_and_metrics_are_those_of_the_rows(tmp_path: Path, kind: str, count: int | None) -> None:
@@ -150,17 +141,6 @@ def test_other_attention_and_recomputed_activations_give_the_same(tmp_path: Path
     torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
-    ours = trainer(tmp_path, "tiny-hybrid")
-    inputs = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        before = ours.model(input_ids=inputs).logits
-        learnt_batch = collate(pack(transcripts(), LIMIT, WIDTH), PAD)
-    learnt(ours, PackTrainer, learnt_batch, None)
-    with torch.no_grad():
-        assert torch.equal(ours.model(input_ids=inputs).logits, before)
-
-
 def test_what_cannot_read_packs_is_known(tmp_path: Path) -> None:
     llama = LlamaForCausalLM(LlamaConfig(**SMALL))
     assert can_pack(llama)
@@ -170,39 +150,3 @@ def test_what_cannot_read_packs_is_known(tmp_path: Path) -> None:
     hybrid = unwrapped(trainer(tmp_path, "tiny-hybrid").model)
     checkpoint_gradients(hybrid)
     assert not can_pack(hybrid)
-
-
-def test_a_model_that_cannot_is_refused_in_one_line(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path)
-    with pytest.raises(ConfigError, match=r"--share-prefixes: tiny-hybrid .* with --gradient-checkpointing; leave it"):
-        train(rows, tmp_path, model="tiny-hybrid", share_prefixes=True, gradient_checkpointing=True)
-
-
-@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid"])
-def test_a_run_on_prompts_too_has_the_losses_of_the_rows(tmp_path: Path, kind: str) -> None:
-    """Whatever the model's class: transformers would count the first tokens of GPT-2's rows, which nothing predicts."""
-    losses = []
-    for share in (False, True):
-        folder = tmp_path / str(share)
-        given: dict[str, Any] = {"model": kind, "share_prefixes": share, "prompt_loss": True, "batch_size": 16}
-        checkpoint = train(write_rows(tmp_path), folder, max_steps=2, **given)
-        losses.append([record["loss"] for _, record in read_jsonl(checkpoint.parent / "metrics.jsonl")])
-    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-
-
-def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """With its news, and epochs that count groups: nine rows that begin alike are one group."""
-    rows = write_rows(tmp_path)
-    settings: dict[str, Any] = {"share_prefixes": True, "model": "tiny-hybrid", "epochs": 5, "max_length": 64}
-    straight = train(rows, tmp_path / "straight", **settings)
-    assert straight.name == "checkpoint-5"
-    with pytest.raises(KeyboardInterrupt):
-        train(rows, tmp_path / "killed", Interrupting(at=3), **settings)
-    again = Interrupting()
-    killed = train(rows, tmp_path / "killed", again, **settings)
-    assert again.step == 5
-    assert any(line.endswith(" 45 tokens in 9 rows, 37 in 1 group") for line in again.lines)
-    weights = "model.safetensors"
-    assert (killed / weights).read_bytes() == (straight / weights).read_bytes()
-    losses = [record["loss"] for _, record in read_jsonl(killed.parent / "metrics.jsonl")]
-    assert losses[-1] < 6

