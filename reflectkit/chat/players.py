@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from reflectkit.chat.budget import BudgetSpentError
-from reflectkit.chat.calls import RESUMES
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
-from reflectkit.chat.endpoints import ApiError
+from reflectkit.chat.endpoints import RESUMES, ApiError
 from reflectkit.chat.templates import (
     HISTORY_TOKENS,
     UnreadableError,

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from reflectkit.chat.budget import Budget, Prices, prices_of
-from reflectkit.chat.calls import retry_after_s
 from reflectkit.chat.client import ChatClient, Request, open_client
 from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
 from reflectkit.chat.journal import open_journal
@@ -95,31 +94,11 @@ def test_passing_faults_are_retried(server: Server, tmp_path: Path, fault: Any) 
     assert server.sent_mib < 100
 
 
-def test_retry_after_is_respected(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, sleep = [], asyncio.sleep
-
-    async def quick(delay_s: float) -> None:
-        waits.append(delay_s)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", quick)
-    server.faults = [("status", 429, {"Retry-After": "17"}, {"message": "slow down"})]
+def test_retry_after_is_respected(server: Server, tmp_path: Path) -> None:
+    server.faults = [("status", 429, {"Retry-After": "1.5"}, {"message": "slow down"})]
+    started = time.monotonic()
     ask(server, tmp_path, requests())
-    assert waits == [17]
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"retry-after": "1.5"}, 1.5),
-        ({"retry-after-ms": "30", "retry-after": "9"}, 0.03),
-        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
-        *[({"retry-after": text}, None) for text in ("-1", "nan", "inf", "1e9", "9" * 5000, "Wed, 21 Oct", "\ud800")],
-    ],
-)
-def test_odd_retry_after_headers_are_passed_over(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after_s(headers) == seconds
+    assert time.monotonic() - started > 1.5
 
 
 def test_a_server_that_never_finishes_an_answer_does_not_hold_the_run(server: Server, tmp_path: Path) -> None:
