@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.env import Agent, Context, require_oracle
+from reflectkit.env import Agent, Context, Teacher, teacher_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
 from reflectkit.tools import PLAIN, parse, use_of
@@ -27,13 +27,13 @@ class Demonstrator:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The oracle's action, or a mistake."""
         chance = generator(context.seed, "demonstrator")
-        env: Any = require_oracle(context.env)
-        after_mistake = env.note() == "mistake"
-        reflection = env.reflection(chance)
-        wrong = env.mistakes()
+        teacher = teacher_of(context.env)
+        after_mistake = teacher.note() == "mistake"
+        reflection = teacher.comment(chance)
+        wrong = teacher.mistakes()
         if wrong and chance.random() < self.noise:
             return Decision(chance.choice(wrong), reflection, note="mistake")
-        return Decision(env.oracle(), reflection, note="correction" if after_mistake else "positive")
+        return Decision(teacher.action(), reflection, note="correction" if after_mistake else "positive")
 
 
 class Recovery:
@@ -44,15 +44,13 @@ class Recovery:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
-        env: Any = require_oracle(context.env)
-        if not env.has("slips"):
-            raise ConfigError(f"env '{env.name}' has no negative examples (no slips()); use --noise, and --negatives 0")
-        if env.note() == "mistake":
+        teacher = teacher_of(context.env, "action", "slips", "note", "comment")
+        if teacher.note() == "mistake":
             return await self.teacher.decide(observation, context)
         chance = generator(context.seed, "slip")
-        if slips := env.slips():
-            return Decision(chance.choice(slips), env.reflection(chance), note="mistake")
-        return Decision(env.oracle(), env.reflection(chance), note="positive")
+        if slips := teacher.slips():
+            return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
+        return Decision(teacher.action(), teacher.comment(chance), note="positive")
 
 
 class RandomAgent:
@@ -66,7 +64,7 @@ class RandomAgent:
         if observation.choices:
             return Decision(chance.randrange(len(observation.choices)))
         env: Any = context.env
-        if not env.has("legal"):
+        if not hasattr(env, "legal"):
             raise ConfigError(
                 f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave out the player"
                 " random, or define legal(), a list of texts"
@@ -79,7 +77,7 @@ class Oracle:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The env's own answer."""
-        return Decision(require_oracle(context.env).oracle())
+        return Decision(teacher_of(context.env, "action").action())
 
 
 class Baseline:
@@ -125,17 +123,18 @@ class Marker(Replay):
     def __init__(self, steps: Sequence[Any], where: str) -> None:
         super().__init__(steps, where)
         self.notes: list[str] = []
-        self.env: Any = None
+        self.teacher: Teacher | None = None
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError."""
-        self.env = context.env
-        self.notes.append(self.env.note())
+        self.teacher = context.env.teacher()
+        self.notes.append(self.teacher.note())
         return await super().decide(observation, context)
 
     def mistakes(self) -> list[bool]:
         """Whether each action so far was a mistake, as the env marks it."""
-        return [note == "mistake" for note in [*self.notes[1:], self.env.note()]]
+        last = [self.teacher.note()] if self.teacher else []
+        return [note == "mistake" for note in [*self.notes[1:], *last]]
 
 
 class Relabel(Marker):
@@ -150,8 +149,8 @@ class Relabel(Marker):
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
-        env = require_oracle(context.env)
-        reflection, best = env.reflection(generator(context.seed, "demonstrator")), env.oracle()
+        teacher = teacher_of(context.env, "action", "note", "comment")
+        reflection, best = teacher.comment(generator(context.seed, "demonstrator")), teacher.action()
         self.best.append(observation.choices[best] if observation.choices and isinstance(best, int) else "")
         return replace(await super().decide(observation, context), reflection=reflection)
 

@@ -37,7 +37,7 @@ from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import aspects_of, cluster_of, listed
+from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.setup import (
     EnvConfig,
     EnvSetup,
@@ -200,7 +200,7 @@ class EvaluateConfig(Config):
             return self
         kind = self.env.kind
         if self.score_oracle:
-            self.env.require_oracle(["oracle"])
+            self.env.require_teacher("action")
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
         parsed = [parse_policy(text, self.baselines, kind.methods) for text in self.policy]
@@ -209,9 +209,9 @@ class EvaluateConfig(Config):
         self._check_truncation()
         names = [name for name, _, _ in parsed]
         if ORACLE in names:
-            self.env.require_oracle(["oracle"])
+            self.env.require_teacher("action")
         if any(reflector == TEACHER for _, _, reflector in parsed):
-            self.env.require_oracle(["reflection"])
+            self.env.require_teacher("comment")
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:
@@ -491,7 +491,7 @@ def play_match(
                 def on_end(trajectory: Trajectory) -> None:
                     cluster = cluster_of(config.env.name, trajectory.task)
                     line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
-                    if aspects := aspects_of(config.env.name, trajectory.task):
+                    if aspects := dict(config.env.kind.taskset.aspects(trajectory.task)):
                         line["aspects"] = aspects
                     if config.score_oracle:
                         line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}

@@ -18,8 +18,7 @@ from reflectkit.console import Progress
 from reflectkit.data.episodes import read_episodes
 from reflectkit.data.sft_rows import Lesson, lessons
 from reflectkit.data.trajectories import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
-from reflectkit.env import Agent, Env
-from reflectkit.envs.base import BaseEnv
+from reflectkit.env import Agent, Env, Teacher
 from reflectkit.envs.setup import EnvSetup, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.prompts import answers
@@ -38,7 +37,7 @@ def add_demonstrations(
     demonstrations: dict[str, list[Demonstration]],
     planned: Planned,
     played: Sequence[Trajectory],
-    kind: type[BaseEnv],
+    teacher: type[Teacher],
     model_name: str,
     min_reward: float | None,
     make: Callable[[], Env] | None,
@@ -53,11 +52,11 @@ def add_demonstrations(
     for (label, _, task), trajectory in zip(planned, played, strict=True):
         if trajectory.status is Status.ABORTED:
             continue
-        reward = float(kind.reward_of(trajectory))
+        reward = float(teacher.reward_of(trajectory))
         if min_reward is not None and reward < min_reward:
             low.append(reward)
             continue
-        if not kind.is_demonstration(trajectory):
+        if not teacher.is_demonstration(trajectory):
             continue
         if make is not None:
             trajectory = mark_mistakes(trajectory, make)
@@ -232,7 +231,7 @@ def replayed_lessons(
                     try:
                         played = _replayed(setup, source, record.task, demonstration, repeat)
                     except DataError as error:
-                        if error.field == "cmd" and setup.kind.drops_choices(setup.settings):
+                        if error.field == "cmd" and setup.kind.teacher_type.drops_choices(setup.settings):
                             continue
                         raise
                     if unchecked:
@@ -246,7 +245,7 @@ def replayed_lessons(
                         steps += _taught(replayed, demonstration)
                     elif demonstration.negative:
                         steps += [step for step in replayed if step.note == "correction"]
-                    elif fault := setup.kind.fault(played):
+                    elif fault := setup.kind.teacher_type.fault(played):
                         faults[fault] += repeat == 0
                     else:
                         steps += replayed

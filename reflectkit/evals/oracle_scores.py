@@ -27,8 +27,7 @@ class Advised(Wrapper):
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """One step, with the oracle's choice in the state before it."""
-        env: Any = self.env
-        best = env.oracle()
+        best = self.env.teacher().action()
         return followed(
             self.env.step(action), lambda result: dataclasses.replace(result, info=result.info | {KEY: best})
         )

@@ -10,7 +10,7 @@ import pytest
 from reflectkit.agents.players import mismatch
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs.base import BaseEnv
+from reflectkit.env import Taskset, Teacher
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, write_json
@@ -18,19 +18,26 @@ from reflectkit.types import Task
 from tests.command_lines import error_of
 
 
+class ActsOnly(Teacher):
+    def action(self) -> int:
+        return 1
+
+
 class OracleAlone(Corridor):
     """An env that knows the best action, and nothing else that a teacher needs."""
 
     name = "oracle-alone"
-    mistakes, note, reflection = BaseEnv.mistakes, BaseEnv.note, BaseEnv.reflection
+    teacher_type = ActsOnly
+
+
+class NoTasks(Taskset):
+    def tasks(self, level: str) -> list[Task]:
+        return []
 
 
 class Empty(Corridor):
     name = "empty"
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        return []
+    taskset = NoTasks()
 
 
 def test_scores_by_the_oracle_need_no_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
