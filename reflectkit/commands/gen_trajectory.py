@@ -32,14 +32,7 @@ from reflectkit.data.demonstrations import Planned, add_demonstrations, read_vis
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import Agent
 from reflectkit.envs import listed
-from reflectkit.envs.setup import (
-    RECORDS,
-    EnvConfig,
-    EnvSetup,
-    RolloutConfig,
-    check_level,
-    refuse_uncounted,
-)
+from reflectkit.envs.setup import RECORDS, EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
 from reflectkit.rollout.episode import Episode, rollout
@@ -57,8 +50,11 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
 )
-TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
+NOT_WITH_STATES_OF = (
+    "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run", "max_cost_usd",
+    "base_url", "history_tokens", "horizon",
+)  # fmt: skip
 ANALYSIS_TOKENS = 90  # that a teacher writes per step
 CALLS_TOKENS = 300  # and of calls
 
@@ -78,7 +74,7 @@ class GenTrajectoryConfig(Config):
         None, help="Number of problems to demonstrate; default: 57, or all if they come from a file.", ge=1
     )
     actor: Literal["teacher", "oracle"] = option(
-        TEACHER, help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
+        "teacher", help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
     )
     noise: float | None = option(
         None,
@@ -118,14 +114,14 @@ class GenTrajectoryConfig(Config):
         if self.states_of is None and (self.states or self.player):
             raise ConfigError(f"{'--states' if self.states else '--player'} needs --states-of; leave it out")
         if self.states_of is not None:
-            self._check_states()
+            self.env.require_teacher("action", "note", "comment")
+            if given := non_default(self, *NOT_WITH_STATES_OF):
+                raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
             return self
         if self.task_file is not None and not self.from_file:
             raise ConfigError(f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}")
         if self.negatives and not kind.teacher_type.has("slips"):
-            raise ConfigError(
-                f"env '{self.env.name}' has no negative examples (no slips()); use --noise, and --negatives 0"
-            )
+            raise ConfigError(f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives")
         if self.level:
             check_level(self.env.name, self.level)
         if self.oracle_acts:
@@ -142,16 +138,6 @@ class GenTrajectoryConfig(Config):
                 " leave out --noise"
             )
         return self
-
-    def _check_states(self) -> None:
-        """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
-        self.env.require_teacher("action", "note", "comment")
-        names = (
-            "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
-            "max_cost_usd", "base_url", "history_tokens", "horizon",
-        )  # fmt: skip
-        if given := non_default(self, *names):
-            raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
 
     @property
     def oracle_acts(self) -> bool:
