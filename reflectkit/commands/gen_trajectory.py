@@ -368,6 +368,6 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal:
             usual = "a teacher that makes no mistake"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
     written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
-    figures, table = estimate(config.teacher, requests, written, journal, longest)
+    figures, table = estimate(config.teacher, dict.fromkeys(requests, written), journal, longest)
     progress.news(f"expected: {usual}; at most: {bound}")
     return Report("gen-trajectory", config.setup.env_folder, figures, (), (table,))
