@@ -188,6 +188,7 @@ class ChatClient:
         """
         session, waiting = self._session_here(), iter(enumerate(requests))
         outcomes: dict[int, Outcome[Value]] = {}
+        failures: list[Exception] = []
         if not session.calls:
             session.failure = None
 
@@ -197,15 +198,14 @@ class ChatClient:
                     outcomes[number] = await self._outcome(session, request, partial(parse, number))
                 except Exception as error:  # raised below, when the calls in flight are in the journal
                     session.failure = session.failure or error
+                    failures.append(session.failure)
                     return
                 advance()
 
         await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
-        if len(outcomes) < len(requests):
-            failure = session.failure
+        if failures:
             await session.finish()
-            assert failure is not None
-            raise failure
+            raise failures[0]
         if any(outcome.value is None for outcome in outcomes.values()):
             await session.finish(while_=self._is_silent)  # one of them may yet show that the server answers
             if self._is_silent() and self._trouble:

@@ -113,15 +113,6 @@ def test_an_item_that_the_server_cannot_answer_costs_that_item(server: Server, t
     assert outcomes[2].rejected.reason == "no answer: too long"
 
 
-def test_a_server_that_went_down_ends_the_run(server: Server, tmp_path: Path) -> None:
-    server.faults = [("json", completion("first")), *DOWN * 3]
-    with pytest.raises(ApiError, match="keeps answering 500: oops; run the same command again, it resumes"):
-        ask(server, tmp_path, requests(9), concurrency=1)
-    server.faults = list(DOWN)
-    with pytest.raises(ApiError, match="keeps answering 500"):
-        ask(server, tmp_path, requests(2), concurrency=1)
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -218,14 +209,6 @@ def test_a_bill_that_cannot_be_is_counted_by_the_text(server: Server, tmp_path: 
     outcomes, client = ask(server, tmp_path, requests())
     assert outcomes[0].value == "fine"
     assert (client.prompt_tokens, client.completion_tokens) == (100, written)
-
-
-def test_credits_that_run_out_end_the_run_although_others_were_answered(server: Server, tmp_path: Path) -> None:
-    """Otherwise the rest would be set aside one by one, as prompts are that a server refuses."""
-    server.faults = [("json", completion("first")), *[("status", 402, {}, {"message": "no credits"})] * 9]
-    with pytest.raises(ApiError, match="no credits"):
-        ask(server, tmp_path, requests(9), concurrency=1)
-    assert len(server.requests) == 2
 
 
 def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None:

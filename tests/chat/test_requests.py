@@ -234,13 +234,11 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
     assert sum(tokens) <= float(row.split("│")[6])
 
 
+@pytest.mark.parametrize("env", ["corridor", "memory"], indirect=True)
 def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server: Server) -> None:
     command = command_of("gen-trajectory", env, server, "--horizon", "10", *TEACHER)
-    if env == "support":
-        assert main(command) == 2
-        return
-    # This server's answers are no calls of memory's tools, and find no file; without a demonstration it is an error.
-    assert main(command) == (2 if env in ("memory", "auto_explore") else 0)
+    # This server's answers are no calls of memory's tools; without a demonstration it is an error.
+    assert main(command) == (2 if env == "memory" else 0)
     for body in server.requests:
         the_rules_are_in(env, body)
     if env == "memory":
@@ -403,39 +401,6 @@ def test_a_teacher_that_gives_the_action_away_is_asked_again(tmp_path: Path, mon
     rejected = [row for _, row in read_jsonl(Path("other/corridor/rejected.jsonl"))]
     assert len(rejected) == 6
     assert all("names the right action: 'right'" in row["reason"] for row in rejected)
-
-
-def test_negatives_of_an_oracle_are_corrected_by_it_with_the_teachers_comment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    known = {"answer": "See there.", "optimal_path": [], "model": "m", "n_level": 2}
-    tasks = [replace(task, data=task.data | known) for task in listed("auto_explore", "2")]
-    write_json(Path(folder_of("auto_explore")) / "data.json", [record_to_json(Record(task, ())) for task in tasks])
-    command = ["gen-trajectory", "--env", "auto_explore", *worlds("auto_explore"), "--level", "2", "--negatives", "1"]
-    command += ["--actor", "oracle", "--teacher", "local:t", "--base-url", server.url]
-    assert main(command) == 0
-    records = read_json(Path(folder_of("auto_explore")) / "data_reflection_negative.json")
-    wrong = [item["trajectory"] for record in records for item in record["trajectories"] if item["info"] == "negative0"]
-    assert wrong
-    for steps in wrong:
-        (correction,) = [step for step in steps if step["note"] == "correction"]
-        assert correction["reflection"] == "This is what matters."
-        assert steps[steps.index(correction) - 1]["note"] == "mistake"
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("--teacher local:t --noise 0.2", "--noise 0.2 needs the oracle to act"),
-        ("--teacher local:t --actor oracle --negatives 1", "has no negative examples"),
-    ],
-)
-def test_settings_that_cannot_be_followed_are_refused(more: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gen-trajectory", "--env", "corridor", *more.split()]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
 
 
 CALL_USD = 100 * 1e-6 + 20 * 2e-6  # tests.server says 100 and 20 tokens, at 1 and 2 dollars a million

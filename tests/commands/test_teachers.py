@@ -20,7 +20,7 @@ from reflectkit.chat.budget import prices_of
 from reflectkit.chat.journal import open_journal
 from reflectkit.chat.templates import parse_reply
 from reflectkit.cli.main import main
-from reflectkit.data.questioning import Context, candidates, parse_check, parse_questions, question_messages
+from reflectkit.data.questioning import Context, parse_check, parse_questions, question_messages
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.text import count_tokens
 from tests.explore import write_repository
@@ -318,14 +318,6 @@ def test_questions_that_have_not_one_answer_are_dropped(
         assert re.search(rf"answered {reason}\s+│\s+{number}\b", shown)
 
 
-def test_the_candidates_are_the_folders_own() -> None:
-    texts = {f"app/{number}.py": f"late fee {number}" if number > 8 else "nothing" for number in range(12)}
-    chosen = candidates("app/0.py", ["Which late fee is due?"], texts | {"docs/a.md": "late fee", "b.md": "late fee"})
-    assert len(chosen) == 8
-    assert {"app/0.py", "app/9.py", "app/10.py", "app/11.py"} <= set(chosen)
-    assert all(path.startswith("app/") for path in chosen)
-
-
 @pytest.mark.parametrize("text", ["1: 2", "1: 2\n2: perhaps", "1: 4\n2: none"])
 def test_verdicts_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="question"):
@@ -370,21 +362,6 @@ def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(
     assert all("step 0" in row["item"] and "I do not know" in row["reason"] for row in rejected)
     report = json.loads(next(Path("results").glob("*_gen-trajectory/report.json")).read_text())
     assert report["figures"]["aborted"] == 5 - made
-
-
-def test_a_teacher_without_a_usable_answer_ends_the_command(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gen-task", *teacher(server)]) == 0
-    assert main(["filter-task"]) == 0
-    server.answer = lambda body: "I do not know"
-    command = ["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "0"]
-    capsys.readouterr()
-    assert main(command) == 2
-    assert re.search(r"every episode was aborted \(\d+\): .*I do not know", capsys.readouterr().err)
-    asked = len(server.requests)
-    assert main(command) == 2, "it does not count as finished"
-    assert len(server.requests) == asked
 
 
 def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server, place: Path) -> None:
