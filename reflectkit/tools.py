@@ -27,7 +27,7 @@ FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
 OPENED, CLOSED = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 THOUGHT = ("<think>", "</think>")
-"""What reasoning stands between."""
+"""Tags around reasoning."""
 NO_CALLS = "none"
 TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the user.'
 PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'

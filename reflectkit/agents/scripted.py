@@ -18,7 +18,7 @@ class Demonstrator:
     """The oracle, which errs on purpose with probability `noise` (a wrong move that does not end the episode).
 
     Each decision carries the teacher's reflection on the state and a note: "mistake" for a wrong move, "correction" for
-    the right move behind one, "positive" for the rest.
+    the right move after it, "positive" for the rest.
     """
 
     def __init__(self, noise: float) -> None:

@@ -1,8 +1,8 @@
 """One call to a chat model: openai's client, with a deadline, a size limit and redaction. Importing it imports openai.
 
-openai retries 408, 409, 429, 5xx and lost connections, after as long as `Retry-After` says. An error in the body of a
-200 counts as its own status. A body that is no chat completion becomes an answer that says so, with the tokens on its
-bill. No key is left in any text that comes back.
+openai retries what may pass, respecting `Retry-After`. An error in the body of a 200 counts as its own status. A body
+that is not a chat completion becomes an answer that says so and has the tokens of its bill. Keys are removed from all
+text that comes back.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Caller:
         await self._client.close()
 
     def _answer(self, response: Any, limit: int, prompt_tokens: int) -> Answer:
-        """The answer in a success; if there is none, one with finish_reason "malformed" whose `refusal` says why."""
+        """The answer in a success; a malformed body becomes an answer whose `refusal` says what is wrong."""
         value, fault = response.extensions["value"], response.extensions["fault"]
         text, refusal, finish = "", "", "stop"
         if not fault:
@@ -249,8 +249,8 @@ def _refuses_temperature(error: openai.APIStatusError) -> bool:
 
 
 def _error_in(value: Mapping[str, Any]) -> Any:
-    """The error in the body of a success, in place of its choices or of the first one's answer: gateways promise
-    success before the model begins.
+    """The error in the body of a success, instead of choices or in the first choice: gateways promise success before
+    the model begins.
     """
     choices = value.get("choices")
     holder = choices[0] if isinstance(choices, list) and choices else value

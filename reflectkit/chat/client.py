@@ -96,7 +96,7 @@ class Outcome(Generic[Value]):
 
 
 class IncompleteAnswerError(ValueError):
-    """An answer that is no whole text: cut off, empty, refused or filtered."""
+    """An answer that is cut off, empty, refused, filtered or malformed."""
 
 
 def written_limit(endpoint: Endpoint, request: Request) -> int:
@@ -207,13 +207,13 @@ class ChatClient:
             await session.finish()
             raise failures[0]
         if any(outcome.value is None for outcome in outcomes.values()):
-            await session.finish(while_=self._is_silent)  # one of them may yet show that the server answers
+            await session.finish(while_=self._is_silent)  # another call may yet show that the server answers
             if self._is_silent() and self._trouble:
                 raise self._trouble
         return [outcomes[number] for number in range(len(requests))]
 
     async def finish(self) -> None:
-        """Wait until no call of this event loop is in flight, so that all paid answers are in the journal."""
+        """Wait until no call of this event loop is in flight: all paid answers are then in the journal."""
         await self._session_here().finish()
 
     def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
@@ -393,7 +393,7 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
 
 
 def _fault(answer: Answer, request: Request) -> str:
-    """Why an answer is no whole text, or ""."""
+    """Why an answer is incomplete, or ""."""
     if answer.finish_reason == MALFORMED:
         return answer.refusal
     if answer.finish_reason == "content_filter":

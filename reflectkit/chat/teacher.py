@@ -1,4 +1,4 @@
-"""Chat models as teachers: one acts, or comments while an expert acts, and corrects mistakes."""
+"""Chat models as teachers: they act, or comment while an expert acts, and correct mistakes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ChatTeacher:
         return await self.decision(observation, context, await self.client.ask(request, read))
 
     def ask(self, observation: Observation, context: Context) -> tuple[Request, Callable[[str], Lesson]]:
-        """The request about `observation`, and what reads its answer; the latter raises ValueError with the reason."""
+        """The request about `observation`, and the parser of its answer, which raises ValueError with the reason."""
         if self.actor is None:
             request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
             if observation.tools:

@@ -76,7 +76,7 @@ def add_demonstrations(
 def mark_mistakes(trajectory: Trajectory, make: Callable[[], Env]) -> Trajectory:
     """A chat teacher's episode, with its wrong moves marked as mistakes by the env.
 
-    Calls are in the teacher's own words, so that only those that could not be executed are wrong.
+    Of tool calls, only those that could not be executed are wrong.
     """
     if any(turn.observation.tools for turn in trajectory.turns):
         wrong = [bool(turn.info.get("refused")) for turn in trajectory.turns]
