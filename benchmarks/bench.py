@@ -44,12 +44,12 @@ from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import Env
 from reflectkit.envs import NONE_LISTED
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, model_source
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import PACKAGED, TINY
-from reflectkit.models.packaged import is_installed
+from reflectkit.models.packaged import is_installed, model_source
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.run import open_run

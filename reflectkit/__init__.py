@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from reflectkit.envs import env_class, make
     from reflectkit.envs.base import BaseEnv, ChoiceEnv
     from reflectkit.errors import ReflectkitError
-    from reflectkit.integrations.acts import Act
-    from reflectkit.integrations.agent import LoadedAgent, load_agent
+    from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
     from reflectkit.rollout.episode import Episode, rollout
     from reflectkit.types import Decision, Message, Observation, Task, Trajectory, Turn
 
@@ -58,8 +57,7 @@ _MODULES = {
     "reflectkit.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
     "reflectkit.envs": ("env_class", "make"),
     "reflectkit.envs.base": ("BaseEnv", "ChoiceEnv"),
-    "reflectkit.integrations.acts": ("Act",),
-    "reflectkit.integrations.agent": ("LoadedAgent", "load_agent"),
+    "reflectkit.integrations.agent": ("Act", "LoadedAgent", "load_agent"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

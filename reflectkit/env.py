@@ -45,8 +45,8 @@ class Taskset:
     problem_generator: ClassVar[str] = ""
     """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there is none."""
     repositories_folder: ClassVar[str] = ""
-    """Where the problems are questions about the files of repositories (`Explorer`): the folder of these in the env's
-    data folder, which `filter-repo` fills. `gen-task` and `filter-task` then make the problems.
+    """If the problems are questions about the files of repositories, as in `auto_explore`: the folder of these in the
+    env's data folder, which `filter-repo` fills. `gen-task` and `filter-task` make the problems.
     """
     records_folder: ClassVar[str] = ""
     """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself."""
@@ -127,25 +127,6 @@ class Taskset:
         folder: empty, for what the problems are set in. files: how many files a repository gets.
         """
         return self.tasks(self.env.levels[-1]), {}
-
-
-class Explorer(Protocol):
-    """The further methods of a taskset with a `repositories_folder`. Its env's levels are folder depths."""
-
-    env: Any
-    repositories_folder: ClassVar[str]
-
-    def open_repository(self, folder: Path) -> Any:
-        """The repository in `folder`: `sizes` by path, `view(path, tokens)`. Raises DataError."""
-
-    def way_to(self, path: str) -> tuple[str, ...]:
-        """The commands from the root that read file `path` and name it, which is the last of them."""
-
-    def reaches(self, repository: Any, path: str) -> bool:
-        """Whether the offered commands can reach and name file `path`."""
-
-    def answer_of(self, repository: Any, commands: Sequence[str]) -> str:
-        """The file that the sequence `commands` ends by naming; "" if none."""
 
 
 class Teacher:

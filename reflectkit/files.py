@@ -14,11 +14,6 @@ REPOSITORIES = Path("data/auto_explore/repos")
 """Where users put their own repositories. Where it is missing, the included ones are meant."""
 
 
-def repositories_in(folder: Path) -> Path:
-    """`folder`, or that of the included repositories if it is `REPOSITORIES` and there is none."""
-    return included_repositories() if folder == REPOSITORIES and not folder.is_dir() else folder
-
-
 def included_repositories() -> Path:
     """The folder of the included repositories."""
     return _package() / "boxed" / "repos"

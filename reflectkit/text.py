@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 PIECE = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|\n+|[^\sA-Za-z\d]|[ \t]{2,}")
 LEFT_OUT = "\n[cut]\n"
@@ -127,3 +129,13 @@ def notebook_source(text: str) -> str:
         return "\n\n".join("".join(cell["source"]) for cell in cells)
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """A distinct name for each folder: its own, with as many parent folders as necessary."""
+    parts = [folder.absolute().parts for folder in folders]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, folders))

@@ -18,10 +18,10 @@ from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
-from reflectkit.envs.setup import model_source
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
+from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
 from reflectkit.runs.folders import CHECKPOINT, checkpoints
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation

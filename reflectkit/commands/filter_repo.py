@@ -16,10 +16,17 @@ from pydantic import field_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
-from reflectkit.envs.setup import EnvSetup, explorer
+from reflectkit.envs.auto_explore.filtering import (
+    Filtered,
+    filter_repository,
+    name_fault,
+    readable,
+    repositories,
+    repository_name,
+)
+from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
-from reflectkit.files import REPOSITORIES, repositories_in
+from reflectkit.files import REPOSITORIES, included_repositories
 from reflectkit.runs.folders import RunConfig, write_permission
 from reflectkit.runs.run import open_run
 
@@ -27,8 +34,6 @@ EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",
     "reflectkit filter-repo --repo-dir ~/projects --max-file-mb 1",
 )
-
-
 TRAITS = Traits(writes_data=True)
 
 
@@ -51,15 +56,16 @@ class FilterRepoConfig(Config):
     @field_validator("env")
     @classmethod
     def _explores(cls, env: str) -> str:
-        explorer("filter-repo", env)
+        check_explores("filter-repo", env)
         return env
 
 
 def run(config: FilterRepoConfig, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
-    source = repositories_in(config.repo_dir)
+    source, target = config.repo_dir, config.setup.repos_folder
+    if source == REPOSITORIES and not source.is_dir():
+        source = included_repositories()
     paths = repositories(source)
-    target = config.setup.repos_folder
     originals, copies = source.resolve(), target.resolve()
     if originals.is_relative_to(copies) or copies.is_relative_to(originals):
         raise DataError(
@@ -70,29 +76,50 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
     with open_run("filter-repo", config, list(filter(readable, paths))) as current:
         if current.done:
             return current.done
-        links = sorted(entry.name for entry in os.scandir(source) if entry.is_symlink())
-        if links:
-            progress.news(f"links are not followed: {', '.join(map(ascii, links[:5]))} in {config.repo_dir} skipped")
         results: list[Filtered] = []
         with progress.bar("Filtering repositories", len(paths)) as bar:
             for path in paths:
-                results.append(_filter(path, target, int(config.max_file_mb * 2**20), results))
+                name = repository_name(path)
+                if fault := name_fault(name, is_folder=True):
+                    results.append(Filtered(name, why_not=fault))
+                elif any(other.name == name and not other.why_not for other in results):
+                    results.append(Filtered(path.name, why_not=f"another repository is called {name}"))
+                else:
+                    results.append(filter_repository(path, target / name, int(config.max_file_mb * 2**20)))
                 bar.advance()
         kept = [result for result in results if not result.why_not]
-        for result in results:
-            if result.why_not:
-                progress.news(f"{result.name}: left out, {result.why_not}")
+        left_out = {result.name: result.why_not for result in results if result.why_not}
+        for name, why_not in left_out.items():
+            progress.news(f"{name}: left out, {why_not}")
         if not kept:
-            raise DataError(config.repo_dir, f"no repositories are left; e.g. {results[0].name}: {results[0].why_not}")
+            name, why_not = next(iter(left_out.items()))
+            raise DataError(config.repo_dir, f"no repositories are left; e.g. {name}: {why_not}")
         others = sorted(set(os.listdir(target)) - {result.name for result in kept})
         if others := [name for name in others if not name.startswith(".")]:
             progress.news(f"{target} also holds {', '.join(others[:5])} from earlier runs; remove what you do not need")
-        current.tables += _tables(results, target)
+        rows = [
+            (
+                result.name,
+                str(result.kept),
+                str(result.dropped.total()),
+                f"{result.bytes / 1024:.1f}",
+                result.why_not,
+            )
+            for result in results
+        ]
+        heads = ("repository", "kept", "dropped", "KiB", "left out because")
+        dropped = sum((result.dropped for result in results), Counter[str]())
+        first = {reason: path for result in reversed(results) for reason, path in result.examples.items()}
+        reasons = tuple((reason, str(count), first[reason]) for reason, count in dropped.most_common())
+        current.tables += [
+            Table(f"Repositories in {target}", heads, tuple(rows)),
+            Table("Dropped", ("reason", "files or folders", "e.g."), reasons),
+        ]
         figures = {
             "repositories": len(kept),
             "kept": sum(result.kept for result in kept),
-            "dropped": dict(sorted(_total(results).items())),
-            "left_out": {result.name: result.why_not for result in results if result.why_not},
+            "dropped": dict(sorted(dropped.items())),
+            "left_out": left_out,
             "by_repository": {
                 result.name: {
                     "kept": result.kept,
@@ -104,30 +131,3 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
             },
         }
         return current.finish(figures, [target / result.name for result in kept])
-
-
-def _filter(path: Path, target: Path, max_bytes: int, before: list[Filtered]) -> Filtered:
-    name = repository_name(path)
-    if fault := name_fault(name, is_folder=True):
-        return Filtered(name, why_not=fault)
-    if any(other.name == name and not other.why_not for other in before):
-        return Filtered(path.name, why_not=f"another repository is called {name}")
-    return filter_repository(path, target / name, max_bytes)
-
-
-def _total(results: list[Filtered]) -> Counter[str]:
-    return sum((result.dropped for result in results), Counter())
-
-
-def _tables(results: list[Filtered], target: Path) -> list[Table]:
-    rows = [
-        (result.name, str(result.kept), str(sum(result.dropped.values())), f"{result.bytes / 1024:.1f}", result.why_not)
-        for result in results
-    ]
-    total = _total(results)
-    first = {reason: name for result in results for reason, name in reversed(result.examples.items())}
-    reasons = tuple((reason, str(count), first.get(reason, "")) for reason, count in total.most_common())
-    return [
-        Table(f"Repositories in {target}", ("repository", "kept", "dropped", "KiB", "left out because"), tuple(rows)),
-        Table("Dropped", ("reason", "files or folders", "e.g."), reasons),
-    ]

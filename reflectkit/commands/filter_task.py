@@ -7,6 +7,7 @@ Drops empty questions and missing files, writes commands as the environment offe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from pydantic import field_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.questions import Question, normal_path, read_question, to_json
-from reflectkit.env import Explorer
-from reflectkit.envs.setup import EnvSetup, explorer
+from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
+from reflectkit.envs.auto_explore.repository import answer_of, find_repository, offered, shortest_path
+from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
-from reflectkit.jsonl import read_json_list, write_json
+from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
 from reflectkit.runs.folders import RunConfig, write_permission
 from reflectkit.runs.run import open_run
 
@@ -28,8 +29,6 @@ EXAMPLES = (
     "reflectkit filter-task",
     "reflectkit filter-task --task-file data/auto_explore/tasks/",
 )
-
-
 TRAITS = Traits(writes_data=True)
 
 
@@ -53,7 +52,7 @@ class FilterTaskConfig(Config):
     @field_validator("env")
     @classmethod
     def _explores(cls, env: str) -> str:
-        explorer("filter-task", env)
+        check_explores("filter-task", env)
         return env
 
 
@@ -61,36 +60,42 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     source = config.task_file or config.setup.env_folder / "tasks"
     files = _json_files(source)
-    repos, tasks = config.repos_dir or config.setup.repos_folder, explorer("filter-task", config.env)
+    repos = config.repos_dir or config.setup.repos_folder
     write_permission(config.setup.folder)
     with open_run("filter-task", config, files) as current:
         if current.done:
             return current.done
         dropped: Counter[str] = Counter()
-        kept: dict[str, tuple[Question, list[Any]]] = {}
+        kept: dict[str, tuple[FileQuestion, list[Any]]] = {}
         with progress.bar("Filtering questions", len(files)) as bar:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
-                    _take(value, f"{path}, record {number}", repos, tasks, kept, dropped)
+                    where = f"{path}, record {number}"
+                    value = _without_nulls(value, where)
+                    question = _clean(read_question(value, where), repos, config.setup.kind.levels)
+                    if isinstance(question, str):
+                        dropped[question] += 1
+                        continue
+                    if question.id in kept:
+                        dropped["there twice"] += 1
+                    trajectories = kept.setdefault(question.id, (question, []))[1]
+                    _merge(trajectories, value.get("trajectories") or [], where)
                 bar.advance()
         if not kept:
             raise DataError(
                 source, f"no questions are left: {dict(dropped)}; were the repositories filtered into {repos}?"
             )
         target = config.setup.folder / "data.json"
-        write_json(target, [_record(question, trajectories) for question, trajectories in kept.values()])
-        levels = Counter(question.n_level for question, _ in kept.values())
-        figures = {
-            "kept": len(kept),
-            "dropped": dict(sorted(dropped.items())),
-            "by_level": dict(sorted(levels.items())),
-        }
-        rows = [
-            ("kept", str(len(kept))),
-            *((f"  depth {level}", str(count)) for level, count in sorted(levels.items())),
+        records = [
+            to_json(question) | ({"trajectories": trajectories} if trajectories else {})
+            for question, trajectories in kept.values()
         ]
+        write_json(target, records)
+        levels = sorted(Counter(question.n_level for question, _ in kept.values()).items())
+        rows = [("kept", str(len(kept))), *((f"  depth {level}", str(count)) for level, count in levels)]
         rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(dropped.items())]
         current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
+        figures = {"kept": len(kept), "dropped": dict(sorted(dropped.items())), "by_level": dict(levels)}
         return current.finish(figures, [target])
 
 
@@ -103,65 +108,42 @@ def _json_files(source: Path) -> list[Path]:
     return files
 
 
-def _take(
-    value: object,
-    where: str,
-    repos: Path,
-    tasks: Explorer,
-    kept: dict[str, tuple[Question, list[Any]]],
-    dropped: Counter[str],
-) -> None:
-    """Add one record to `kept`, or count in `dropped` why not."""
+def _without_nulls(value: object, where: str) -> dict[str, Any]:
+    """A record, with null in optional fields replaced. Raises DataError."""
     if not isinstance(value, dict):
         raise DataError(where, f"expected a JSON object, found {type(value).__name__}")
-    empty = {name: "" for name in ("question", "answer", "model") if value.get(name, "") is None}
-    value = value | empty | ({"optimal_path": []} if value.get("optimal_path", []) is None else {})
-    question = read_question(value, where)
-    question_text = " ".join(question.question.split())
-    if not (question_text + question.answer).isascii() and _has_surrogates(question_text + question.answer):
-        dropped["text that is not valid Unicode"] += 1
-        return
-    if not question_text:
-        dropped["empty question"] += 1
-        return
+    empty = {"question": "", "answer": "", "model": "", "optimal_path": []}
+    return value | {name: default for name, default in empty.items() if value.get(name, "") is None}
+
+
+def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQuestion | str:
+    """The question as the environment can ask it, or why it is dropped."""
+    text = " ".join(question.question.split())
+    if lone_surrogate(text + question.answer):
+        return "text that is not valid Unicode"
+    if not text:
+        return "empty question"
     try:
-        if "/" in question.root or question.root in ("", ".", ".."):
-            raise DataError(where, f"{question.root!r} is not a repository name", field="root")
-        repository = tasks.open_repository(repos / question.root)
+        repository = find_repository(repos, question.root)
     except DataError:
-        dropped["no such repository"] += 1
-        return
-    if question.filename not in repository.sizes:
-        dropped["vanished file"] += 1
-        return
-    if not tasks.reaches(repository, question.filename) or str(question.filename.count("/")) not in tasks.env.levels:
-        dropped["file that commands cannot reach"] += 1
-        return
+        return "no such repository"
+    filename, level = question.filename, question.filename.count("/")
+    if filename not in repository.sizes:
+        return "vanished file"
+    if not offered(repository, filename) or str(level) not in levels:
+        return "file that commands cannot reach"
     way = normal_path(question.optimal_path)
-    if tasks.answer_of(repository, way) != question.filename:
-        way = tasks.way_to(question.filename)
-    clean = replace(question, question=question_text, optimal_path=way, n_level=question.filename.count("/"))
-    trajectories = value.get("trajectories") or []
+    if answer_of(repository, way) != filename:
+        way = tuple(shortest_path(filename))
+    return replace(question, question=text, optimal_path=way, n_level=level)
+
+
+def _merge(merged: list[Any], trajectories: Any, where: str) -> None:
+    """Add `trajectories`, numbered among those of their kind: "positive0", "negative1", … Raises DataError."""
     if not isinstance(trajectories, list):
         raise DataError(where, "expected a list", field="trajectories")
-    if clean.id in kept:
-        dropped["there twice"] += 1
-    merged = kept.setdefault(clean.id, (clean, []))[1]
     for trajectory in trajectories:
-        merged.append(_renumbered(trajectory, merged, where))
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _renumbered(trajectory: Any, before: list[Any], where: str) -> Any:
-    """`trajectory`, numbered among those of its kind: "positive0", "negative1", …"""
-    if not isinstance(trajectory, dict) or not isinstance(trajectory.get("info"), str):
-        raise DataError(where, "expected objects with `info`", field="trajectories")
-    kind = "negative" if trajectory["info"].startswith("negative") else "positive"
-    return trajectory | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in before)}"}
-
-
-def _record(question: Question, trajectories: list[Any]) -> dict[str, Any]:
-    return to_json(question) | ({"trajectories": trajectories} if trajectories else {})
+        if not isinstance(trajectory, dict) or not isinstance(trajectory.get("info"), str):
+            raise DataError(where, "expected objects with `info`", field="trajectories")
+        kind = "negative" if trajectory["info"].startswith("negative") else "positive"
+        merged.append(trajectory | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in merged)}"})

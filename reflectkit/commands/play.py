@@ -42,8 +42,7 @@ from reflectkit.envs.setup import (
     EnvConfig,
     EnvSetup,
     at_level,
-    chat_endpoint,
-    chat_models,
+    chat_settings,
     check_level,
     refuse_uncounted,
 )
@@ -154,9 +153,10 @@ class PlayConfig(Config):
 
     def _check_user(self) -> None:
         """Raises ConfigError where a person cannot be the user."""
-        if USER not in chat_models(self.env.settings):
+        user = next((setting for setting in chat_settings(self.env.settings) if setting.name == USER), None)
+        if user is None:
             raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
-        if chat_endpoint(self.env.settings, USER):
+        if user.endpoint:
             raise ConfigError("--as user and --user are both the user; leave one out")
         if self.policy == PERSON:
             raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")

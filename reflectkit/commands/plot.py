@@ -17,7 +17,6 @@ from pydantic import model_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.envs.setup import distinct_names
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.figures import Curve, draw_bars, draw_curves, number_in, read_curves
 from reflectkit.evals.seeds import curve_figures, curve_table
@@ -25,6 +24,7 @@ from reflectkit.jsonl import read_json, rows_so_far
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.locks import is_locked
 from reflectkit.runs.run import open_run
+from reflectkit.text import distinct_names
 from reflectkit.types import LARGEST
 
 EXAMPLES = (

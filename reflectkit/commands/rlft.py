@@ -31,12 +31,12 @@ from reflectkit.commands import Traits
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs.setup import model_source
 from reflectkit.errors import ConfigError, ReflectkitError, memory_explained
 from reflectkit.evals.estimate import estimate_comments
 from reflectkit.jsonl import append, rewrite
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.hub import PACKAGED, hub_options
+from reflectkit.models.packaged import model_source
 from reflectkit.runs.identity import digest
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report

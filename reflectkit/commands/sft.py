@@ -17,10 +17,10 @@ from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.sft_rows import Row, form_of, read_rows
-from reflectkit.envs.setup import model_source
 from reflectkit.errors import memory_explained
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.hub import TINY, hub_options
+from reflectkit.models.packaged import model_source
 from reflectkit.runs.checksums import seal
 from reflectkit.runs.run import open_run
 from reflectkit.text import pluralize

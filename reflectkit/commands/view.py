@@ -18,13 +18,13 @@ from pydantic import model_validator
 from reflectkit.config import Config, option
 from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
-from reflectkit.envs.setup import distinct_names
 from reflectkit.errors import NO_ROOM, ConfigError, DataError
 from reflectkit.evals.inspect_log import Log
 from reflectkit.evals.page import Source, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
 from reflectkit.runs.folders import RunConfig
+from reflectkit.text import distinct_names
 
 EXAMPLES = (
     "reflectkit view results/taxi-tiny/evaluation --open",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from reflectkit.data import questions
+from reflectkit.envs.auto_explore import questions
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list
 from reflectkit.types import Task, Trajectory, from_json, to_json

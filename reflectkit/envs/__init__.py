@@ -31,6 +31,9 @@ ENVS = {
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
 }
+ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
+RECORDS = "data_reflection_negative.json"
+"""The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
 NEEDED = ("name", "reset", "step")
@@ -87,6 +90,8 @@ def _checked(kind: Any, name: str) -> Any:
             raise ConfigError(f"{name}: its {trait} belongs in a Taskset; write taskset = …Tasks()")
     if inspect.isfunction(inspect.getattr_static(kind, "tasks", None)):
         raise ConfigError(f"{name}: its tasks() is asked of the class; write @classmethod above it")
+    if kind.teacher_type.has("mistakes") and not kind.teacher_type.has("note"):
+        raise ConfigError(f"{name}: its teacher has mistakes() but no note(), which marks them; add it")
     values = {trait: getattr(kind, trait, None) for trait in ("name", "levels", "horizons", "max_concurrency")}
     values |= {trait: getattr(kind.teacher_type, trait) for trait in ("noise", "negatives")}
     try:

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from reflectkit.chat.budget import prices_of
-from reflectkit.chat.config import ChatConfig
-from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import Env, Explorer, User, check_teacher
-from reflectkit.envs import ENVS, data_folder, env_class, make
+from reflectkit.env import Env, User, check_teacher
+from reflectkit.envs import ENV_HELP, ENVS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
-from reflectkit.models.hub import PACKAGED
 from reflectkit.registry import code_files, resolve
 from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.locks import locked
 from reflectkit.text import pluralize
 from reflectkit.types import Task
 
-RECORDS = "data_reflection_negative.json"
+if TYPE_CHECKING:
+    from reflectkit.chat.config import ChatConfig
+    from reflectkit.chat.endpoints import Endpoint
+
 DEFAULT_HORIZON = 15
-MODELS = "models"
-"""Folder in the data folder, of packaged models that were converted."""
-CONVERTING_S = 600.0  # to wait for another process that converts
-ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
 
 
@@ -53,9 +45,8 @@ class EnvConfig(Config):
         return name
 
     @model_validator(mode="after")
-    def _check_budgets(self) -> Self:
-        for name in chat_models(self.settings):
-            _check_budget(self.settings, name)
+    def _check_chat_models(self) -> Self:
+        chat_settings(self.settings)
         return self
 
     @property
@@ -66,13 +57,30 @@ class EnvConfig(Config):
     @property
     @override
     def environment(self) -> dict[str, str]:
-        endpoints = (chat_endpoint(self.settings, name) for name in chat_models(self.settings))
-        return address_in_use(endpoint for endpoint in endpoints if endpoint)
+        endpoints = [setting.endpoint for setting in chat_settings(self.settings) if setting.endpoint]
+        if not endpoints:
+            return {}
+        from reflectkit.chat.endpoints import address_in_use
+
+        return address_in_use(endpoints)
 
     def require_teacher(self, *needed: str) -> None:
         """Raises ConfigError if the env's teacher lacks a method that is `needed`, or cannot act with the settings."""
         check_teacher(self.kind.teacher_type, self.kind.name, *needed)
         self.kind.teacher_type.check(self.settings)
+
+
+class PlugInConfig(Config):
+    """Settings of an environment in another engine, whose own configuration sets the rest."""
+
+    env: EnvConfig
+    horizon: int = option(0, help=HORIZON_HELP, ge=0)
+    data_dir: Path = option(Path("data"), help="Folder for data.")
+
+    @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup(self.env.name, self.data_dir, self.env.settings, self.env.shuffle_action, self.horizon)
 
 
 class RolloutConfig(Config):
@@ -155,10 +163,10 @@ class EnvSetup:
     def make(self, horizon: int | None, user: User | None = None) -> Env:
         """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""
         arguments = {name: getattr(self.settings, name) for name in type(self.settings).model_fields}
-        for name, target in chat_models(self.settings).items():
-            arguments.pop(_address_of(name), None)
-            arguments.pop(_budget_of(name), None)
-            arguments[name] = self._asker_of(name, target)
+        for setting in chat_settings(self.settings):
+            arguments.pop(f"{setting.name}_url", None)
+            arguments.pop(f"{setting.name}_max_usd", None)
+            arguments[setting.name] = self._asker_of(setting)
         if user is not None:
             arguments["user"] = user
         return make(self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments)
@@ -168,85 +176,81 @@ class EnvSetup:
         `ChatClient.usage`. It is reported to `progress`, too.
         """
         usages = {}
-        for name, target in chat_models(self.settings).items():
-            usage = getattr(self._asker_of(name, target), "usage", {})  # an env of your own may ask otherwise
+        for setting in chat_settings(self.settings):
+            usage = getattr(self._asker_of(setting), "usage", {})  # an env of your own may ask otherwise
             if not usage:
                 continue
-            model = f"{name} {chat_endpoint(self.settings, name)}"
+            model = f"{setting.name} {setting.endpoint}"
             cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
             answers = pluralize(int(usage["calls"] + usage["replayed"]), "answer")
             progress.news(f"the {model}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
             usages[model] = usage
         return usages
 
-    def _asker_of(self, name: str, target: str) -> Any:
-        """The object that asks the chat model in setting `name`; None if the setting names none."""
-        endpoint, budget = chat_endpoint(self.settings, name), getattr(self.settings, _budget_of(name), None)
-        journal = self.env_folder / f"{name}.jsonl"
-        return endpoint and _asker(target, endpoint, journal, self.timeout_s, self.concurrency, budget)
+    def _asker_of(self, setting: ChatSetting) -> Any:
+        """The object that asks the chat model of a setting; None if it names none."""
+        journal = self.env_folder / f"{setting.name}.jsonl"
+        limits = (self.timeout_s, self.concurrency, setting.budget_usd)
+        return setting.endpoint and _asker(setting.asker, setting.endpoint, journal, *limits)
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
         """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
         run.
         """
-        files: Any = self.kind.taskset.input_files(self.settings, self.env_folder, list(tasks))
-        if not isinstance(files, list | tuple) or not all(isinstance(path, Path) for path in files):
-            raise ConfigError(f"env '{self.env}': input_files must return a list of Path, it returned {files!r:.80}")
-        return [*self.code_files, *files]
+        return [*self.code_files, *self.kind.taskset.input_files(self.settings, self.env_folder, list(tasks))]
+
+
+@dataclass(frozen=True)
+class ChatSetting:
+    """A setting of an env that names a chat model; see `Env.Settings`."""
+
+    name: str
+    asker: str
+    """The class that asks it, as "module:Class"."""
+    endpoint: Endpoint | None
+    """The model; None if the setting is at its default."""
+    budget_usd: float | None
+
+
+def chat_settings(settings: Any) -> list[ChatSetting]:
+    """The settings of an env that name chat models. Raises ConfigError for one that cannot be asked, an address without
+    a model, and a budget that cannot be enforced.
+    """
+    found = []
+    for name, asker in getattr(settings, "chat_models", {}).items():
+        if name not in type(settings).model_fields:
+            continue
+        from reflectkit.chat.budget import prices_of
+        from reflectkit.chat.endpoints import parse_endpoint
+
+        model, default = getattr(settings, name), type(settings).model_fields[name].default
+        url, budget = (getattr(settings, f"{name}_{part}", None) for part in ("url", "max_usd"))
+        endpoint = None
+        if model != default:
+            endpoint = parse_endpoint(model, url, flag(name), f"{default}, ", flag(f"{name}_url"))
+        elif given := [part for part, value in (("url", url), ("max_usd", budget)) if value is not None]:
+            raise ConfigError(f"{flag(f'{name}_{given[0]}')} needs a {flag(name)}, e.g. openai:MODEL")
+        if endpoint and budget is not None and not prices_of(endpoint.kind, endpoint.model, None, None).known:
+            raise ConfigError(
+                f"{flag(f'{name}_max_usd')} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
+                " out, or name a model with a known price"
+            )
+        found.append(ChatSetting(name, asker, endpoint, budget))
+    return found
 
 
 def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | None) -> None:
     """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, as
     neither counts that.
     """
-    for name in chat_models(env.settings):
-        endpoint = chat_endpoint(env.settings, name)
-        budgeted = getattr(env.settings, _budget_of(name), None) is not None
-        if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local" and not budgeted)):
+    for setting in chat_settings(env.settings):
+        name, endpoint = flag(setting.name), setting.endpoint
+        unlimited = max_cost_usd is not None and endpoint and endpoint.kind != "local" and setting.budget_usd is None
+        if endpoint and (dry_run or unlimited):
             raise ConfigError(
-                f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {flag(name)} {endpoint} is"
-                f" asked; leave it out, or leave out {flag(name)}"
+                f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {name} {endpoint} is asked; leave"
+                f" it out, or leave out {name}"
             )
-
-
-def _check_budget(settings: Any, name: str) -> None:
-    """Raises ConfigError if there is a budget for the chat model in setting `name` that cannot be enforced."""
-    endpoint = chat_endpoint(settings, name)
-    if getattr(settings, _budget_of(name), None) is None:
-        return
-    if endpoint is None:
-        raise ConfigError(f"{flag(_budget_of(name))} needs a {flag(name)}, e.g. openai:MODEL")
-    if not prices_of(endpoint.kind, endpoint.model, None, None).known:
-        raise ConfigError(
-            f"{flag(_budget_of(name))} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
-            " out, or name a model with a known price"
-        )
-
-
-def chat_models(settings: Any) -> Mapping[str, str]:
-    """The settings of an env that name a chat model, each with the class that asks it; see `Env.Settings`."""
-    models: Mapping[str, str] = getattr(settings, "chat_models", {})
-    return models
-
-
-def chat_endpoint(settings: Any, name: str) -> Endpoint | None:
-    """The chat model that an env's setting `name` names; None if it is not a chat model. Raises ConfigError."""
-    address, default = _address_of(name), type(settings).model_fields[name].default
-    if (model := getattr(settings, name)) != default:
-        return parse_endpoint(model, getattr(settings, address, None), flag(name), f"{default}, ", flag(address))
-    if getattr(settings, address, None) is not None:
-        raise ConfigError(f"{flag(address)} needs a {flag(name)}, e.g. local:MODEL")
-    return None
-
-
-def _address_of(name: str) -> str:
-    """The setting with the server address of the chat model in setting `name`."""
-    return f"{name}_url"
-
-
-def _budget_of(name: str) -> str:
-    """The setting with the budget of the chat model in setting `name`, in US dollars."""
-    return f"{name}_max_usd"
 
 
 @cache
@@ -255,48 +259,6 @@ def _asker(
 ) -> Any:
     """The object that asks a chat model for an env; one for all envs of the process."""
     return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency, budget_usd)
-
-
-def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """A distinct name for each folder: its own, with as many parent folders as necessary."""
-    parts = [folder.absolute().parts for folder in folders]
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return list(map(str, folders))
-
-
-def model_source(name: str, data_dir: Path, progress: Progress) -> str:
-    """`name`, or the folder of the packaged model of that name, which is converted into `data_dir` first; one process
-    at a time converts, and others wait. Raises CheckpointError.
-    """
-    if name not in PACKAGED:
-        return name
-    folder = data_dir / MODELS / name
-    if not (folder / "config.json").is_file():
-        from reflectkit.models.packaged import convert
-
-        folder.parent.resolve().mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent, CONVERTING_S), progress.bar(f"{name}: converting into {folder}, once", 1) as bar:
-            if not (folder / "config.json").is_file():
-                convert(name, folder)
-            bar.advance()
-    return str(folder)
-
-
-def share_models(data_dir: Path, folders: Iterable[Path]) -> None:
-    """Let the data folders `folders` inside `data_dir` use its converted models; those with models of their own keep
-    them.
-    """
-    for folder in folders:
-        link = folder / MODELS
-        if folder == data_dir or link.exists() or link.is_symlink():
-            continue
-        with contextlib.suppress(OSError):  # without links, each folder has a conversion of its own
-            (data_dir / MODELS).mkdir(parents=True, exist_ok=True)
-            folder.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(os.path.relpath(data_dir / MODELS, folder), target_is_directory=True)
 
 
 def check_level(env: str, level: str) -> None:
@@ -337,12 +299,10 @@ def not_repeatable(env: str, task: str, step: int) -> ConfigError:
     )
 
 
-def explorer(stage: str, env: str) -> Explorer:
-    """The env's taskset. Raises ConfigError for an env whose problems are not about repositories."""
-    tasks: Any = env_class(env).taskset
-    if not tasks.repositories_folder:
+def check_explores(stage: str, env: str) -> None:
+    """Raises ConfigError for an env whose problems are not about repositories."""
+    if not env_class(env).taskset.repositories_folder:
         explorers = " or ".join(name for name in ENVS if env_class(name).taskset.repositories_folder)
         raise ConfigError(
             f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own problems (gen-trajectory)"
         )
-    return tasks  # type: ignore[no-any-return]

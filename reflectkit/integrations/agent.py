@@ -12,7 +12,8 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -36,14 +37,69 @@ from reflectkit.env import Agent, Context, Env
 from reflectkit.envs import env_class
 from reflectkit.errors import AgentError, ConfigError, DataError, ReflectkitError
 from reflectkit.eventloop import LoopThread
-from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
 from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.rollout.checked import ROLES
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.identity import read_record
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize
-from reflectkit.types import THINKING, Decision, Observation
+from reflectkit.types import THINKING, Decision, Message, Observation, ToolCall, ToolUse
+
+Seen = str | Observation | Sequence[Message | Mapping[str, str]]
+"""What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content": …}`; or all of an
+`Observation`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What an agent did."""
+
+    action: str
+    """The choice; or the text that it wrote, tool calls included."""
+    index: int | None = None
+    """Index of the choice, from 0; None if there were no choices."""
+    comment: str | None = None
+    """The reflection that it read before it acted; None without a reflector."""
+    probabilities: tuple[float, ...] = ()
+    """Probability of each choice, in their order; empty without choices, and for chat models."""
+    calls: tuple[ToolCall, ...] = ()
+    """The valid tool calls, where tools are offered."""
+
+
+def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
+    """`seen` as an observation. Raises ConfigError."""
+    legal = tuple(choices or ())
+    if isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in legal):
+        raise ConfigError(f"choices must be a list of texts that are not empty, not {choices!r:.80}")
+    if isinstance(seen, Observation):
+        return dataclasses.replace(seen, choices=legal) if legal else seen
+    if isinstance(seen, str):
+        return Observation((Message("user", seen),), legal)
+    try:
+        plain: Any = seen
+        given = [each if isinstance(each, Message) else Message(each["role"], each["content"]) for each in plain]
+    except (TypeError, KeyError, IndexError):
+        given = []
+    if not given or not all(message.role in ROLES and isinstance(message.content, str) for message in given):
+        raise ConfigError(
+            f"what is seen must be a text, an Observation, or a list of Message or {{'role': one of {', '.join(ROLES)},"
+            f" 'content': text}}, not {seen!r:.80}"
+        )
+    return Observation(tuple(given), legal)
+
+
+def as_act(observation: Observation, decision: Decision) -> Act:
+    """`decision` about `observation` as an act. Raises AgentError for one that was not made."""
+    if decision.failure is not None or decision.truncation_reason is not None:
+        raise AgentError(str(decision.failure or decision.truncation_reason))
+    action, comment = decision.action, decision.reflection
+    if isinstance(action, int):
+        return Act(observation.choices[action], action, comment, decision.probabilities)
+    if isinstance(action, ToolUse):
+        return Act(action.text, None, comment, calls=action.calls)
+    return Act(action, None, comment)
 
 
 class AgentConfig(Config):
@@ -165,13 +221,15 @@ class LoadedAgent:
         ConfigError: `seen` or `choices` is of the wrong kind. AgentError: it could not decide. CheckpointError: the
         model cannot tell two of the choices apart.
         """
-        return self._running().result(self._act(*self._request(seen, choices)))
+        (act,) = self._running().result(self._act(self._request(seen, choices)))
+        return act
 
     async def act_async(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
         """`act` for coroutines, such as those of a server: while it waits, others run, and their requests share its
         batch.
         """
-        return await asyncio.wrap_future(self._running().submit(self._act(*self._request(seen, choices))))
+        (act,) = await asyncio.wrap_future(self._running().submit(self._act(self._request(seen, choices))))
+        return act
 
     def act_batch(self, seen: Sequence[Seen], choices: Sequence[str] | Sequence[Sequence[str]] = ()) -> list[Act]:
         """What it does about each of `seen`, in one batch. choices: for all of them, or a list for each."""
@@ -184,7 +242,8 @@ class LoadedAgent:
                 f"got {pluralize(len(seen), 'observation')} and {pluralize(len(each), 'list')} of choices; give one for"
                 " each"
             )
-        return self._running().result(self._act_all([self._request(*one) for one in zip(seen, each, strict=True)]))
+        requests = [self._request(*pair) for pair in zip(seen, each, strict=True)]
+        return self._running().result(self._act(*requests))
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The whole decision, with tokens and log-probabilities, in an episode that `rollout` plays."""
@@ -209,14 +268,13 @@ class LoadedAgent:
         return self._thread
 
     def _request(self, seen: Seen, choices: Sequence[str] | None) -> tuple[Observation, Context]:
+        """What is asked; its seed is the number of the request."""
         observation = self._with_choices(observation_of(seen, choices))
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
 
-    async def _act(self, observation: Observation, context: Context) -> Act:
-        return as_act(observation, await self._agent.decide(observation, context))
-
-    async def _act_all(self, requests: Sequence[tuple[Observation, Context]]) -> list[Act]:
-        return list(await asyncio.gather(*(self._act(*request) for request in requests)))
+    async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:
+        decisions = await asyncio.gather(*(self._agent.decide(*request) for request in requests))
+        return [as_act(request[0], decision) for request, decision in zip(requests, decisions, strict=True)]
 
     def _with_choices(self, observation: Observation) -> Observation:
         """`observation` with the actions of the env that the policy was trained in, if it has none.
@@ -224,7 +282,11 @@ class LoadedAgent:
         Raises ConfigError where these differ from state to state, and for a conversation in which earlier comments are
         missing.
         """
-        if observation.replies and getattr(self._agent, "reflector", None) and has_answers(observation):
+        if (
+            observation.replies
+            and getattr(self._agent, "reflector", None)
+            and "assistant" in [message.role for message in observation.messages]
+        ):
             raise ConfigError("in a conversation the policy reads its earlier comments, too: play it with `rollout`")
         if observation.choices or observation.tools or observation.replies or self._trained_env is None:
             return observation

@@ -19,7 +19,7 @@ from reflectkit.envs import ENVS, PLUGINS, env_class, make
 from reflectkit.envs.setup import DEFAULT_HORIZON
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
-from reflectkit.integrations.problems import tasks_of
+from reflectkit.integrations import tasks_of
 from reflectkit.prompts import LABELS
 from reflectkit.registry import plugins
 from reflectkit.types import Observation

@@ -19,18 +19,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.config import Config, build
+from reflectkit.config import build
 from reflectkit.env import rules_of
 from reflectkit.envs import env_class
 from reflectkit.envs.conversation import MARKS
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig
+from reflectkit.envs.setup import EnvSetup, PlugInConfig
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.eventloop import shared_result_of
-from reflectkit.integrations.problems import tasks_of
+from reflectkit.integrations import tasks_of
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.tokens import encodable
 from reflectkit.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
-from reflectkit.runs.folders import RunConfig
 from reflectkit.seeding import derive
 from reflectkit.tools import (
     HERMES,
@@ -110,18 +109,9 @@ def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-class SkyRLConfig(Config):
-    """The settings of an environment in SkyRL; its own configuration sets the rest."""
-
-    env: EnvConfig
-    rollout: RolloutConfig = RolloutConfig()
-    run: RunConfig = RunConfig()
-
-
 def _setup(env: str, settings: Mapping[str, Any]) -> EnvSetup:
     env_class(env)
-    config = build(SkyRLConfig, {"env": env, **settings}, f"settings of env '{env}'")
-    return EnvSetup.of(config.env, config.run, config.rollout.horizon)
+    return build(PlugInConfig, {"env": env, **settings}, f"settings of env '{env}'").setup
 
 
 def __getattr__(name: str) -> Any:
@@ -157,7 +147,7 @@ def _text_env() -> type[Any]:
             super().__init__()
             setup = _setup(env, {**settings, **dict(env_config or {})})
             self.task, self.seed = _row(extras or {})
-            self.max_turns = _turns(extras or {}, setup.horizon_at(self.task.level))
+            self.max_turns = (extras or {}).get("max_turns") or setup.horizon_at(self.task.level)
             self.inner: Any = setup.make(self.max_turns)
             self.view = _View(rules_of(self.inner))
             self.failure = ""
@@ -184,15 +174,16 @@ def _text_env() -> type[Any]:
                 return self._output([], 0.0, True, {"failure": self.failure})
             except IllegalActionError as error:
                 self.illegal += 1
-                return self._output(
-                    [_user(str(error))], self._truncation_penalty() if late else 0.0, late, {"illegal": str(error)}
-                )
+                said = [{"role": "user", "content": encodable(str(error))}]
+                penalty = self.inner.truncation_penalty(0) if late else 0.0
+                return self._output(said, penalty, late, {"illegal": str(error)})
             self.figures |= result.info.get("figures", {})
             if "success" in result.info:
                 self.figures["success"] = float(result.info["success"] is True)
             over = result.terminated or result.truncated
-            reward = result.reward if over or not late else result.reward + self._truncation_penalty()
-            return self._output(self.view.next(result.observation), reward, over or late, result.info)
+            penalty = self.inner.truncation_penalty(0) if late and not over else 0.0  # illegal answers took its steps
+            shown = self.view.next(result.observation)
+            return self._output(shown, result.reward + penalty, over or late, result.info)
 
         def close(self) -> None:
             """Give back what the env holds."""
@@ -203,17 +194,16 @@ def _text_env() -> type[Any]:
             own = {"success": 0.0, "return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
             return own | {"failed": float(bool(self.failure))} | self.figures
 
-        def _truncation_penalty(self) -> float:
-            """The reward for the env's steps that illegal answers have taken from the episode."""
-            return float(self.inner.truncation_penalty(0)) if hasattr(self.inner, "truncation_penalty") else 0.0
-
         def _output(
             self, messages: list[dict[str, str]], reward: float, done: bool, metadata: dict[str, Any]
         ) -> BaseTextEnvStepOutput:
             self.total += reward
-            shown = [] if done else messages
             return BaseTextEnvStepOutput(
-                observations=shown, reward=reward, done=done, metadata=metadata, postprocessed_action=None
+                observations=[] if done else messages,
+                reward=reward,
+                done=done,
+                metadata=metadata,
+                postprocessed_action=None,
             )
 
     TextEnv.__qualname__, TextEnv.__module__ = "TextEnv", __name__
@@ -307,10 +297,6 @@ def harmless(text: str) -> str:
     return MARKS.sub(lambda mark: f"{mark[0][0]}{UNSEEN}{mark[0][1:]}", as_data(text))
 
 
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": encodable(text)}
-
-
 def _row(extras: Mapping[str, Any]) -> tuple[Task, int]:
     """(task, seed) of a row. Raises DataError."""
     text, seed = extras.get("task"), extras.get("seed")
@@ -320,9 +306,3 @@ def _row(extras: Mapping[str, Any]) -> tuple[Task, int]:
         return from_json(Task, json.loads(text), path="SkyRL's row"), seed
     except json.JSONDecodeError as error:
         raise DataError("SkyRL's row", f"its task is not JSON: {error.msg}") from None
-
-
-def _turns(extras: Mapping[str, Any], own: int) -> int:
-    """The most turns of an episode: SkyRL's, or the env's own where SkyRL says nothing."""
-    turns = extras.get("max_turns")
-    return turns if type(turns) is int and turns > 0 else own

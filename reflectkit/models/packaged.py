@@ -6,15 +6,24 @@ weight. The package is never imported, since its code needs a GGUF engine.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
+from reflectkit.console import Progress
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import TEMPORARY_PREFIX
 from reflectkit.models.checkpoint_metadata import wherever_read
 from reflectkit.models.hub import PACKAGED
 from reflectkit.models.silence import silence_libraries
+from reflectkit.runs.locks import locked
+
+MODELS = "models"
+"""Folder in the data folder, of packaged models that were converted."""
+CONVERTING_S = 600.0  # to wait for another process that converts
 
 
 def is_installed(name: str) -> bool:
@@ -64,3 +73,33 @@ def convert(name: str, folder: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     staging.rename(folder)
+
+
+def model_source(name: str, data_dir: Path, progress: Progress) -> str:
+    """`name`, or the folder of the packaged model of that name, which is converted into `data_dir` first; one process
+    at a time converts, and others wait. Raises CheckpointError.
+    """
+    if name not in PACKAGED:
+        return name
+    folder = data_dir / MODELS / name
+    if not (folder / "config.json").is_file():
+        folder.parent.resolve().mkdir(parents=True, exist_ok=True)
+        with locked(folder.parent, CONVERTING_S), progress.bar(f"{name}: converting into {folder}, once", 1) as bar:
+            if not (folder / "config.json").is_file():
+                convert(name, folder)
+            bar.advance()
+    return str(folder)
+
+
+def share_models(data_dir: Path, folders: Iterable[Path]) -> None:
+    """Let the data folders `folders` inside `data_dir` use its converted models; those with models of their own keep
+    them.
+    """
+    for folder in folders:
+        link = folder / MODELS
+        if folder == data_dir or link.exists() or link.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # without links, each folder has a conversion of its own
+            (data_dir / MODELS).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(data_dir / MODELS, folder), target_is_directory=True)

@@ -78,16 +78,8 @@ def test_many_episodes_wait_for_their_reader_at_once(tmp_path: Path) -> None:
         reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", concurrency=100)
         played = rollout([Episode(task, 0) for task in tasks], lambda: Memory(reader=reader), Nothing())
         reader.close()
-    assert [one.status for one in played] == [Status.COMPLETED] * 6
-    assert all(set(one.turns[-1].info["answers"]) == {"unknown"} for one in played)
-
-
-def test_a_reader_that_is_down_aborts_every_episode(tmp_path: Path) -> None:
-    reader = ChatReader(Endpoint("local", "m", "http://127.0.0.1:9"), tmp_path / "journal.jsonl")
-    tasks = [conversation(number, 4, "short", 0) for number in range(2)]
-    played = rollout([Episode(task, 0) for task in tasks], lambda: Memory(reader=reader), Nothing())
-    assert [one.status for one in played] == [Status.ABORTED] * 2
-    assert "cannot be asked" in played[0].reason
+    assert [trajectory.status for trajectory in played] == [Status.COMPLETED] * 6
+    assert all(set(trajectory.turns[-1].info["answers"]) == {"unknown"} for trajectory in played)
 
 
 def test_an_evaluation_that_is_all_aborted_is_none(
@@ -106,4 +98,3 @@ def test_an_evaluation_that_is_all_aborted_is_none(
     (row,) = read_json(run / "eval.json")["rows"]
     assert (row["aborted"], row["episodes"]) == (0, 2)
     assert main([*common, "--reader", "gpt-4"]) == 2
-    assert main(["evaluate", "--env", "taxi", "--policy", "random", "--reader", "local:m"]) == 2

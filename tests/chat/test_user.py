@@ -14,7 +14,7 @@ from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import UserTurn
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.eventloop import run_sync

@@ -15,7 +15,7 @@ import torch
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from reflectkit.models.load import LoadedModel, load_player, save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 
@@ -45,17 +45,11 @@ def rlft(ground: Path, results: Path, *more: str) -> Path:
     return sorted(results.glob("*_rlft"))[-1]
 
 
-def test_long_conversations_are_kept_for_evaluation(ground: Path) -> None:
-    records = [
-        record
-        for name in ("train", "validate", "test")
-        for record in read_json(ground / "data" / "memory" / f"{name}.json")
-    ]
+def test_sft_rows_are_calls_after_the_policys_own_prompt(ground: Path) -> None:
+    names = ("train", "validate", "test")
+    records = [record for name in names for record in read_json(ground / "data" / "memory" / f"{name}.json")]
     assert sorted(record["level"] for record in records) == ["long"] * 4 + ["short"] * 14
     assert all(bool(record["trajectories"]) == (record["level"] == "short") for record in records)
-
-
-def test_sft_rows_are_calls_behind_the_policys_own_prompt(ground: Path) -> None:
     for name in ("sft", "sft_policy"):
         for _, row in read_jsonl(ground / "data" / "memory" / f"{name}.jsonl"):
             assert row["prompt"].endswith("\nCalls:")
@@ -64,15 +58,6 @@ def test_sft_rows_are_calls_behind_the_policys_own_prompt(ground: Path) -> None:
             assert row["completion"].startswith(
                 (" none", " new_memory_insert {", " memory_update {", " memory_delete {")
             )
-
-
-def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
-    code = main(["sft", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(tmp_path), "--role",
-                 "plain", "--model", str(ground / "policy"), "--max-steps", "2", "--max-length", "640", "--batch-size",
-                 "4"])  # fmt: skip
-    assert code == 0
-    (run,) = tmp_path.glob("*_sft")
-    assert load_player(run / "checkpoint-2", "policy").role == "plain"
 
 
 @pytest.mark.slow
@@ -110,22 +95,16 @@ def test_evaluate_tells_the_components_with_intervals(ground: Path, tmp_path: Pa
     assert rows["mine"]["figures"]["tool_success"]["mean"] == 0.0
 
 
-def test_published_data_goes_through(
+def test_published_data_has_no_oracle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    row = {
-        "chunks": '["Anna is in Rome."]',
-        "questions_and_answers": '[{"question": "Where is Anna?", "answer": "Rome"}]',
-    }
+    row = {"chunks": '["Anna is in Rome."]', "questions_and_answers": '[{"question": "Where?", "answer": "Rome"}]'}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
     assert main(["gen-task", "--env", "memory", "--parquet", "a.parquet"]) == 0
-    assert main(["evaluate", "--env", "memory", "--level", "short", "--policy", "keep-everything", "--task-file",
-                 "data/memory/data.json"]) == 0  # fmt: skip
     capsys.readouterr()
     assert main(["gen-trajectory", "--env", "memory", "--level", "short"]) == 2
     assert "there is no oracle" in capsys.readouterr().err
     assert main(["gen-task", "--env", "memory", "--parquet", "none.parquet"]) == 2
-    assert main(["gen-task", "--env", "memory", "--teacher", "openai:gpt-4o"]) == 2
     assert main(["gen-task", "--env", "memory", "--instances", "0", "--long-instances", "0"]) == 2
-    assert capsys.readouterr().err.count("\n") == 3
+    assert capsys.readouterr().err.count("\n") == 2

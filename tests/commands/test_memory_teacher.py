@@ -13,10 +13,9 @@ import pytest
 
 from reflectkit.chat.templates import UnreadableError, parse_called
 from reflectkit.cli.main import main
-from reflectkit.envs.memory.copying import copied
-from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.store import Store
-from reflectkit.envs.memory.tools import TOOLS
+from reflectkit.envs.memory.baselines import copied
+from reflectkit.envs.memory.store import TOOLS, Store
+from reflectkit.envs.memory.teacher import MemoryTeacher
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.tools import plain_text
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
@@ -102,17 +101,6 @@ def test_low_rewards_are_left_out(server: Server, here: Path, capsys: pytest.Cap
     assert len(server.requests) == len(chunks(here)), "only the first run asks"
 
 
-def test_one_episode_is_left_out(server: Server, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first conversation is forgotten, so that only the other has a high reward."""
-    first = read_json(here / "data.json")[0]["data"]["chunks"][0]
-    server.answer = lambda body: (
-        "Analysis: Small talk.\nnone" if first[:60] in body["messages"][-1]["content"] else keeps(body)
-    )
-    assert generate(server, "--min-reward", "1.5") == 0
-    assert "1 episode left out for a reward of" in " ".join(capsys.readouterr().out.split())
-    assert [len(record["trajectories"]) for record in read_json(here / "data_reflection_negative.json")] == [0, 1]
-
-
 def test_a_dry_run_says_the_most_that_it_can_cost(
     server: Server, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,27 +115,11 @@ def test_a_dry_run_says_the_most_that_it_can_cost(
     assert paid / 2 < usd < most_usd
 
 
-def test_conversations_without_facts_can_be_taught(server: Server, here: Path) -> None:
-    texts = here / "texts"
-    texts.mkdir()
-    (texts / "book.txt").write_text("Anna lives in Rome. Ben lives in Oslo. " * 3)
-    (texts / "book.questions.json").write_text('[{"question": "Where does Anna live?", "answer": "Rome"}]')
-    common = ["gen-task", "--env", "memory", "--text", str(texts), "--chunk-tokens", "16"]
-    assert main(common) == 0
-    assert generate(server, "--dry-run") == 0
-    assert generate(server) == 0
-    (record,) = read_json(here / "data_reflection_negative.json")
-    assert {step["note"] for step in record["trajectories"][0]["trajectory"]} <= {"positive", "mistake"}
-    assert record["trajectories"]
-
-
 def test_a_reward_by_hand() -> None:
     """Two chunks of 1.1 and 0.6, and 0.8 that both share."""
     turns = [Turn(SEEN, Decision(0), 1.1), Turn(SEEN, Decision(0), 0.6 + 0.8, {"shared_reward": 0.8})]
     task = Task("t", "memory", "short", "t", {})
-    assert Memory.teacher_type.reward_of(Trajectory(task, 0, tuple(turns), Status.COMPLETED, True)) == pytest.approx(
-        1.65
-    )
+    assert MemoryTeacher.reward_of(Trajectory(task, 0, tuple(turns), Status.COMPLETED, True)) == pytest.approx(1.65)
 
 
 @pytest.mark.parametrize(
@@ -155,22 +127,28 @@ def test_a_reward_by_hand() -> None:
     [
         (f"Analysis: New.\n{INSERT}", 1, 0),
         (f"<think>Hm.</think>\n**Analysis:** New.\nCalls:\n```json\n{INSERT}\n{INSERT}\n```", 2, 0),
-        ("Analysis: Small talk.\nnone", 0, 0),
+        ("Analysis: New.\nnone", 0, 0),
         (f"Analysis: New.\n{INSERT}\nforget it all", 1, 1),
         ('Analysis: New.\nmemory_burn {"a": 1}', 0, 1),
     ],
 )
 def test_calls_are_read_behind_the_analysis(text: str, calls: int, errors: int) -> None:
     analysis, use = parse_called(text, SEEN)
-    assert analysis in ("New.", "Small talk.")
+    assert analysis == "New."
     assert (len(use.calls), len(use.errors)) == (calls, errors)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", INSERT, "Analysis: New.", "Analysis: New.\n", "Analysis: New.\nI insert it.", "Analysis: …\nnone",
-     f"Analysis: {'word ' * 200}\nnone", '<tool_call>{"name": "memory_delete"}</tool_call>'],
-)  # fmt: skip
+    [
+        "",
+        INSERT,
+        "Analysis: New.",
+        "Analysis: New.\nI insert it.",
+        "Analysis: …\nnone",
+        f"Analysis: {'word ' * 200}\nnone",
+    ],
+)
 def test_useless_answers_are_asked_for_again(text: str) -> None:
     with pytest.raises(UnreadableError):
         parse_called(text, SEEN)

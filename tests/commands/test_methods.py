@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.chat.players import ModelMethod
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import Context
-from reflectkit.envs.memory import memagent
-from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.memory.store import SEMANTIC
-from reflectkit.envs.memory.tools import INSERT
+from reflectkit.envs.memory.store import SEMANTIC, Store, insertion
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.tools import plain_text
-from reflectkit.types import Decision, Observation, Task, ToolCall
+from reflectkit.types import Task
 from tests.command_lines import error_of
 from tests.server import Server, completion, serve
 
@@ -36,8 +30,9 @@ CHUNK = "Anna is in Rome now."
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model, whose context leaves it few words for an answer."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer([memagent.TASK, CHUNK], [], 600)
-    asked = tokenizer("".join(message.content for message in memagent.messages("", CHUNK)))["input_ids"]
+    method = METHODS["memagent"]
+    tokenizer = build_tokenizer([method.task, CHUNK], [], 600)
+    asked = tokenizer("".join(message.content for message in method.messages(Store(), CHUNK)))["input_ids"]
     save_player(folder, LoadedModel(build_model(tokenizer, len(asked) + 40, 0), tokenizer, "plain"))
     return folder
 
@@ -109,12 +104,6 @@ def test_useless_answers_are_counted_and_leave_the_memory_as_it_is(here: Path, s
     assert "A long text that ends ab" in server.requests[7]["messages"][-1]["content"]
 
 
-def test_a_chunk_that_the_server_refuses_aborts(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    server.faults += [("status", 400, {}, {"message": "too long"})] * 9
-    assert evaluate("--policy", "mem1:local:small", "--base-url", server.url) != 0
-    assert "too long" in capsys.readouterr().err
-
-
 def test_a_dry_run_prices_every_chunk(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     prices = ["--price-in", "1", "--price-out", "2", "--base-url", server.url]
     assert evaluate("--policy", "memagent:local:small", *prices, "--dry-run") == 0
@@ -135,22 +124,7 @@ def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
     (turn,) = episode["turns"]
     ((_, text),) = turn["info"]["memory"]["items"]
     assert turn["tokens"] > 0
-    assert turn["said"] == plain_text([ToolCall(INSERT, {"memory_type": SEMANTIC, "content": text})])
-
-
-def test_a_model_that_writes_no_state_changes_nothing() -> None:
-    class Writer:
-        async def decide(self, observation: Observation, context: Context) -> Decision:
-            assert observation.replies
-            assert not context.turns
-            return Decision("<IS>All of it.</IS>" if "all of it" in observation.text else "Well.", token_ids=(1,))
-
-    task = conversation(0, CHUNKS, "short", 0)
-    task = replace(task, data=task.data | {"chunks": ["a", "all of it", "c", "d"]})
-    (played,) = rollout([Episode(task, 0)], Memory, ModelMethod("mem1", Writer()), width=1)
-    assert [turn.decision.unreadable for turn in played.turns] == [1, 0, 1, 1]
-    assert [turn.action_text for turn in played.turns][2:] == ["none", "none"]
-    assert played.turns[-1].info["memory"]["items"] == [["s1", "All of it."]]
+    assert turn["said"] == plain_text([insertion(SEMANTIC, text)])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +132,6 @@ def test_a_model_that_writes_no_state_changes_nothing() -> None:
     [
         ("memagent:", "write memagent:CHECKPOINT, or memagent: and one chat model"),
         ("memagent:openai:a+openai:b", "write memagent:CHECKPOINT, or memagent: and one chat model"),
-        ("memagent", "write memagent:CHECKPOINT"),
         ("mem2:openai:a", "mem1:MODEL"),
         ("mem1:nowhere/at/all", "nowhere/at/all"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -17,20 +16,17 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Recovery, Replay
+from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Recovery
 from reflectkit.chat.templates import playing_request
-from reflectkit.cli.main import main
-from reflectkit.data.trajectories import from_trajectory
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.envs.alfworld.belief import Belief
 from reflectkit.envs.alfworld.engine import Game, State, essential
 from reflectkit.envs.alfworld.env import Alfworld
-from reflectkit.envs.alfworld.expert import COOL, HEAT, LOOK, PLACE, TWO, TYPES, Goal, good, rules
+from reflectkit.envs.alfworld.expert import Goal, good, write_comment
 from reflectkit.envs.alfworld.fast import memoised
-from reflectkit.envs.alfworld.pool import pool
-from reflectkit.envs.alfworld.reflections import write_reflection
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
+from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO, TYPES
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
 from reflectkit.rollout.episode import Episode, rollout
@@ -75,8 +71,7 @@ def one_of(tasks: list[Task], level: str) -> Task:
 def transcript(game: Game, folder: Path, seed: int, steps: int) -> list[State]:
     """What is said where advice and random commands are mixed."""
     chance = random.Random(seed)
-    game.load(folder)
-    states = [game.reset("handcoded")]
+    states = [game.reset(folder, "handcoded")]
     while len(states) <= steps and not states[-1].won:
         state = states[-1]
         command = state.advice if state.advice and chance.random() < 0.6 else chance.choice(state.commands)
@@ -86,19 +81,19 @@ def transcript(game: Game, folder: Path, seed: int, steps: int) -> list[State]:
 
 @pytest.mark.parametrize("level", TYPES)
 def test_memoised_transcripts_are_the_same(root: Path, tasks: list[Task], tmp_path: Path, level: str) -> None:
-    folders = [root / task.data["game"] for task in tasks if task.level == level][:1]
-    plain = [transcript(Game(), folder, seed, 12) for seed, folder in enumerate(folders)]
+    folder = root / one_of(tasks, level).data["game"]
+    plain = transcript(Game(), folder, 0, 12)
     with memoised(tmp_path):
         game = Game()
         for _ in range(2):
-            assert [transcript(game, folder, seed, 12) for seed, folder in enumerate(folders)] == plain
+            assert transcript(game, folder, 0, 12) == plain
     with memoised(tmp_path):  # from the files of the first
-        assert [transcript(Game(), folder, seed, 12) for seed, folder in enumerate(folders)] == plain
-    assert len(list(tmp_path.iterdir())) == len(folders)
+        assert transcript(Game(), folder, 0, 12) == plain
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("asked", ["Turn on the lamp. Look at the book.", "a"])
-def test_a_task_in_a_persons_words_is_read_to_its_end(tmp_path: Path, asked: str) -> None:
+def test_a_task_in_a_persons_words_is_read_to_its_end(tmp_path: Path) -> None:
+    asked = "Turn on the lamp. Look at the book."
     task = Room(PLACE, 0).write(tmp_path)
     folder = tmp_path / task.data["game"]
     playable = read_json(folder / "game.tw-pddl")
@@ -106,26 +101,14 @@ def test_a_task_in_a_persons_words_is_read_to_its_end(tmp_path: Path, asked: str
     assert playable["grammar"].count(words) == 1
     (folder / "game.tw-pddl").write_text(json.dumps(playable | {"grammar": playable["grammar"].replace(words, asked)}))
     with memoised():
-        game = Game()
-        game.load(folder)
-        assert game.reset().feedback.endswith(f"Your task is to: {asked}.")
-
-
-def test_nothing_is_left_of_the_memory(root: Path, tasks: list[Task]) -> None:
-    from fast_downward import pddl2sas
-    from textworld.envs.pddl import textgen
-
-    before = pddl2sas, textgen.Rule, textgen.deepcopy
-    with memoised():
-        assert textgen.Rule is not before[1]
-    assert (pddl2sas, textgen.Rule, textgen.deepcopy) == before
+        assert Game().reset(folder).feedback.endswith(f"Your task is to: {asked}.")
 
 
 def test_the_engine_leaves_no_trace(root: Path, tasks: list[Task], tmp_path: Path) -> None:
     folder = root / tasks[0].data["game"]
     code = (
         "import os, sys; from pathlib import Path; from reflectkit.envs.alfworld.engine import Game; game = Game();"
-        f"game.load(Path({str(folder)!r})); game.reset('planner'); assert sys.argv == ['-c', 'mine'];"
+        f"game.reset(Path({str(folder)!r}), 'planner'); assert sys.argv == ['-c', 'mine'];"
         "assert 'ALFWORLD_DATA' not in os.environ"
     )
     environment = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"} | {
@@ -136,15 +119,6 @@ def test_the_engine_leaves_no_trace(root: Path, tasks: list[Task], tmp_path: Pat
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_so_is_told(root: Path, tasks: list[Task]) -> None:
-    engine = pool().take(Path())
-    engine.ask(60, "reset", root / one_of(tasks, PLACE).data["game"], None)
-    facts = engine.ask(60, "facts")
-    assert "inreceptacle tomato 1 drawer 1" in facts
-    assert "openable fridge 1" in facts
-    pool().give(engine)
 
 
 def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
@@ -204,17 +178,6 @@ def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -
     assert len(played[1].turns) == 1
 
 
-def test_engines_are_used_again(root: Path, tasks: list[Task]) -> None:
-    pids = set()
-    for _ in range(4):
-        env = Alfworld(root)
-        result_of(env.reset(tasks[0], 0))
-        assert env.engine is not None
-        pids.add(env.engine.pid)
-        env.close()
-    assert len(pids) == 1
-
-
 def test_many_threads_get_engines_of_their_own(root: Path, tasks: list[Task]) -> None:
     def begin(env: Alfworld, task: Task) -> None:
         result_of(env.reset(task, 0))
@@ -225,18 +188,27 @@ def test_many_threads_get_engines_of_their_own(root: Path, tasks: list[Task]) ->
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({env.engine.pid for env in envs if env.engine}) == len(tasks)
+    pids = {env.engine.pid for env in envs if env.engine}
+    assert len(pids) == len(tasks)
     assert [result_of(env.reset(task, 0)) for env, task in zip(envs, tasks, strict=True)] == [
         result_of(Alfworld(root).reset(task, 0)) for task in tasks
     ]
+    for env in envs:
+        env.close()
+    again = Alfworld(root)
+    result_of(again.reset(tasks[0], 0))
+    assert again.engine is not None
+    assert again.engine.pid in pids  # used again
 
 
 def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "game.tw-pddl")  # whoever reads it waits for ever
     code = (
         "import sys, time; from pathlib import Path; from reflectkit.envs.alfworld.pool import pool\n"
+        "from reflectkit.eventloop import run_sync\n"
         "engines = [pool().take(Path()) for _ in range(3)]\n"
-        f"engines[0].ask(60, 'reset', Path({str(root / tasks[0].data['game'])!r}), None)\n"
+        "for engine in engines: run_sync(engine.start())\n"
+        f"run_sync(engines[0].reset(Path({str(root / tasks[0].data['game'])!r}), None, 60))\n"
         f"engines[1].connection.send(('reset', Path({str(tmp_path)!r}), None))\n"
         "print(*(engine.pid for engine in engines), flush=True); time.sleep(600)"
     )
@@ -248,24 +220,6 @@ def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task],
     parent.kill()
     parent.wait()
     assert all(gone(pid) for pid in [*children, nursery])
-
-
-def report_engine(folder: Path, pids: Any) -> None:
-    engine = pool().take(folder)
-    engine.ask(60, "reset", folder, None)
-    pids.put(engine.pid)
-    time.sleep(600)
-
-
-def test_a_daemonic_process_has_engines_and_takes_them_with_it(root: Path, tasks: list[Task]) -> None:
-    context = multiprocessing.get_context("spawn")  # as `run` starts its steps
-    pids: Any = context.Queue()
-    process = context.Process(target=report_engine, args=(root / tasks[0].data["game"], pids), daemon=True)
-    process.start()
-    pid = pids.get(timeout=60)
-    process.terminate()
-    process.join()
-    assert gone(pid)
 
 
 def gone(pid: int) -> bool:
@@ -283,23 +237,8 @@ def gone(pid: int) -> bool:
 # ---------------------------------------------------------------------------------------------------------- the experts
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_search_wins_all_types(root: Path, tasks: list[Task], noise: float) -> None:
-    assert all(trajectory.success for trajectory in play(root, tasks, Demonstrator(noise), horizon=150))
-
-
-def test_search_wins_after_random_commands(root: Path, tasks: list[Task]) -> None:
-    class Late(RandomAgent):
-        async def decide(self, observation: Any, context: Any) -> Any:
-            if len(context.turns) < 25:
-                return await super().decide(observation, context)
-            return await Oracle().decide(observation, context)
-
-    for seed in (1, 2):
-        assert all(
-            rollout([Episode(task, seed)], lambda: make("alfworld", 90, games_dir=root), Late())[0].success
-            for task in tasks
-        )
+def test_search_wins_all_types_from_wherever_mistakes_lead(root: Path, tasks: list[Task]) -> None:
+    assert all(trajectory.success for trajectory in play(root, tasks, Demonstrator(0.5), horizon=150))
 
 
 def test_the_planner_wins_in_fewest_steps_and_after_departures(root: Path, tasks: list[Task]) -> None:
@@ -307,12 +246,8 @@ def test_the_planner_wins_in_fewest_steps_and_after_departures(root: Path, tasks
     assert all(trajectory.success for trajectory in straight)
     place = straight[tasks.index(one_of(tasks, PLACE))]
     assert [turn.action_text for turn in place.turns] == [
-        "go to drawer 1",
-        "open drawer 1",
-        "take tomato 1 from drawer 1",
-        "go to microwave 1",
-        "open microwave 1",
-        "move tomato 1 to microwave 1",
+        *("go to drawer 1", "open drawer 1", "take tomato 1 from drawer 1"),
+        *("go to microwave 1", "open microwave 1", "move tomato 1 to microwave 1"),
     ]
     assert all(trajectory.success for trajectory in play(root, tasks, Demonstrator(0.4), horizon=100, expert="planner"))
 
@@ -332,42 +267,32 @@ def test_a_game_that_cannot_be_won_is_said_to_be_so(root: Path, tasks: list[Task
 # -------------------------------------------------------------------------------------------------------- what is known
 
 
-def seen(*steps: tuple[str, tuple[str, ...]]) -> Belief:
+Step = tuple[str, tuple[str, ...]]
+
+
+def seen(*steps: Step) -> Belief:
     belief = Belief()
     for feedback, commands in ((ROOM, (*EVERYWHERE, "inventory", "look")), *steps):
         belief.learn(feedback, commands)
     return belief
 
 
-AT_FRIDGE = (
-    "You arrive at fridge 1. The fridge 1 is closed.",
-    (*EVERYWHERE, "examine fridge 1", "open fridge 1", "look"),
-)
-OPENED = (
+def said(feedback: str, *commands: str) -> Step:
+    return feedback, (*EVERYWHERE, *commands, "look")
+
+
+AT_FRIDGE = said("You arrive at fridge 1. The fridge 1 is closed.", "examine fridge 1", "open fridge 1")
+OPENED = said(
     "You open the fridge 1. The fridge 1 is open. In it, you see a egg 1, and a tomato 2.",
-    (
-        *EVERYWHERE,
-        "close fridge 1",
-        "examine fridge 1",
-        "take egg 1 from fridge 1",
-        "take tomato 2 from fridge 1",
-        "look",
-    ),
+    *("close fridge 1", "examine fridge 1", "take egg 1 from fridge 1", "take tomato 2 from fridge 1"),
 )
-TAKEN = (
+TAKEN = said(
     "You pick up the tomato 2 from the fridge 1.",
-    (
-        *EVERYWHERE,
-        "close fridge 1",
-        "cool tomato 2 with fridge 1",
-        "examine fridge 1",
-        "move tomato 2 to fridge 1",
-        "look",
-    ),
+    *("close fridge 1", "cool tomato 2 with fridge 1", "examine fridge 1", "move tomato 2 to fridge 1"),
 )
-AT_MICROWAVE = (
+AT_MICROWAVE = said(
     "You arrive at microwave 1. The microwave 1 is closed.",
-    (*EVERYWHERE, "examine microwave 1", "heat tomato 2 with microwave 1", "open microwave 1", "look"),
+    *("examine microwave 1", "heat tomato 2 with microwave 1", "open microwave 1"),
 )
 HEATED = ("You heat the tomato 2 using the microwave 1.", AT_MICROWAVE[1])
 HOT = Goal(HEAT, "tomato", "fridge", frozenset({"fridge", "countertop"}), frozenset({"fridge", "cabinet", "microwave"}))
@@ -410,28 +335,19 @@ def test_of_two_the_one_that_lies_there_stays() -> None:
     assert "take tomato 2 from fridge 1" not in good(seen(AT_FRIDGE, OPENED), goal)
 
 
-def test_the_rules_of_the_game_say_what_fits_and_opens() -> None:
-    text = "(canContain FridgeType AppleType) (canContain ShelfType BookType)\n(openable Fridge_bar__minus_1)"
-    assert rules(text, "apple") == ({"fridge"}, {"fridge"})
-
-
 @pytest.mark.parametrize(
-    ("steps", "mistaken", "said"),
+    ("steps", "told"),
     [
-        ((), False, ("countertop 1", "No")),
-        ((AT_FRIDGE,), False, ("fridge 1", "closed")),
-        ((AT_FRIDGE, OPENED), True, ("tomato 2 at fridge 1", "tomato 2 is at fridge 1")),
-        ((AT_FRIDGE, OPENED, TAKEN), False, ("tomato 2", "hot", "microwave 1")),
-        ((AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED), False, ("tomato 2, now hot", "fridge 1")),
+        ((AT_FRIDGE,), "fridge 1"),
+        ((AT_FRIDGE, OPENED), "tomato 2"),
+        ((AT_FRIDGE, OPENED, TAKEN), "hot"),
+        ((AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED), "tomato 2, now hot"),
     ],
 )
-def test_reflections_say_what_is_known_and_left(steps: Any, mistaken: bool, said: tuple[str, ...]) -> None:
-    texts = [write_reflection(seen(*steps), HOT, mistaken, random.Random(seed)) for seed in range(20)]
-    for text in texts:
-        assert any(word in text for word in said[:1]) or mistaken
-        assert any(word in text for word in said)
-        assert not any(command in text for command in EVERYWHERE)
-        assert any(word in text for word in ("mistake", "wrong", "did not help")) == mistaken
+def test_comments_say_what_is_known_and_left(steps: tuple[Step, ...], told: str) -> None:
+    texts = [write_comment(seen(*steps), HOT, False, random.Random(seed)) for seed in range(20)]
+    assert all(told in text for text in texts)
+    assert not [text for text in texts if any(command in text for command in EVERYWHERE)]
     assert len(set(texts)) > 2
 
 
@@ -469,12 +385,7 @@ def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     result = result_of(env.step(observation.choices.index("go to drawer 1")))
     assert (result.reward, result.terminated, result.info) == (0.0, False, {"success": False, "score": 0.0})
     assert result.observation.text.endswith("Commands:\n go to drawer 1: The drawer 1 is closed.")
-    assert result.observation.choices[:4] == (
-        "go to cabinet 1",
-        "go to cabinet 2",
-        "go to countertop 1",
-        "examine drawer 1",
-    )
+    assert result.observation.choices[2:4] == ("go to countertop 1", "examine drawer 1")
     assert result.observation.choices[8:] == ("open drawer 1", "help", "inventory", "look")
     while not result.terminated:
         result = result_of(env.step(env.teacher().action()))
@@ -497,17 +408,6 @@ def test_typed_commands(root: Path, tasks: list[Task]) -> None:
         playing_request(result.observation, Context(0, env))
 
 
-def test_typed_games_are_played_by_rule_at_random_and_from_a_record(root: Path, tasks: list[Task]) -> None:
-    shown = play(root, tasks, Demonstrator(0.2), typed=True)
-    assert all(episode.success for episode in shown)
-    assert "mistake" in {turn.decision.note for episode in shown for turn in episode.turns}
-    steps = from_trajectory(shown[0], "oracle", "positive0").trajectory
-    (again,) = play(root, tasks[:1], Replay(steps, "here"), typed=True)
-    assert again.turns == shown[0].turns
-    guessed = play(root, tasks, RandomAgent(), horizon=20, typed=True)
-    assert not any("refused" in turn.info for episode in guessed for turn in episode.turns)
-
-
 def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: list[Task]) -> None:
     env, roomy = Alfworld(root, prompt_tokens=150, result_tokens=30), Alfworld(root, prompt_tokens=5000)
     observation, whole = result_of(env.reset(tasks[0], 0)), result_of(roomy.reset(tasks[0], 0))
@@ -523,15 +423,6 @@ def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: lis
     assert count_tokens(lines[-1]) < 50
     assert "Task: " in observation.text
     assert "Room: " in observation.text
-
-
-def test_bench_plays_games_that_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["benchmarks.bench", "env", "--env", "alfworld", "--steps", "30"]) == 0
-    figures = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())["figures"]
-    assert figures["resets"] == 5  # one a round: six steps win no game
-    assert figures["steps_per_cpu_second_16_at_once"] > 0
-    assert figures["steps_per_wall_second_16_at_once"] > 0
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
@@ -551,21 +442,7 @@ def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], 
     ("file", "change", "said"),
     [
         ("game.tw-pddl", lambda text: text[:500], "not JSON"),
-        ("game.tw-pddl", lambda text: "[]", "expected a JSON object"),
-        (
-            "game.tw-pddl",
-            lambda text: json.dumps(json.loads(text) | {"grammar": None}),
-            "field 'grammar': expected text",
-        ),
-        (
-            "game.tw-pddl",
-            lambda text: json.dumps(json.loads(text) | {"grammar": "move {o} to {r}"}),
-            "or its PDDL is broken",
-        ),
         ("game.tw-pddl", lambda text: text.replace("(:goal", "(:gaol"), "or its PDDL is broken"),
-        ("traj_data.json", lambda text: "{", "not JSON"),
-        ("traj_data.json", lambda text: text.replace("object_target", "object"), "field 'pddl_params'"),
-        ("traj_data.json", lambda text: text.replace("false", "true"), "object_sliced"),
         ("traj_data.json", lambda text: text.replace(PLACE, LOOK).replace('target": ""', 'target": "X"'), "of type"),
     ],
 )
@@ -576,10 +453,9 @@ def test_broken_games_are_named(
     with pytest.raises(EnvironmentFailure, match=said) as caught:
         result_of(Alfworld(tmp_path).reset(task, 0))
     assert "\n" not in str(caught.value)
-    assert task.id.partition("/")[0] in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "json_2.1.1/train/../../..", "link", "nowhere", "", "a\0b"])
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "json_2.1.1/train/../../..", "link", "nowhere"])
 def test_a_game_lies_in_the_games_folder(root: Path, tasks: list[Task], tmp_path: Path, name: str) -> None:
     (tmp_path / "games").mkdir()
     (tmp_path / "games" / "link").symlink_to(root / tasks[0].data["game"])
@@ -593,18 +469,9 @@ def test_half_an_installation_is_named(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pathlib import Path\n"
         "from reflectkit.errors import ConfigError; from reflectkit.envs.alfworld.pool import pool\n"
-        "for _ in range(2):\n  try: pool().take(Path()).pid\n  except ConfigError as error: print(error)"
+        "from reflectkit.eventloop import run_sync\n"
+        "for _ in range(2):\n  try: run_sync(pool().take(Path()).start())\n  except ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     line = "env 'alfworld' needs its engine (no tatsu here): pip install 'reflectkit[alfworld]' (or: make alfworld)\n"
     assert done.stdout == 2 * line
-
-
-def test_settings_are_checked(root: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnknownNameError, match="no --expert named 'serach'; did you mean 'search'"):
-        Alfworld(root, expert="serach")
-    with pytest.raises(ConfigError, match="prompt-tokens"):
-        Alfworld(root, prompt_tokens=49)
-    monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ConfigError, match=r"pip install 'reflectkit\[alfworld\]'"):
-        Alfworld(root)

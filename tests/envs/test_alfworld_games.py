@@ -22,20 +22,19 @@ from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games
-from reflectkit.envs.alfworld.expert import LOOK, TWO, TYPES
-from reflectkit.envs.alfworld.generate import TOOLS, Game, draw, goals, levels
-from reflectkit.envs.alfworld.layouts import rooms
-from reflectkit.envs.alfworld.package import table
+from reflectkit.envs.alfworld.games import LOOK, TWO, TYPES
+from reflectkit.envs.alfworld.generate import TOOLS, DrawnGame, draw, goals, levels, rooms, table
 from reflectkit.envs.alfworld.pool import Engine, Pool
-from reflectkit.envs.alfworld.problems import Maker
-from reflectkit.envs.alfworld.solution import Solution, find_solution
+from reflectkit.envs.alfworld.problems import Maker, Solution, find_solution
 from reflectkit.errors import ConfigError, DataError
+from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.runs.locks import locked
 from reflectkit.types import Task
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
+T, G = "traj_data.json", "game.tw-pddl"
 FIXED = {"Kitchen": {"Fridge", "Microwave", "SinkBasin", "StoveBurner", "CounterTop", "Cabinet", "Toaster",
     "GarbageCan"}, "LivingRoom": {"Sofa", "GarbageCan"}, "Bedroom": {"Bed", "GarbageCan"}, "Bathroom": {"Toilet",
     "SinkBasin", "ToiletPaperHanger", "GarbageCan"}}  # fmt: skip
@@ -65,7 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def facts(game: Game, name: str) -> list[list[str]]:
+def facts(game: DrawnGame, name: str) -> list[list[str]]:
     """The arguments of each fact `name` that holds at the start."""
     return [found.split() for found in re.findall(rf"^\({name} ([^()]*)\)$", game.problem, re.MULTILINE)]
 
@@ -80,14 +79,14 @@ def test_every_floor_plan_is_a_room_as_the_benchmark_has_them() -> None:
         assert set(there) >= FIXED[room.kind], room.name
         assert len({receptacle.name for receptacle in room.receptacles}) == len(room.receptacles)
         assert {item.kind for item in room.receptacles if item.opens} <= table("constants").OPENABLE_CLASS_SET
-        assert not {receptacle.place for receptacle in room.receptacles} & set(room.places)
+        assert not {receptacle.pose for receptacle in room.receptacles} & set(room.starts)
     assert Counter(item.kind for item in rooms()[0].receptacles)["StoveBurner"] == 4
 
 
 @pytest.mark.parametrize("level", TYPES)
 def test_a_draw_keeps_the_rules(level: str) -> None:
     holds, able = table("constants").VAL_RECEPTACLE_OBJECTS, table("constants").VAL_ACTION_OBJECTS
-    for number in range(25):
+    for number in range(10):
         game = draw(3, number, 0, level)
         goal, kind_of = game.goal, {name: kind.removesuffix("Type") for name, kind in facts(game, "objectType")}
         place_of = {name: kind.removesuffix("Type") for name, kind in facts(game, "receptacleType")}
@@ -138,12 +137,11 @@ def test_games_of_every_type_are_made_and_won(made: Path) -> None:
     assert [record["level"] for record in records] == list(TYPES)
     for record in records:
         folder = made / "data" / "alfworld" / "games" / record["data"]["game"]
-        assert isinstance(games.usable(folder), Task)
-        trajectory, playable = games.read(folder)
-        assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
-        assert trajectory["scene"]["floor_plan"] == record["data"]["room"]
-        assert playable["walkthrough"]
-        assert find_solution(folder).walkthrough == tuple(playable["walkthrough"])
+        assert games.task(folder).data == record["data"]
+        _, playable = games.read(folder)
+        assert playable.pddl_problem == (folder / "initial_state.pddl").read_text()
+        assert playable.walkthrough
+        assert run_sync(find_solution(folder)).walkthrough == tuple(playable.walkthrough)
 
 
 def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path, tmp_path: Path) -> None:
@@ -160,73 +158,54 @@ def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path,
     assert kept.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "reason"),
-    [
-        ("game.tw-pddl", b"{", "game.tw-pddl:1: not JSON"),
-        ("traj_data.json", b"\xff", "traj_data.json: not UTF-8"),
-        ("traj_data.json", None, "does not say how it was generated"),
-    ],
-)
-def test_a_game_that_was_damaged_since_is_named(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: bytes | None, reason: str
-) -> None:
+def test_a_game_that_was_damaged_since_is_named(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(made / "data", tmp_path / "data")
     folder = next((tmp_path / "data" / "alfworld" / "games").glob("*/*/*/trial_G0_1"))
-    (folder / "initial_state.pddl").unlink()  # which nobody reads
-    (folder / name).write_bytes((folder / name).read_bytes().replace(b"won_by", b"by") if damage is None else damage)
+    (folder / T).write_bytes((folder / T).read_bytes().replace(b"generation", b"creation"))
     assert gen(tmp_path, "--instances", "6") == 2
-    error = capsys.readouterr().err
-    assert reason in error
-    assert error.endswith("delete this folder and run the same command again to recreate the game\n")
+    assert "does not say how it was generated); delete this folder and run the same" in capsys.readouterr().err
     shutil.rmtree(folder)
     assert gen(tmp_path, "--instances", "6") == 0
     assert contents(tmp_path / "data") == contents(made / "data")
 
 
-def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
-    answers = iter(
-        [Solution(reason="there is no plan"), Solution(("look",), "planner"), *[Solution(reason="too long")] * 20]
-    )
-    made = Maker(tmp_path, 0, ("look_at*",), lambda folder: next(answers))
-    assert [folder.name.rpartition("_")[2] for folder in made.make(1, Quiet())] == ["0"]
-    trajectory, _ = games.read(made.make(1, Quiet())[0])
-    assert trajectory["generation"] == {"seed": 0, "number": 0, "thrown": ["there is no plan"], "won_by": "planner"}
-    assert len(made.make(2, Quiet())) == 1  # the second was given up after 20 draws
-    assert not list(tmp_path.glob(".reflectkit*"))
+def make(folder: Path, number: int, *answers: Solution) -> list[Path]:
+    """Games with a lamp, whose solutions are `answers`, the last of them for ever."""
+    left = list(answers)
 
-
-def test_games_are_made_by_one_process_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / ".reflectkit-tmp-trial_G0_9").mkdir()  # a killed one's
-
-    def judge(folder: Path) -> Solution:
-        with pytest.raises(ConfigError, match="another process is working on"), locked(tmp_path, patience_s=0):
+    async def find(_: Path) -> Solution:
+        with pytest.raises(ConfigError, match="another process is working on"), locked(folder, patience_s=0):
             pass
-        return Solution(("look",), "planner")
+        return left.pop(0) if len(left) > 1 else left[0]
 
-    assert len(Maker(tmp_path, 0, ("look_at*",), judge).make(1, Quiet())) == 1
+    return Maker(folder, 0, ("look_at*",), find).make(number, Quiet())
+
+
+WON = Solution(("look",), "planner")
+
+
+def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
+    (tmp_path / ".reflectkit-tmp-trial_G0_9").mkdir()  # a killed run's
+    (game,) = make(tmp_path, 1, Solution(reason="there is no plan"), WON)
+    assert game.name.rpartition("_")[2] == "0"
+    making = read_json(game / T)["generation"]
+    assert making == {"seed": 0, "number": 0, "thrown": ["there is no plan"], "won_by": "planner"}
+    assert make(tmp_path, 2, Solution(reason="too long")) == [game]  # the second was given up after 20 draws
     assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
 def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
-    def made(number: int) -> list[Path]:
-        return Maker(tmp_path, 0, ("look_at*",), lambda folder: Solution(("look",), "planner")).make(number, Quiet())
-
-    (first,) = made(1)
+    (first,) = make(tmp_path, 1, WON)
     first.rename(first.with_name(first.name.removesuffix("0") + "1"))  # game 1 is now what game 0 would be
-    trajectory, _ = games.read(made(2)[0])
-    assert trajectory["generation"]["thrown"] == ["like another game"]
+    assert read_json(make(tmp_path, 2, WON)[0] / T)["generation"]["thrown"] == ["like another game"]
 
 
 def test_a_game_without_solution_has_a_reason(root: Path) -> None:
     folder = next(root.glob("*/*/pick_and_place_simple*-1/*"))
-    assert find_solution(folder).by == "handcoded"
     playable = read_json(folder / "game.tw-pddl")
     playable["pddl_problem"] = re.sub(r"\(canContain MicrowaveType \w+\)", "", playable["pddl_problem"])
     (folder / "game.tw-pddl").write_text(json.dumps(playable))
-    assert "cannot be won" in find_solution(folder).reason
-    (folder / "game.tw-pddl").write_text(json.dumps(playable | {"pddl_problem": "(define (problem x) (:domain"}))
-    assert "its PDDL is broken" in find_solution(folder).reason
+    assert "cannot be won" in run_sync(find_solution(folder)).reason
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) -> list[Engine]:
@@ -239,7 +218,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) 
     def take(pool: Pool, folder: Path) -> Engine:
         taken.append(engine := real(pool, folder))
         if len(taken) <= engines:
-            os.kill(engine.pid, blow)
+            os.kill(run_sync(engine.start()), blow)
         return engine
 
     monkeypatch.setattr(Pool, "take", take)
@@ -248,13 +227,13 @@ def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) 
 
 def test_where_an_engine_dies_another_one_proves_the_game(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = strike(monkeypatch, signal.SIGKILL, 1)
-    assert find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*"))).by == "handcoded"
+    assert run_sync(find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*")))).by == "handcoded"
     assert [engine.alive for engine in taken] == [False, True]
 
 
 def test_where_two_engines_hang_the_reason_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = strike(monkeypatch, signal.SIGSTOP, 2)
-    solution = find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*")), seconds=0.1)
+    solution = run_sync(find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*")), seconds=0.1))
     assert solution.reason == "the engine has not answered 'reset' within 0.1 s, and was stopped"
     assert [engine.alive for engine in taken] == [False, False]
 
@@ -299,91 +278,60 @@ def edit(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Pat
     return damage
 
 
-def put(name: str, content: bytes) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_bytes(content)
-
-
 def huge(folder: Path) -> None:
-    with (folder / "traj_data.json").open("wb") as file:
+    with (folder / T).open("wb") as file:
         file.truncate(20_000_001)
 
 
 def linked(folder: Path) -> None:
-    (folder / "game.tw-pddl").rename(folder.parents[3] / "away.json")
-    (folder / "game.tw-pddl").symlink_to(folder.parents[3] / "away.json")
+    (folder / G).rename(folder.parents[3] / "away.json")
+    (folder / G).symlink_to(folder.parents[3] / "away.json")
 
 
-T, G = "traj_data.json", "game.tw-pddl"
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"), [ (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
-    (lambda folder: (folder / G).unlink(), "game.tw-pddl: is missing"), (lambda folder: [(folder / T).unlink(),
-    (folder / T).mkdir()], "traj_data.json: is missing or no file"), (put(T, b""),
-    "traj_data.json: is empty; run `alfworld-download -f`"), (put(T, b'{"task_type": "look'),
-    "Unterminated string starting at; run `alfworld-download -f`"), (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
-    (put(T, b"[" * 100_000), "traj_data.json: unreadable JSON"), (put(G, b"[1, 2]"),
-    "game.tw-pddl: expected a JSON object, found list"), (huge, "traj_data.json: has over 20 MB"), (linked,
-    "game.tw-pddl: is a link out"), (edit(T, lambda value: value.update(task_type="pick_and_fly")),
-    "field 'task_type': 'pick_and_fly' is none of"), (edit(T, lambda value: value.update(task_type=["a"])),
-    "field 'task_type': ['a'] is none of"), (edit(T, lambda value: value.update(pddl_params=None)),
-    "field 'pddl_params'"), (edit(T, lambda value: value["pddl_params"].update(object_target=3)),
-    "field 'pddl_params'"), (edit(T, lambda value: value["pddl_params"].update(object_sliced=True)),
-    "slices are left out"), (edit(T, lambda value: value.pop("scene")), "field 'scene.floor_plan'"), (edit(T,
-    lambda value: value.update(scene={"floor_plan": "../FloorPlan1"})), "field 'scene.floor_plan'"), (edit(G,
-    lambda value: value.pop("pddl_problem")), "field 'pddl_problem': expected text, found NoneType"), (edit(G,
-    lambda value: value.update(pddl_domain=7)), "field 'pddl_domain': expected text, found int"), (edit(G,
-    lambda value: value.update(pddl_problem="hello")), "field 'pddl_problem': no PDDL"), (edit(G,
-    lambda value: value.update(pddl_problem=value["pddl_problem"][:-9])), "no PDDL, or cut"), (edit(G,
-    lambda value: value.update(grammar=" ")), "field 'grammar'"), (edit(G, lambda value: value.update(solvable=False)),
-    "field 'solvable'"), (edit(G, lambda value: value.update(solvable=None)), "field 'solvable'"), (edit(G,
-    lambda value: value.pop("solvable")), "field 'solvable'"), (edit(G,
-    lambda value: value.update(grammar=value["grammar"].replace("move {o} to", "put {o} in/on"))), "before 0.4"),
-    (edit(G, lambda value: value.update(walkthrough="look")), "field 'walkthrough'"), (edit(G,
-    lambda value: value.update(walkthrough=[1])), "field 'walkthrough'"), ],
-)  # fmt: skip
-def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], object], reason: str) -> None:
-    folder = games.find(root)[0]
-    assert isinstance(games.usable(folder), Task)
-    damage(folder)
-    told = games.usable(folder)
-    assert isinstance(told, str)
-    assert reason in told
-    assert "\n" not in told
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_game_that_may_not_be_read_is_said(root: Path) -> None:
-    folder = games.find(root)[0]
-    (folder / G).chmod(0)
-    assert games.usable(folder) == "game.tw-pddl: cannot be read (Permission denied); change its permissions"
+def old_wording(value: dict[str, Any]) -> None:
+    value["grammar"] = value["grammar"].replace("move {o} to", "put {o} in/on")
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("damage", "reason"),
     [
-        ("pick_and_place_with_movable_recep-Book-None-Desk-1", "movable receptacles and slices"),
-        ("pick_and_place_simple-AppleSliced-None-Desk-1", "movable receptacles and slices"),
-        ("pick_and_place_simple-Äpfel-None-Desk-1", "characters other than"),
-        ("pick_and_place simple", "characters other than"),
+        (lambda folder: (folder / G).unlink(), "is missing"),
+        (huge, "has over 20 MB"),
+        (linked, "is a link out"),
+        (edit(T, lambda value: value.update(task_type="pick_and_fly")), "field 'task_type'"),
+        (edit(T, lambda value: value["pddl_params"].update(object_sliced=True)), "field 'pddl_params.object_sliced'"),
+        (edit(T, lambda value: value.update(scene={"floor_plan": "../FloorPlan1"})), "field 'scene.floor_plan'"),
+        (edit(G, lambda value: value.pop("pddl_problem")), "field 'pddl_problem'"),
+        (edit(G, lambda value: value.update(solvable=None)), "field 'solvable'"),
+        (edit(G, old_wording), "before 0.4"),
     ],
 )
-def test_games_are_refused_by_name_as_the_benchmark_does(root: Path, name: str, reason: str) -> None:
+def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], object], reason: str) -> None:
     folder = games.find(root)[0]
-    folder.parent.rename(folder.parent.with_name(name))
-    assert reason in str(games.usable(folder.parent.with_name(name) / folder.name))
+    assert games.task(folder)
+    damage(folder)
+    with pytest.raises(DataError, match=reason):
+        games.task(folder)
 
 
 @pytest.mark.parametrize(
-    "name", ["/", "/etc", "", " ", ".", "..", "a/../../b", "a\0b", 7, None, ["train"], "\ud800", "a" * 300, "a/" * 999]
+    "name", ["pick_and_place_with_movable_recep-Book-None-Desk-1", "pick_and_place_simple-AppleSliced-None-Desk-1"]
 )
+def test_games_are_refused_by_name_as_the_benchmark_does(root: Path, name: str) -> None:
+    folder = games.find(root)[0]
+    folder.parent.rename(folder.parent.with_name(name))
+    with pytest.raises(DataError, match="movable receptacles and slices"):
+        games.task(folder.parent.with_name(name) / folder.name)
+
+
+@pytest.mark.parametrize("name", ["/etc", "", "..", "a/../../b", "a\0b", 7, "\ud800", "a" * 300, "a/" * 999])
 def test_a_name_of_a_game_leads_nowhere_else(tmp_path: Path, name: object) -> None:
     assert games.inside(tmp_path, name) is None
     assert games.inside(tmp_path, "train/game") == (tmp_path / "train" / "game").resolve()
 
 
 @given(name=st.sampled_from([T, G]), share=st.floats(0, 1, exclude_max=True), rubbish=st.binary(max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_damaged_file_is_a_reason_and_never_a_crash(
     tmp_path_factory: pytest.TempPathFactory, name: str, share: float, rubbish: bytes
 ) -> None:
@@ -394,7 +342,8 @@ def test_a_damaged_file_is_a_reason_and_never_a_crash(
     whole = (folder / name).read_bytes()
     try:
         (folder / name).write_bytes(whole[: int(share * len(whole))] + rubbish)
-        assert isinstance(games.usable(folder), str)
+        with pytest.raises(DataError):
+            games.task(folder)
     finally:
         (folder / name).write_bytes(whole)
 
@@ -429,84 +378,34 @@ def test_what_the_benchmark_has_no_game_of_is_left_out_and_left_alone(root: Path
     figures = read_json(tmp_path / "results" / "1_gen-task" / "report.json")["figures"]
     assert figures["games"] == 1
     ((reason, names),) = figures["left_out"].items()
-    assert reason.startswith("game.tw-pddl: is missing, as for what the benchmark leaves out")
+    assert reason.startswith("game.tw-pddl: is missing")
     assert names == [f"train/{folder.relative_to(train)}" for folder in games.find(root)[:11]]
-
-
-def test_what_the_version_is_a_link_to_is_of_the_folder(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "json_2.1.1").symlink_to(root / "json_2.1.1")
-    found = games.find(tmp_path / "linked")
-    assert len(found) == 12
-    name = str(found[0].relative_to(tmp_path / "linked"))
-    assert games.inside(tmp_path / "linked", name) == root / name
-    assert games.inside(tmp_path / "linked", "json_2.1.1") is None
-
-
-def test_a_folder_of_games_is_listed(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    shutil.copytree(root / "json_2.1.1" / "train", root / "json_2.1.1" / "valid_unseen")
-    broken = games.find(root, splits=("train",))[0]
-    (broken / T).unlink()
-    assert gen(tmp_path, "--games-dir", str(root)) == 0
-    told = capsys.readouterr().out.partition("Games left out")[2]
-    assert {"`alfworld-download", "-f`"} <= set(told.split())  # the end of the reason is shown, too
-    data = tmp_path / "data" / "alfworld"
-    assert len(read_json(data / "data.json")) == 11
-    assert len(read_json(data / "valid_unseen.json")) == 12
-    assert not (data / "valid_seen.json").exists()
-    figures = read_json(tmp_path / "results" / "1_gen-task" / "report.json")["figures"]
-    assert figures["by_split"] == {"train": 11, "valid_unseen": 12}
-    assert list(figures["left_out"].values()) == [[str(broken.relative_to(root / "json_2.1.1"))]]
-    assert gen(tmp_path, "--games-dir", str(root), "--games", "pick_two*") == 0
-    assert {record["level"] for record in read_json(data / "data.json")} == {TWO}
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--games-dir", "nowhere"], "nowhere: no such folder"),
-        (["--games-dir", "empty"], "empty: holds no json_2.1.1; run `alfworld-download --data-dir empty`"),
-        (["--games-dir", "bench/json_2.1.1"], "name the folder that json_2.1.1 lies in: --games-dir"),
-        (["--games-dir", "half"], "half/json_2.1.1: holds no game of train"),
+        (["--games-dir", "nowhere"], "nowhere: has no json_2.1.1; name the folder that `alfworld-download` filled"),
         (["--games-dir", "bench", "--games", "x"], "no game matches --games x"),
         (["--games", "x"], "no game that matches --games x can be made"),
         (["--games-dir", "bench", "--instances", "3"], "leave one out"),
-        (["--instances", "0"], "--instances must be greater"),
-        (["--long-instances", "3"], "--long-instances is a setting of env 'memory'"),
-        (["--repos-dir", "bench"], "--repos-dir is a setting of env 'auto_explore'"),
         (["--teacher", "openai:gpt-4o"], "games are generated without a teacher"),
-        (["--env", "memory", "--games", "x"], "--games is a setting of env 'alfworld'"),
-        (["--env", "auto_explore", "--games-dir", "bench"], "--games-dir is a setting of env 'alfworld'"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
 ) -> None:
     monkeypatch.chdir(root.parent)
-    Path("empty").mkdir()
-    Path("half/json_2.1.1/train/look-1").mkdir(parents=True)
-    assert main(["gen-task", *([] if "--env" in flags else ["--env", "alfworld"]), *flags]) == 2
+    assert main(["gen-task", "--env", "alfworld", *flags]) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
 
 
-def test_no_usable_game_is_an_error_with_a_reason(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder in games.find(root):
-        (folder / T).unlink()
-    assert gen(tmp_path, "--games-dir", str(root)) == 2
-    assert "none of 12 games can be used, e.g. train/look_at" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------------------------------------------------- split
 
 
-def split_of(tmp_path: Path, *flags: str, games: int = 120) -> dict[str, list[dict[str, Any]]]:
+def split_of(tmp_path: Path, *flags: str) -> dict[str, list[dict[str, Any]]]:
     """Games of six types in ten rooms of two kinds, split."""
     tasks = [
         Task(
@@ -516,7 +415,7 @@ def split_of(tmp_path: Path, *flags: str, games: int = 120) -> dict[str, list[di
             f"g{number}",
             {"room": f"FloorPlan{number % 10 + 200 * (number % 2)}"},
         )
-        for number in range(games)
+        for number in range(120)
     ]
     source = tmp_path / "data" / "alfworld" / "data_reflection_negative.json"
     write_json(source, [record_to_json(Record(task, ())) for task in tasks])
@@ -531,11 +430,6 @@ def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert split_of(tmp_path, games=24)["test"] == []  # of four of a type, three are for training and one to validate
-    assert "test.json has no tasks: 7:2:1 needs more than 24 groups of 6 kinds" in capsys.readouterr().out
-
-
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
     parts = split_of(tmp_path, "--unseen-rooms", "0.2")
     rooms_of = {name: {record["data"]["room"] for record in part} for name, part in parts.items()}
@@ -546,32 +440,3 @@ def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
     assert not rooms_of["unseen"] & (rooms_of["train"] | rooms_of["validate"] | rooms_of["test"])
     assert sum(map(len, parts.values())) == 120
     assert "unseen" not in split_of(tmp_path)  # rooms that were held out are in train now
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [(["--unseen-rooms", "1"], "holds out every room, 10 in all"), (["--unseen-rooms", "2"], "must be less than")],
-)
-def test_a_share_of_rooms_leaves_some(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
-) -> None:
-    split_of(tmp_path)
-    assert gen(tmp_path, *flags, stage="split") == 2
-    assert told in capsys.readouterr().err
-
-
-def test_unseen_rooms_are_for_envs_with_rooms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "tasks.json"
-    write_json(source, [record_to_json(Record(Task("a", "corridor", "1", "a", {}), ()))])
-    flags = [
-        "--env",
-        "corridor",
-        "--task-file",
-        str(source),
-        "--data-dir",
-        str(tmp_path),
-        "--results-dir",
-        str(tmp_path),
-    ]
-    assert main(["split", *flags, "--unseen-rooms", "0.2"]) == 2
-    assert "env 'corridor' has no rooms" in capsys.readouterr().err

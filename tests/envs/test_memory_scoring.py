@@ -11,22 +11,16 @@ import io
 import json
 import os
 import random
-from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from reflectkit.env import Claim
-from reflectkit.envs.memory.content import read
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.judging import scores
-from reflectkit.envs.memory.published import read_parquet, read_titles
-from reflectkit.envs.memory.scoring import RULES, Question, as_question, nearest, score
-from reflectkit.envs.memory.sources import SOURCES, answers_of, source_of
-from reflectkit.errors import DataError
+from reflectkit.envs.memory.published import SOURCES, answers_of, source_of
+from reflectkit.envs.memory.scoring import RULES, Question, nearest, score, scores
 from reflectkit.eventloop import run_sync
+from reflectkit.types import Task
 
 AUTHORS = os.environ.get("MEM_ALPHA", "")
 TITLES = {"1": "Heat", "2": "Toy Story", "3": "Alien", "4": "Aliens", "5": "Jaws", "6": "Up", "7": "Big"}
@@ -96,6 +90,22 @@ def test_scores_of_each_source_by_hand(source: str, right: Any, answer: str, exp
     assert score(question_of(source, right), answer) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "right", "answer", "expected"),
+    [
+        ("contain", "Rome", "It is ROME.", 1.0),
+        ("contain", "Rome", "Romeo", 0.0),
+        ("contain", "(a+", "what (a+ is", 1.0),
+        ("exact", "3", "3.", 1.0),
+        ("exact", "3", "it is 3", 0.0),
+        ("keywords", "cat; dog", "a dog and a bird", 0.5),
+    ],
+)
+def test_scores_of_our_own_rules_by_hand(kind: str, right: str, answer: str, expected: float) -> None:
+    assert score(Question("?", (right,), kind), answer) == expected
+    assert score(Question("?", (right,), kind, wrong=(answer,)), answer) == 0.0
+
+
 @pytest.mark.parametrize(("source", "right", "answer", "expected"), ROUGE_CASES)
 def test_rouge_by_hand(source: str, right: Any, answer: str, expected: float) -> None:
     pytest.importorskip("rouge_score", reason="needs rouge-score: pip install 'reflectkit[memory]'")
@@ -103,9 +113,9 @@ def test_rouge_by_hand(source: str, right: Any, answer: str, expected: float) ->
 
 
 def test_every_source_has_a_case_and_every_kind_a_rule() -> None:
-    told = {source_of(source).kind for source, *_ in (*CASES, *ROUGE_CASES)}
-    assert {source.kind for _, source in SOURCES} <= told
-    assert {source.kind for _, source in SOURCES} <= RULES.keys()
+    kinds = {source.kind for source in SOURCES.values()}
+    assert kinds <= {source_of(source).kind for source, *_ in (*CASES, *ROUGE_CASES)}
+    assert kinds <= RULES.keys()
 
 
 def test_the_nearest_title_is_the_first_of_equals() -> None:
@@ -128,85 +138,24 @@ class Says:
 
 def test_a_judge_is_asked_about_rubrics_alone() -> None:
     judge = Says()
-    questions = [
-        question_of("lme_train", "short flights"), question_of("squad", "Rome"), question_of("lme_train", "tea")
-    ]  # fmt: skip
+    rubrics = [("lme_train", "short flights"), ("squad", "Rome"), ("lme_train", "tea")]
+    questions = [question_of(source, right) for source, right in rubrics]
     answers = ["short ones", "in Rome", "<think>tea</think>coffee"]
     assert run_sync(scores(questions, answers, judge)) == [1.0, 1.0, 0.0]
-    assert [(claim.rubric, claim.answer) for claim in judge.asked] == [
-        ("short flights", "short ones"),
-        ("tea", "coffee"),
-    ]
-    assert scores(questions[1:2], answers[1:2], judge) == [1.0]  # without a rubric, nobody waits
+    asked = [(claim.rubric, claim.answer) for claim in judge.asked]
+    assert asked == [("short flights", "short ones"), ("tea", "coffee")]
+    assert scores(questions[1:2], answers[1:2], judge) == [1.0]  # without a rubric, nothing is awaited
 
 
-def test_a_reader_and_a_judge_can_both_be_waited_for(tmp_path: Path) -> None:
+def test_a_reader_and_a_judge_can_both_be_awaited() -> None:
     class Later:
         async def answer(self, queries: Any, memories: Any) -> list[str]:
             return [query.question for query in queries]
 
-    (task,) = read_parquet(table(tmp_path, [("lme_train", [("Short or long?", "Short flights")])]), {})
+    asked = {"question": "Short or long?", "answer": "Short flights", "kind": "rubric"}
     env = Memory(reader=Later(), judge=Says())
-    env.reset(task, 0)
-    result = run_sync(env.step(""))
-    assert result.info["figures"]["accuracy"] == 1.0
-
-
-def table(folder: Path, rows: list[tuple[str, list[tuple[str, Any]]]]) -> Path:
-    made = [
-        {"data_source": source, "instance_id": str(number), "chunks": json.dumps(["text"]),
-         "questions_and_answers": json.dumps([{"question": q, "answer": a} for q, a in asked])}
-        for number, (source, asked) in enumerate(rows)
-    ]  # fmt: skip
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(made), folder / "made.parquet")
-    return folder / "made.parquet"
-
-
-def test_published_rows_carry_rule_advice_and_length(tmp_path: Path) -> None:
-    rows = [
-        ("squad", [("Who?", "Anna")]),
-        ("icl_nlu_8296shot_balance", [("Which?", ["3"])]),
-        ("booksum", [("Sum it up.", "whale,ship, ")]),
-        ("ruler_qa1_197K", [("Where?", [["Rome"], ["Roma"]])]),
-    ]
-    squad, icl, book, ruler = read_parquet(table(tmp_path, rows), {})
-    assert squad.data["questions"] == [{"question": "Who?", "answer": "Anna", "kind": "substring"}]
-    assert "query" not in squad.data
-    assert icl.data["questions"] == [{"question": "Which?", "answer": "3", "kind": "label"}]
-    assert "\\boxed" in read(icl).queries[0].advice
-    assert read(book).questions[0].answers == ("whale", "ship")
-    assert (read(book).queries[0].tokens, read(squad).queries[0].tokens) == (2048, 100)
-    assert read(ruler).questions[0].answers == ("Rome", "Roma")
-
-
-def test_recommendations_need_the_titles_of_their_ids(tmp_path: Path) -> None:
-    path = table(tmp_path, [("recsys_redial_full", [("What next?", ["11", "12"])])])
-    with pytest.raises(DataError, match="give their titles"):
-        list(read_parquet(path, {}))
-    ids = {"<http://dbpedia.org/resource/Heat_(1995_film)>": 11, "/film/Toy-Story": 12, "Up": 13}
-    (tmp_path / "ids.json").write_text(json.dumps(ids))
-    titles = read_titles(tmp_path / "ids.json")
-    assert titles == {"11": "Heat", "12": "Toy Story", "13": "Up"}
-    (task,) = read_parquet(path, titles)
-    assert read(task).questions[0].answers == ("Heat", "Toy Story")
-    assert task.data["titles"] == ["Heat", "Toy Story", "Up"]
-    with pytest.raises(DataError, match="'12' has no title"):
-        list(read_parquet(path, {"11": "Heat"}))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"question": "q"},
-        {"question": "q", "answer": []},
-        {"question": "q", "answer": ["a", " "]},
-        {"question": "q", "answer": "a", "kind": "guess"},
-        {"question": "q", "answer": "a", "wrong": "b"},
-    ],
-)
-def test_broken_questions_are_refused(value: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="question"):
-        as_question(value)
+    env.reset(Task("t", "memory", "short", "t", {"chunks": ["text"], "questions": [asked]}), 0)
+    assert run_sync(env.step("")).info["figures"]["accuracy"] == 1.0
 
 
 WORDS = ["rome", "oslo", "whale", "ship", "anna", "ben", "tea", "milk", "1912", "seven", "red", "river", "the", "a"]

@@ -9,24 +9,21 @@ from typing import Any
 import pytest
 
 from reflectkit.env import UserTurn
-from reflectkit.envs.support.database import Ledger, euros
-from reflectkit.envs.support.desk import ANSWER, DO, REPORT
-from reflectkit.envs.support.desk import REFUSE as REFUSAL
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.support.generate import CUSTOMERS, PENDING, RETURN_DAYS, shop
 from reflectkit.envs.support.hearing import heard
-from reflectkit.envs.support.judge import truth, untold
-from reflectkit.envs.support.persona import MOODS, TERSE, WAVERING
+from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
 from reflectkit.envs.support.problems import prove
-from reflectkit.envs.support.requests import CANCEL, CHANGES, STOCK, Request, from_json, to_json
-from reflectkit.envs.support.rules import PAYMENT, RULES
-from reflectkit.envs.support.tasks import ALL, ONE, REFUSE, SEVERAL, make_task, source_of
-from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
+from reflectkit.envs.support.scoring import untold
+from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, Ledger, shop
+from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
+from reflectkit.envs.support.teacher import SupportTeacher
+from reflectkit.envs.support.tools import ESCALATE, TOOLS, execute
+from reflectkit.envs.support.user import MANNERS
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.tools import PLAIN, parse
-from reflectkit.types import Message, Task, ToolCall, ToolUse
+from reflectkit.types import Message, Task, ToolCall, ToolUse, from_json
 
 SOURCE = source_of(3, CUSTOMERS)
 
@@ -56,15 +53,8 @@ def begun(task: Task, **settings: Any) -> Support:
 
 def follow(env: Support, until: str) -> None:
     """Act as the oracle does until it is about to `until`."""
-    while env.desk.need[0] != until:
+    while SupportTeacher(env).need[0] != until:
         assert not result_of(env.step(env.teacher().action())).terminated
-
-
-def test_there_are_fifteen_typed_tools_of_which_six_only_read() -> None:
-    assert len(TOOLS) == 15
-    assert len(READING) == 6
-    for tool in TOOLS:
-        assert tool.parameters["required"] == list(tool.parameters["properties"])
 
 
 def test_the_shop_is_made_of_its_seed() -> None:
@@ -76,31 +66,11 @@ def test_the_shop_is_made_of_its_seed() -> None:
 
 @pytest.mark.parametrize("level", [ONE, SEVERAL, REFUSE])
 def test_every_task_is_solved_by_its_oracle_in_every_mood(level: str) -> None:
-    tasks = [task_of(level, number) for number in range(150)]
+    tasks = [task_of(level, number) for number in range(100)]
     assert max(map(prove, tasks)) <= Support.horizons[level]
-    assert {task.data["user"]["mood"] for task in tasks} == set(MOODS) - ({WAVERING} if level == REFUSE else set())
+    assert {task.data["user"]["mood"] for task in tasks} == set(MANNERS) - ({"wavering"} if level == REFUSE else set())
     if level == ONE:
         assert {task.data["kind"] for task in tasks} == set(CHANGES)
-
-
-@pytest.mark.parametrize("level", [ONE, SEVERAL, REFUSE])
-def test_the_true_calls_alone_lead_to_the_true_records(level: str) -> None:
-    """The ground truth is replayed on the tools; a refusal has none, unless a colleague must take over."""
-    for number in range(60):
-        task = task_of(level, number)
-        requests = [from_json(value) for value in task.data["requests"]]
-        ledger = truth(shop(3), requests, task.id)
-        if level != REFUSE:
-            assert ledger.differences()
-        else:
-            assert not ledger.differences()
-            assert ledger.escalated == (task.data["kind"] == "danger")
-        assert [from_json(json.loads(json.dumps(to_json(request)))) for request in requests] == requests
-
-
-def test_tasks_do_not_depend_on_those_before_them() -> None:
-    assert task_of(SEVERAL, 7) == make_task(3, 7, SEVERAL, shop(3), SOURCE)
-    assert task_of(SEVERAL, 7) != task_of(SEVERAL, 8)
 
 
 def test_reading_changes_nothing() -> None:
@@ -126,7 +96,6 @@ def test_reading_changes_nothing() -> None:
     [
         ("get_order", {"order": "W0"}, "no order W0"),
         ("get_order", {"order": 7}, "expected string"),
-        ("get_order", {}, "missing argument"),
         ("fly", {}, "no tool named"),
         ("cancel_order", {"order": "W0", "reason": "bored"}, "no longer needed"),
         ("find_customer", {"email": "x" * 10_000}, "no customer"),
@@ -146,24 +115,12 @@ def test_a_call_that_cannot_be_done_is_one_short_line(name: str, arguments: dict
     assert not ledger.differences()
 
 
-def test_money_is_written_in_one_way() -> None:
-    assert [json.dumps(euros(amount)) for amount in (28.0, 28.5, 0.1 + 0.2, 1 / 3)] == ["28", "28.5", "0.3", "0.33"]
-
-
-def test_changes_to_and_fro_are_no_difference() -> None:
-    ledger = Ledger(shop(3))
-    ledger.change("customers", "c100", name="X")
-    assert ledger.differences() == {("customers", "c100"): {"name": (shop(3).tables["customers"]["c100"]["name"], "X")}}
-    ledger.change("customers", "c100", name=shop(3).tables["customers"]["c100"]["name"])
-    assert not ledger.differences()
-
-
 def test_a_fact_is_told_only_when_asked_for() -> None:
     for level in (ONE, SEVERAL, REFUSE):
         for number in range(40):
             task = task_of(level, number)
             opening = result_of(begun(task).reset(task, 0)).messages[-1].content
-            facts, elsewhere = task.data["requests"][0]["facts"], task.data["requests"][0]["rule"] == PAYMENT
+            facts, elsewhere = task.data["requests"][0]["facts"], task.data["requests"][0]["rule"] == "payment"
             names = ("order", "reason", "address", *(() if elsewhere else ("payment",)))
             hidden = [facts[name] for name in names if name in facts]
             assert not any(fact in opening for fact in [*hidden, task.data["user"]["email"] or "@"])
@@ -180,7 +137,7 @@ def verdict_of(env: Support, *actions: ToolUse) -> dict[str, Any]:
 
 def proceed(env: Support) -> None:
     """Act as the oracle does until it is about to change a record, or to refuse."""
-    while env.desk.need[0] not in (DO, REPORT, REFUSAL):
+    while SupportTeacher(env).need[0] not in ("do", "report", "refuse"):
         assert not result_of(env.step(env.teacher().action())).terminated
 
 
@@ -202,11 +159,11 @@ def wrong(info: dict[str, Any]) -> set[str]:
 
 
 def test_each_way_to_fail_is_a_figure() -> None:
-    task = find(ONE, kind=CANCEL, mood=TERSE)
+    task = find(ONE, kind="cancel", mood="terse")
     order = task.data["requests"][0]["facts"]["order"]
     paid = shop(3).tables["orders"][order]["paid"]
     other = next(name for name, one in shop(3).tables["orders"].items() if one["status"] == PENDING and name != order)
-    (right,) = from_json(task.data["requests"][0]).actions
+    (right,) = from_json(UserRequest, task.data["requests"][0]).actions
     reasons = {"no longer needed", "ordered by mistake"} - {right.arguments["reason"]}
     told = ToolUse(f"It is done: you get {paid:g} euros. Anything else?")
     cancel = ToolUse("", (right,))
@@ -225,7 +182,7 @@ def test_each_way_to_fail_is_a_figure() -> None:
 
 
 def test_a_needless_escalation_gives_up_and_a_needed_one_does_not() -> None:
-    task = find(ONE, kind=CANCEL, mood=TERSE)
+    task = find(ONE, kind="cancel", mood="terse")
     info = verdict_of(begun(task), call(ESCALATE, reason="no idea"))
     assert wrong(info) == {"missing_change", "fact_not_told", "gave_up"}
     taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
@@ -237,7 +194,7 @@ def test_a_needless_escalation_gives_up_and_a_needed_one_does_not() -> None:
 
 
 def test_the_horizon_is_a_way_to_give_up_that_says_so() -> None:
-    env = begun(find(ONE, mood=TERSE), horizon=2)
+    env = begun(find(ONE, mood="terse"), horizon=2)
     assert "figures" not in result_of(env.step(call("list_products"))).info
     result = result_of(env.step(call("list_products")))
     assert not result.terminated
@@ -245,10 +202,10 @@ def test_the_horizon_is_a_way_to_give_up_that_says_so() -> None:
 
 
 def test_a_refusal_must_say_why() -> None:
-    task = find(REFUSE, kind=CANCEL, mood=TERSE)
+    task = find(REFUSE, kind="cancel", mood="terse")
     info = verdict_of(ready(task), ToolUse("I cannot do that. Anything else?"))
     assert wrong(info) == {"fact_not_told"}
-    assert info["untold"] == [from_json(task.data["requests"][0]).refused]
+    assert info["untold"] == [from_json(UserRequest, task.data["requests"][0]).refused]
 
 
 def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
@@ -256,9 +213,9 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
     everything = ToolUse("I cannot do that: " + ", or ".join(words for rule in RULES.values() for words in rule.words))
     asked = ToolUse("I cannot do that. " + " ".join(f"Is it {rule.words[0]}?" for rule in RULES.values() if rule.words))
     passed = {"all": 0, "asked": 0, "blind": 0}
-    tasks = [task for number in range(200) if (task := task_of(REFUSE, number)).data["kind"] != "danger"]
+    tasks = [task for number in range(60) if (task := task_of(REFUSE, number)).data["kind"] != "danger"]
     for task in tasks:
-        why = ToolUse(f"I cannot do that: {from_json(task.data['requests'][0]).refused}.")
+        why = ToolUse(f"I cannot do that: {from_json(UserRequest, task.data['requests'][0]).refused}.")
         assert wrong(insisting(ready(task), why)) == set()
         passed["all"] += insisting(ready(task), everything)["success"]
         passed["asked"] += insisting(ready(task), asked)["success"]
@@ -272,26 +229,29 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "reply", "tells"),
+    ("kind", "fact", "reply", "tells"),
     [
-        ("28", "You get 28 euros.", True),
-        ("28", "You get 28.00 EUR back.", True),
-        ("28", "You get 28,00 EUR back.", True),
-        ("28", "Order W28 is cancelled.", False),
-        ("28", "You get 128 euros or 28.5.", False),
-        ("28.5", "€28.50", True),
-        ("28.5", "EUR45.50 less 28.50EUR", True),
-        ("10", "You get ten euros.", True),
-        ("1", "There is one left.", True),
-        ("1", "Which one? One moment.", False),
-        ("3", "We have 1, 2, 3, 4 or 5.", False),
-        ("3", "Are there 3?", False),
-        ("sold out", "It is SOLD  OUT.", True),
-        ("sold out", "It is not resold outside.", False),
+        ("cancel", "28", "You get 28 euros.", True),
+        ("cancel", "28", "You get 28,00 EUR back.", True),
+        ("cancel", "28", "Order W28 is cancelled.", False),
+        ("cancel", "28", "You get 128 euros or 28.5.", False),
+        ("cancel", "28.5", "EUR45.50 less 28.50EUR", True),
+        ("cancel", "10", "You get ten euros.", True),
+        ("cancel", "1", "Which one? One moment.", False),
+        ("cancel", "3", "We have 1, 2, 3, 4 or 5.", False),
+        ("cancel", "3", "Are there 3?", False),
+        ("cancel", "sold out", "It is SOLD  OUT.", True),
+        ("cancel", "sold out", "It is not resold outside.", False),
+        ("stock", "3", "We have 3 toasters in two slots at 45.50 euros.", True),
+        ("stock", "2", "The toaster in two slots is there.", False),
+        ("stock", "2", "The toaster in two slots: two left.", True),
+        ("stock", "sold out", "It is sold out. The one in four slots costs 45.50 euros.", True),
+        ("stock", "sold out", "It is sold out, or 1, 2 or 3 are left.", False),
     ],
 )
-def test_what_counts_as_told(fact: str, reply: str, *, tells: bool) -> None:
-    assert (untold([Request(CANCEL, "Cancel it.", told=((fact,),))], [[heard(reply)]]) == []) == tells
+def test_what_counts_as_told(kind: Any, fact: str, reply: str, *, tells: bool) -> None:
+    request = UserRequest(kind, "How many?", {"item": "toaster", "option": "two slots"}, told=((fact,),))
+    assert (untold([request], [[heard(reply)]]) == []) == tells
 
 
 def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
@@ -300,9 +260,9 @@ def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
     for task in tasks:
         env, over = begun(task), False
         while not over:
-            step, subject = env.desk.need
-            guesses = subject == "product" if not looks else step == ANSWER
-            guesses = guesses and env.persona.current.kind == STOCK
+            step, subject = SupportTeacher(env).need
+            guesses = subject == "product" if not looks else step == "answer"
+            guesses = guesses and env.persona.current.kind == "stock"
             result = result_of(env.step(reply if guesses else env.teacher().action()))
             over = result.terminated
         successes += result.info["success"]
@@ -310,41 +270,12 @@ def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
 
 
 def test_a_guess_at_the_stock_does_not_pay() -> None:
-    tasks = [task for number in range(150) if "stock" in (task := task_of(SEVERAL, number)).data["kind"].split("+")]
-    assert len(tasks) > 10
+    tasks = [task for number in range(80) if "stock" in (task := task_of(SEVERAL, number)).data["kind"].split("+")]
+    assert len(tasks) > 5
     every = ToolUse("It is sold out, or 1, 2, 3 or 4 are left. Anything else?")
     assert stock_answers(tasks, every, looks=False) == 0
     assert stock_answers(tasks, every, looks=True) == 0
     assert stock_answers(tasks, ToolUse("It is sold out. Anything else?"), looks=False) == 0
-
-
-@pytest.mark.parametrize(
-    ("stock", "reply", "tells"),
-    [
-        ("3", "We have 3 toasters in two slots at 45.50 euros.", True),
-        ("2", "The toaster in two slots is there.", False),
-        ("2", "The toaster in two slots: two left.", True),
-        ("sold out", "It is sold out. The one in four slots costs 45.50 euros.", True),
-        ("3", "It is sold out, or 1, 2 or 3 are left.", False),
-        ("sold out", "It is sold out, or 1, 2 or 3 are left.", False),
-    ],
-)
-def test_what_counts_as_told_about_the_stock(stock: str, reply: str, *, tells: bool) -> None:
-    request = Request(STOCK, "How many?", {"item": "toaster", "option": "two slots"}, told=((stock,),))
-    assert (untold([request], [[heard(reply)]]) == []) == tells
-
-
-def test_what_is_sold_out_stays_so_until_it_is_refused() -> None:
-    """Seed 2 would have an exchange of the last grey blanket before the wish for a grey one."""
-    database = shop(2)
-    (request, *others) = make_task(2, 1313, SEVERAL, database, source_of(2, CUSTOMERS)).data["requests"]
-    back = {
-        database.tables["items"][call["arguments"]["item"]]["name"]
-        for one in (request, *others)
-        for call in one["actions"]
-        if "new_item" in call["arguments"]
-    }
-    assert not any(f"{one['product']}, {one['facts'].get('option')}" in back for one in others if one["rule"])
 
 
 def test_a_policy_breach_that_the_tools_allow_fails() -> None:
@@ -377,19 +308,6 @@ def test_what_a_user_injects_stays_text() -> None:
     assert not env.ledger.escalated
 
 
-def test_a_user_who_never_stops_is_cut_off_by_the_horizon() -> None:
-    class Endless:
-        def say(self, instructions: str, conversation: Any, seed: int) -> UserTurn:
-            return UserTurn("And then? " * 100_000)
-
-    env = Support(Endless(), horizon=3)
-    result_of(env.reset(find(ONE), 0))
-    results = [result_of(env.step(ToolUse("Yes?"))) for _ in range(3)]
-    assert [result.terminated for result in results] == [False] * 3
-    assert len(results[-1].observation.text) < 20_000
-    assert results[-1].info["success"] is False
-
-
 def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
     listened: list[tuple[str, tuple[Message, ...]]] = []
 
@@ -398,7 +316,7 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
             listened.append((instructions, tuple(conversation)))
             return UserTurn("Bye.", over=len(listened) > 1)
 
-    task = find(ONE, kind=CANCEL)
+    task = find(ONE, kind="cancel")
     env = Support(Silent())
     result_of(env.reset(task, 0))
     result_of(env.step(call("list_products")))
@@ -414,10 +332,8 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
     ("change", "why"),
     [
         ({"database": {"seed": 3, "customers": 300, "digest": "00"}}, "another database"),
-        ({"database": {"seed": "3", "customers": 300}}, "a seed and a number"),
-        ({"requests": []}, "a list of requests"),
-        ({"requests": [{"kind": "fly"}]}, "lacks or has a wrong"),
-        ({"user": {"name": "A", "city": "B", "email": "", "mood": "sad"}}, "the mood is one of"),
+        ({"database": {"seed": 3, "customers": 0, "digest": "00"}}, "database.customers"),
+        ({"user": {"name": "A", "city": "B", "email": "", "mood": "sad"}}, "user.mood"),
         ({"customer": "c1"}, "no customer of the database"),
     ],
 )
@@ -430,40 +346,28 @@ def test_a_damaged_task_is_one_line(change: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"kind": "fly"}, "requests.0.kind"),
         ({"facts": {}}, "a request of kind 'cancel' lacks the fact 'order'"),
         ({"facts": {"order": "W1", "reason": "x", "colour": "red"}}, "'colour' is no fact of a request"),
         ({"revised": {"address": "5 Elm Street, Ulm"}}, "a fact is revised that the request does not have"),
+        ({"actions": [{"name": "cancel_order", "arguments": {"order": "W0", "reason": "bored"}}]}, "cannot be done"),
     ],
 )
-def test_a_request_without_its_facts_is_one_line(change: dict[str, Any], why: str) -> None:
-    task = find(ONE, kind=CANCEL)
+def test_a_damaged_request_is_one_line(change: dict[str, Any], why: str) -> None:
+    task = find(ONE, kind="cancel")
     (request, *others) = task.data["requests"]
     with pytest.raises(DataError, match=why):
         Support().reset(replace(task, data=task.data | {"requests": [request | change, *others]}), 0)
 
 
-def test_true_calls_that_cannot_be_done_are_one_line() -> None:
-    task = find(ONE, kind=CANCEL)
-    request = task.data["requests"][0]
-    request = request | {"actions": [{"name": "cancel_order", "arguments": {"order": "W0", "reason": "bored"}}]}
-    with pytest.raises(DataError, match="cannot be done"):
-        Support().reset(replace(task, data=task.data | {"requests": [request]}), 0)
-
-
 def test_brief_leaves_out_policy_and_tools_and_reads_calls_from_text() -> None:
-    task = find(ONE, kind=CANCEL)
+    task = find(ONE, kind="cancel")
     env, full = begun(task, brief=True), begun(task)
     seen, all_of_it = result_of(env.reset(task, 0)), result_of(full.reset(task, 0))
     assert seen.tools == ()
     assert seen.messages == all_of_it.messages[1:]
     result_of(env.step(' get_order {"order": "W0"}'))
     assert env.transcript.messages[-1] == Message("tool", "Error: no order W0", name="get_order")
-
-
-def test_every_task_belongs_to_the_level_all() -> None:
-    task = find(ONE)
-    assert [Support.taskset.at_level(task, level) for level in Support.levels] == [task, None, None, task]
-    assert Support.levels[-1] == ALL
 
 
 def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
@@ -483,16 +387,6 @@ def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
     assert "Note 1." not in prompt
 
 
-def test_what_is_refused_as_sold_out_is_sold_out() -> None:
-    """An option with one item left can still be swapped for, so a refusal would be wrong."""
-    for number in range(200):
-        (request, *_) = task_of(REFUSE, number).data["requests"]
-        if request["kind"] in ("swap", "exchange"):
-            named = f"{request['facts']['item']}, {request['facts']['option']}"
-            (stock,) = [item["stock"] for item in shop(3).tables["items"].values() if item["name"] == named]
-            assert stock == 0
-
-
 def test_a_swap_and_back_is_no_difference() -> None:
     order = next(
         name for name, one in shop(3).tables["orders"].items() if one["status"] == PENDING and len(one["items"]) == 1
@@ -508,13 +402,6 @@ def test_a_swap_and_back_is_no_difference() -> None:
 
 
 def test_tasks_of_another_seed_are_other_tasks() -> None:
-    """Tables over several seeds tell tasks and their clusters apart by name."""
-    made = [
-        [make_task(seed, number, ONE, shop(seed), source_of(seed, CUSTOMERS)) for number in range(5)] for seed in (1, 2)
-    ]
-    ids, clusters = (
-        [{name(task) for task in part} for part in made] for name in (lambda task: task.id, Support.taskset.cluster)
-    )
-    assert all(len(part) == 5 for part in ids)
-    assert not ids[0] & ids[1]
-    assert not clusters[0] & clusters[1]
+    first, second = (make_task(seed, 0, ONE, shop(seed), source_of(seed, CUSTOMERS)) for seed in (1, 2))
+    assert first.id != second.id
+    assert Support.taskset.cluster(first) != Support.taskset.cluster(second)

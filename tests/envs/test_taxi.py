@@ -10,9 +10,10 @@ import gymnasium
 import pytest
 
 import reflectkit  # noqa: F401
-from reflectkit.envs.taxi.env import STATES, Taxi, draw, world
-from reflectkit.envs.taxi.world import ACTIONS, View, build, decode, encode
+from reflectkit.envs.taxi import ACTIONS, TAXI_V4, Taxi, View, decode, draw, encode, world
 from reflectkit.types import Task
+
+STATES = TAXI_V4.states
 
 
 def at(state: int, level: str = "full") -> Taxi:
@@ -38,13 +39,8 @@ def test_agrees_with_taxi_v4_on_every_transition() -> None:
             assert result.reward == pytest.approx(expected / 20)
 
 
-def test_the_table_built_from_walls_and_stands_is_taxi_v4s() -> None:
-    table = world()
-    assert build(5, table.stands, table.walls) == table
-
-
 def test_distances_agree_with_a_forward_search() -> None:
-    table = world()
+    table = world(TAXI_V4)
     for start in range(0, STATES, 17):
         seen, edge, steps = {start}, deque([(start, 0)]), None
         while steps is None:
@@ -60,7 +56,7 @@ def test_distances_agree_with_a_forward_search() -> None:
 
 
 def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
-    lengths = [world().distance[task.data["state"]] for task in Taxi.taskset.tasks("full")]
+    lengths = [world(TAXI_V4).distance[task.data["state"]] for task in Taxi.taskset.tasks("full")]
     assert (len(lengths), max(lengths)) == (300, 18)
     assert sum(lengths) / 300 == pytest.approx(13.07, abs=0.005)
 
@@ -105,25 +101,17 @@ def test_only_the_first_pickup_pays() -> None:
     assert env.step(4).reward == pytest.approx(-0.05)
 
 
-def test_map_shows_every_mark() -> None:
-    assert draw(328) == "D . | . . .\n. . | . . .\n. . . . .\n. | T . | . .\nP | . . | . ."
-    assert draw(encode(View(0, 0, 0, 1))).startswith("O . | . . D")
-    assert draw(encode(View(0, 0, 4, 1))).startswith("X . | . . D")
-    assert draw(encode(View(0, 4, 4, 1))).startswith(". . | . . X")
-    assert draw(encode(View(0, 4, 0, 1))).startswith("P . | . . T")
-
-
 def test_map_determines_the_state() -> None:
     reachable = {task.data["state"] for task in Taxi.taskset.tasks("full")}
     edge = list(reachable)
     while edge:
         state = edge.pop()
         for action in range(6):
-            following = world().next_state[state][action]
-            if not world().delivers[state][action] and following not in reachable:
+            following = world(TAXI_V4).next_state[state][action]
+            if not world(TAXI_V4).delivers[state][action] and following not in reachable:
                 reachable.add(following)
                 edge.append(following)
-    assert len({draw(state) for state in reachable}) == len(reachable) == 400
+    assert len({draw(TAXI_V4, state) for state in reachable}) == len(reachable) == 400
 
 
 def test_a_comment_says_where_what_went_wrong_and_what_next() -> None:
@@ -147,7 +135,7 @@ def test_the_originals_prompt_and_history_are_settings() -> None:
     assert past.reset(task, 0).text == start
     action = plain.teacher().action()
     assert past.step(action).observation.text == (
-        f"{start.partition(chr(10))[0]}\n{draw(task.data['state'])}\nMove 1: {ACTIONS[action]}\n"
+        f"{start.partition(chr(10))[0]}\n{draw(TAXI_V4, task.data['state'])}\nMove 1: {ACTIONS[action]}\n"
         f"{plain.step(action).observation.text.partition(chr(10))[2]}"
     )
     assert past.reset(task, 0).text == start, "nothing is kept across a reset"

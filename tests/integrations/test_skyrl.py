@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import StepResult
-from reflectkit.envs.base import BaseEnv
+from reflectkit.env import Env, StepResult
 from reflectkit.envs.support.env import Support
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.integrations import skyrl
 from reflectkit.jsonl import write_json
 from reflectkit.tools import HERMES, form_text
-from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
+from reflectkit.types import Message, Observation, Task, ToolUse
 
 skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym")
 
@@ -164,23 +163,20 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("text", ANSWERS)
-def test_choice_of_an_answer(text: str) -> None:
-    from reflectkit.errors import IllegalActionError
-
-    if ANSWERS[text] is None:
-        with pytest.raises(IllegalActionError, match="from 0 to 2"):
-            skyrl.read_choice(text, CHOICES)
-    else:
-        assert skyrl.read_choice(text, CHOICES) == ANSWERS[text]
+def test_choice_of_an_answer() -> None:
+    for text, index in ANSWERS.items():
+        if index is None:
+            with pytest.raises(IllegalActionError, match="from 0 to 2"):
+                skyrl.read_choice(text, CHOICES)
+        else:
+            assert skyrl.read_choice(text, CHOICES) == index, text
 
 
-class Words(BaseEnv):
+class Words(Env):
     """Free text: the second answer must repeat the first. Its engine waits, and fails at "fail"."""
 
     name = "words"
     levels = ("full",)
-    awaited = True
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:
@@ -199,24 +195,6 @@ class Words(BaseEnv):
         over = len(self.heard) == 2
         same = over and self.heard[0] == self.heard[1]
         return StepResult(Observation((Message("user", "Again."),)), float(same), over, info={"success": same})
-
-
-class Tools(Words):
-    """Calls of a tool, several a turn."""
-
-    name = "tools"
-    awaited = False
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        return [Task("a", "tools", "full", "a", {})]
-
-    def reset(self, task: Task, seed: int) -> Observation:  # type: ignore[override]
-        return Observation((Message("user", "Add."),), tools=(ToolSpec("add", "Adds.", {}),))
-
-    def step(self, action: int | str | ToolUse) -> StepResult:  # type: ignore[override]
-        assert isinstance(action, ToolUse)
-        return StepResult(self.reset(Task("a", "tools", "full", "a", {}), 0), len(action.calls), True)
 
 
 def test_words_of_an_env_that_waits_also_in_threads() -> None:
@@ -250,18 +228,7 @@ def test_a_failed_engine_ends_the_episode_and_is_counted() -> None:
     assert one.get_metrics()["failed"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "mark",
-    [
-        "<|im_end|>",
-        "<|im_start|>",
-        "<tool_call>",
-        "</s>",
-        "[INST]",
-        "<\uff5cUser\uff5c>",
-        "\nResult of get_order: paid",
-    ],
-)
+@pytest.mark.parametrize("mark", ["<|im_end|>", "<tool_call>", "\nResult of get_order: paid"])
 def test_what_users_and_tools_say_is_no_mark_of_a_chat_template(mark: str) -> None:
     for message in (Message("user", f"Hello{mark} there"), Message("tool", f"Hello{mark} there", name="look_up")):
         view = skyrl._View("Rules.")
@@ -270,16 +237,6 @@ def test_what_users_and_tools_say_is_no_mark_of_a_chat_template(mark: str) -> No
         for shown in (first[-1]["content"], following[-1]["content"]):
             assert mark not in shown
             assert mark in shown.replace("\u200b", "")
-
-
-def test_calls_of_tools() -> None:
-    name = skyrl.register(f"{HERE}:Tools", "reflectkit/tools")
-    (row,) = skyrl.rows(f"{HERE}:Tools", name=name)
-    assert row["prompt"][0]["content"].endswith("Write none to call no tool.")
-    for text, count in (("add {}\nadd {}", 2), ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', 1), ("", 0)):
-        one = made(row)
-        one.init(row["prompt"])
-        assert one.step(text)["reward"] == count
 
 
 def test_settings_come_from_the_registration_and_skyrl(support_file: Path) -> None:
@@ -294,14 +251,7 @@ def test_settings_come_from_the_registration_and_skyrl(support_file: Path) -> No
     assert skyrl.register("support", "reflectkit/full") == "reflectkit/full"
 
 
-def test_metrics_are_averaged_by_skyrl() -> None:
-    from skyrl_gym.metrics import aggregate_for_environment
-
-    name = skyrl.register("taxi")
-    assert aggregate_for_environment(name, [{"success": 1.0}, {"success": 0.0}]) == {"success": 0.5}
-
-
-@pytest.mark.parametrize("ending", ["rows.jsonl", "rows.parquet"])
+@pytest.mark.parametrize("ending", ["rows.parquet"])
 def test_rows_survive_skyrls_reader(support_file: Path, tmp_path: Path, ending: str) -> None:
     """As SkyRL reads them: through datasets, which would mix the fields of nested objects."""
     datasets = pytest.importorskip("datasets")
@@ -313,14 +263,10 @@ def test_rows_survive_skyrls_reader(support_file: Path, tmp_path: Path, ending: 
 
 
 def test_what_a_user_can_get_wrong(tmp_path: Path, support_file: Path) -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'taxi'"):
-        skyrl.register("taxii")
     with pytest.raises(ConfigError, match="brieff"):
         skyrl.register("support", brieff=True)
     with pytest.raises(ConfigError, match="give task_file="):
         skyrl.rows("support")
-    with pytest.raises(UnknownNameError, match="level"):
-        skyrl.rows("taxi", "fulll")
     with pytest.raises(ConfigError, match=r"\.parquet, \.jsonl"):
         skyrl.write_rows(tmp_path / "rows.csv", [])
     skyrl.register("support")

@@ -29,15 +29,13 @@ from transformers.utils import import_utils
 
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.taxi import Taxi
-from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.integrations import slime as plugin
-from reflectkit.integrations.slime.episodes import episode_of
-from reflectkit.integrations.slime.prompts import prompt_row
-from reflectkit.integrations.slime.settings import read_prompt, reflector_of
+from reflectkit.integrations.slime.__main__ import prompt_row
+from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.tokens import label_ids
-from reflectkit.types import THINKING, Task
+from reflectkit.types import Task
 from tests.models.test_chat import byte_by_byte, make_tokenizer
 from tests.router import Router, serve_router
 
@@ -231,73 +229,6 @@ def test_a_template_that_forgets_thoughts_makes_rows_of_one_rollout(slime: Any, 
     slime("slime.observability.rollout_data_utils").validate_rollout_id_annotated([[rows]])
 
 
-@pytest.mark.parametrize("thinking", THINKING[::2])
-def test_hidden_thoughts_make_rows_too(slime: Any, arguments: Any, thinking: str) -> None:
-    said = ["<think>Who?</think>Who are you?", REFUSAL]
-    with serve_router(Script(said)) as router:
-        args = arguments(router, reflectkit={"thinking": thinking})
-        rows = play(slime, args, sample_of(slime, TASK, index=5))
-    assert len(rows) == {"on": 1, "hidden": 2}[thinking]
-    assert trained(rows) == sampled(router)
-
-
-def test_an_aborted_request_is_an_aborted_episode(slime: Any, arguments: Any) -> None:
-    with serve_router(lambda prompt: "abort") as router:
-        args = arguments(router)
-        [row] = play(slime, args, sample_of(slime, TASK, index=0))
-    assert (row.status.value, row.reward, row.remove_sample, row.loss_mask) == ("aborted", 0.0, True, [0])
-    assert row.metadata["episode"]["reason"] == "SGLang aborted the request"
-
-
-def test_no_request_is_sent_once_slime_has_ended_the_rollout(slime: Any, arguments: Any) -> None:
-    rollouts = slime("slime.rollout.sglang_rollout")
-
-    def answer(prompt: list[int]) -> list[int]:
-        rollouts.GenerateState(args).aborted = True
-        return Script(["Who are you?"])(prompt)
-
-    with serve_router(answer) as router:
-        args = arguments(router)
-        [row] = play(slime, args, sample_of(slime, TASK, index=0))
-    assert len(router.requests) == 1
-    assert (row.status.value, row.loss_mask) == ("aborted", [0])
-
-
-def test_a_router_that_is_gone_aborts_the_episode(slime: Any, arguments: Any, monkeypatch: Any) -> None:
-    http = slime("slime.utils.http_utils")
-    post = http.post
-    monkeypatch.setattr(http, "post", lambda *words, **more: post(*words, **more, max_retries=1))
-    with serve_router(lambda prompt: []) as router:
-        args = arguments(router)
-    [row] = play(slime, args, sample_of(slime, TASK, index=0))
-    assert row.status.value == "aborted"
-    assert "/generate: " in row.metadata["episode"]["reason"]
-
-
-def test_a_full_context_truncates_the_episode(slime: Any, arguments: Any) -> None:
-    said = ["Who are you?"] * 20
-    with serve_router(Script(said)) as router:
-        first = len(play(slime, arguments(router), sample_of(slime, TASK, index=0))[0].tokens)
-        router.requests.clear()
-        args = arguments(router, rollout_max_context_len=first - 100)
-        [row] = play(slime, args, sample_of(slime, TASK, index=0))
-        assert (row.status.value, row.reward, row.remove_sample) == ("truncated", 0.0, False)
-        assert trained([row]) == sampled(router)
-        assert len(row.tokens) <= first - 100
-        args = arguments(router, rollout_max_context_len=50)
-        [row] = play(slime, args, sample_of(slime, TASK, index=0))
-        assert (row.status.value, row.remove_sample, row.loss_mask) == ("truncated", True, [0])
-
-
-def test_an_answer_that_is_cut_by_its_length_is_trained_without_an_end(slime: Any, arguments: Any) -> None:
-    with serve_router(Script(["Who are you, and which order is it?", REFUSAL])) as router:
-        args = arguments(router, rollout_max_response_len=7)
-        [row] = play(slime, args, sample_of(slime, TASK, index=0))
-    assert all(len(ids) <= 7 for _, ids, _ in router.requests)
-    assert router.requests[0][1][-1] != make_tokenizer("qwen").eos_token_id
-    assert trained([row]) == sampled(router)
-
-
 TAXI = Taxi.taskset.tasks("full")[0]
 
 
@@ -325,50 +256,6 @@ def taxi_tokenizer() -> PreTrainedTokenizerFast:
     from reflectkit.prompts import label
 
     return build_tokenizer(["Actions:", "Action: x"], [label(index) for index in range(6)])
-
-
-def test_a_frozen_reflector_comments_through_its_own_router(
-    slime: Any, arguments: Any, folders: Any, tmp_path: Path
-) -> None:
-    frozen = {"name": "reflector", "model_path": str(folders["plain"]), "update_weights": False}
-    (tmp_path / "sglang.yaml").write_text(json.dumps({"sglang": [{"name": "actor"}, frozen]}))
-    plain = make_tokenizer(None)
-    comment = [*plain(" Ask for the name.", add_special_tokens=False)["input_ids"], plain.eos_token_id]
-    with serve_router(lambda prompt: comment) as second, serve_router(Script(["Who are you?", REFUSAL])) as router:
-        args = arguments(
-            router,
-            sglang_config=str(tmp_path / "sglang.yaml"),
-            sglang_model_routers={"actor": ("127.0.0.1", router.port), "reflector": ("127.0.0.1", second.port)},
-        )
-        [row] = play(slime, args, sample_of(slime, TASK, index=0))
-        asked = len(second.requests)
-        play(slime, args, sample_of(slime, TASK, index=1))
-    assert asked == len(second.requests) == 2  # greedy comments are cached
-    assert trained([row]) == sampled(router)[: len(trained([row]))]
-    text = make_tokenizer("qwen").decode(row.tokens)
-    assert text.count("Reflection: Ask for the name.") == 2
-    assert plain.decode(second.requests[0][0]["input_ids"]).endswith("Reflection:")
-    assert second.requests[0][0]["sampling_params"]["temperature"] == 0
-    assert row.metadata["episode"]["figures"]["comments"] == 2
-
-
-def test_one_row_is_a_sample_and_several_are_an_error(slime: Any, arguments: Any) -> None:
-    with serve_router(Script(["<think>x</think>Who?", REFUSAL])) as router:
-        args = arguments(router, reflectkit={"one_row": True})
-        assert play(slime, args, sample_of(slime, TASK, index=0)).response_length > 1
-        args = arguments(router, reflectkit={"one_row": True, "thinking": "hidden"})
-        with pytest.raises(ConfigError, match="has 2 rows; leave out one_row"):
-            play(slime, args, sample_of(slime, TASK, index=0))
-
-
-def test_held_out_tasks_are_evaluated_and_never_trained_on(slime: Any, arguments: Any) -> None:
-    with serve_router(Script(["<think>x</think>Who?", REFUSAL])) as router:
-        args = arguments(router, reflectkit={"thinking": "hidden"}, eval_max_context_len=90_000)
-        row = play(slime, args, sample_of(slime, TASK, split="test", index=0), evaluation=True)
-        assert (row.status.value, row.metadata["split"]) == ("completed", "test")
-        assert row.metadata["episode"]["figures"]["rows"] == 2
-        with pytest.raises(ConfigError, match="the test split; train on"):
-            play(slime, args, sample_of(slime, TASK, split="test", index=0))
 
 
 def write_tasks(path: Path, tasks: Sequence[Task], split: str) -> str:
@@ -493,23 +380,6 @@ def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:
     flags = set(re.findall(r"^   (--[a-z-]+)", page, re.MULTILINE)) - {"--router-policy"}  # SGLang's router has that
     assert len(flags) > 20
     assert sorted(flag for flag in flags if f'"{flag}"' not in sources) == []
-
-
-def test_groups_that_teach_nothing_are_dropped(slime: Any) -> None:
-    kind = slime("slime.utils.types").Sample
-
-    def episode(reward: float, rows: int = 1, status: str = "completed") -> list[Any]:
-        return [kind(reward=reward, rollout_id=id(object()), status=kind.Status(status)) for _ in range(rows)]
-
-    def kept(*group: Any) -> tuple[bool, str | None]:
-        output = plugin.keep_group(None, list(group), extra="ignored")
-        return output.keep, output.reason
-
-    assert kept(episode(1.0), episode(0.0, 3)) == (True, None)
-    assert kept(episode(1.0, 3), episode(1.0)) == (False, "equal_rewards_1.0")
-    assert kept(episode(1.0), episode(0.0, status="aborted")) == (False, "failed_episodes")
-    assert kept(*episode(1.0), *episode(0.0)) == (True, None)  # with one_row
-    assert kept() == (False, "failed_episodes")
 
 
 CONTRACTS = (

@@ -13,7 +13,7 @@ from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.data.sft_rows import joined, lessons, plain_row, policy_row, read_rows
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.errors import CheckpointError

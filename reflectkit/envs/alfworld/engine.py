@@ -53,10 +53,10 @@ def check_installed() -> None:
     """Raises ConfigError if a package of the engine is missing."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
-            raise lacking(f"No module named {package!r}")
+            raise not_installed(f"No module named {package!r}")
 
 
-def lacking(detail: str) -> ConfigError:
+def not_installed(detail: str) -> ConfigError:
     """The error for an engine that cannot be imported."""
     return ConfigError(
         f"env 'alfworld' needs its engine ({detail}): pip install 'reflectkit[alfworld]' (or: make alfworld)"
@@ -64,8 +64,8 @@ def lacking(detail: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Silences the code in the block, and restores `sys.argv` and ALFWORLD_DATA afterwards."""
+def _isolated() -> Iterator[None]:
+    """Silence the code in the block, and restore `sys.argv` and ALFWORLD_DATA afterwards."""
     arguments, data = sys.argv, os.environ.get("ALFWORLD_DATA")
     os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()  # the package makes this folder when it is imported
     try:
@@ -88,7 +88,7 @@ class Game:
 
     def __init__(self) -> None:
         check_installed()
-        with _unseen():
+        with _isolated():
             import fast_downward
             import textworld
             from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
@@ -97,68 +97,50 @@ class Game:
             self._infos = textworld.EnvInfos(admissible_commands=True)
             self._env: Any = AlfredDemangler(PddlEnv(self._infos))
             self._planner = fast_downward.interface.load_lib()
-        self._folder: Path | None = None
         self._loaded: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
-    def load(self, folder: Path) -> None:
-        """Load the game in `folder`, whose files `games.read` has checked. Raises DataError if they are not a valid
-        game.
+    def reset(self, folder: Path, expert: str | None = None) -> State:
+        """Begin the game in `folder`, whose files `games.read` has checked; `expert` advises.
+
+        Raises
+        ------
+        DataError: the files are no valid game, or the planner finds no way to win it.
         """
+        self._load(folder)
+        random.seed(0)  # the handcoded expert draws from it
+        self._infos.facts = expert == HANDCODED
+        with _isolated():
+            self._state = self._env.reset()
+            self._adviser: Any = {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, folder) if expert else None
+            return self._seen()
+
+    def _load(self, folder: Path) -> None:
         file = folder / GAME
-        try:
-            status = file.stat()
-        except OSError as error:
-            raise DataError(file, f"cannot be read as a game: {error}; generate or download it again") from None
-        stamp = folder, status.st_mtime_ns, status.st_size
-        if stamp in self._loaded:
-            vars(self._env.unwrapped).update(self._loaded[stamp])
-            self._folder = folder
+        status = file.stat()
+        key = folder, status.st_mtime_ns, status.st_size
+        if key in self._loaded:
+            vars(self._env.unwrapped).update(self._loaded[key])
             return
-        with _unseen():
+        with _isolated():
             from mementos.core import _memento_cache
 
             _memento_cache.clear()  # the package keeps each fact of each game for ever
             try:
                 self._env.load(str(file))
             except (Exception, SystemExit) as error:  # the translator has many ways to say that PDDL is wrong
-                message = " ".join(str(error).split())[:200]
-                reason = f"{type(error).__name__}{': ' if message else ''}{message}"
+                reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
                 raise DataError(file, f"cannot be won, or its PDDL is broken ({reason}); generate it again") from None
         if len(self._loaded) >= GAMES:
             self._loaded.pop(next(iter(self._loaded)))
-        self._loaded[stamp] = {name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED}
-        self._folder = folder
-
-    def reset(self, expert: str | None = None) -> State:
-        """Begin the game that was loaded; `expert` advises.
-
-        Raises
-        ------
-        DataError: the planner finds no way to win it.
-        """
-        assert self._folder is not None
-        random.seed(0)  # the handcoded expert draws from it
-        self._infos.facts = expert == HANDCODED
-        with _unseen():
-            self._state = self._env.reset()
-            self._adviser: Any = (
-                {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, self._folder) if expert else None
-            )
-            return self._seen()
+        self._loaded[key] = {name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED}
 
     def step(self, command: str) -> State:
         """Take `command`."""
-        with _unseen():
+        with _isolated():
             self._state, _, _ = self._env.step(command)
             if self._adviser is not None:
                 self._adviser.follow(command)
             return self._seen()
-
-    def facts(self) -> list[str]:
-        """All facts of the state, seen by the player or not, e.g. "inreceptacle tomato 1 fridge 1"; sorted."""
-        named = self._env.unwrapped._get_human_readable_fact
-        facts = map(named, self._state["_facts"])
-        return sorted(" ".join([fact.name, *(name.strip() for name in fact.names)]) for fact in facts)
 
     def plan(self) -> list[str]:
         """Commands that win from the current state; empty if the planner finds none."""
@@ -169,7 +151,7 @@ class Game:
         state = inner._pddl_state
         facts = [(fact.name, *fact.names) for fact in state.facts]
         problem = essential(inner._game_data["pddl_problem"], state.name2type, facts)
-        with _unseen():
+        with _isolated():
             _, translated = pddl2sas(inner._game_data["pddl_domain"], problem, optimize=True)
             if not self._planner.solve_sas(translated.encode(), False):
                 return []
@@ -188,10 +170,13 @@ class Game:
 def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[str, ...]]) -> str:
     """PDDL of the rest of `problem` from the state given by `facts`, reduced to the relevant objects.
 
-    It keeps two objects of each kind that the goal names, those closest to the goal first, two receptacles of each
-    kind, the object in hand, and where all of these are. A plan for it also solves the full problem, and takes a
-    fraction of a second instead of minutes. objects: the type of each name. facts: predicate and names; negated and
-    derived ones are ignored.
+    These are two objects of each kind that the goal names, those closest to the goal first, two receptacles of each
+    kind, the object in hand, and the places of all these. A plan for it also solves the full problem, and takes a
+    fraction of a second instead of minutes.
+
+    Parameters
+    ----------
+    objects: the type of each name. facts: predicate and names; negated and derived facts are ignored.
     """
     goal = problem[problem.index("(:goal") :]
     named = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE)}
@@ -222,7 +207,7 @@ def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[
 
 
 class _Handcoded:
-    """The package's own rules. What they cannot do here is "look", as in the package."""
+    """The package's own rules. Where their command is not admissible it is "look", as in the package."""
 
     def __init__(self, game: Game, folder: Path) -> None:
         from alfworld.agents.expert import HandCodedTWAgent
@@ -246,7 +231,7 @@ class _Handcoded:
 
 
 class _Planner:
-    """A plan is made at the start, and a new one after each departure from it."""
+    """The planner: one plan at the start, and a new one after each departure from it."""
 
     def __init__(self, game: Game, folder: Path) -> None:
         self.game, self.folder = game, folder

@@ -1,29 +1,24 @@
-"""The expert that knows only what it has seen: which commands are good now, best first, in whatever state the player
-has come.
+"""The expert that knows only what the player has seen: which commands are good now, and what to say about the game.
 
-It searches the receptacles that may hold what is wanted, opens what is closed, takes, treats and places. Two further
-experts, the package's handcoded one and the planner, which sees everything, advise from within the engine (see
+The expert searches the receptacles that may hold the goal's object, opens what is closed, takes, treats and places. Two
+further experts, the package's handcoded one and the planner, which sees everything, advise from within the engine (see
 `engine`).
+
+A comment says what the player could know, and points on; the command is left to the policy. It names the wanted kind,
+then goes through the contents of a receptacle one by one: each verdict can be copied from the text before it, which is
+easier for a small model that writes such a comment token by token.
 """
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reflectkit.envs.alfworld.belief import Belief, kind_of
+from reflectkit.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, TWO
 
-SEARCH = "search"
-EXPERTS = (SEARCH, "handcoded", "planner")
-PLACE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 TREATMENTS = {CLEAN: ("clean", "sinkbasin"), HEAT: ("heat", "microwave"), COOL: ("cool", "fridge")}
 HOLDS = re.compile(r"\(cancontain\s+(\w+)type\s+(\w+)type\s*\)", re.IGNORECASE)
 OPENS = re.compile(r"\(openable\s+([a-z]+)_bar_", re.IGNORECASE)
@@ -33,8 +28,7 @@ OPENS = re.compile(r"\(openable\s+([a-z]+)_bar_", re.IGNORECASE)
 class Goal:
     """What wins. kind: of the object. target: kind of the receptacle; of the lamp in "look" games.
 
-    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds that are to be
-    opened.
+    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds that can be opened.
     """
 
     type: str
@@ -50,11 +44,12 @@ class Goal:
 
 
 def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The kinds of receptacles that can hold objects of `kind`, and those that can be opened, from the PDDL
-    `problem`.
-    """
+    """The kinds of receptacles that can hold objects of `kind`, and those that can be opened, by the PDDL `problem`."""
     fitting = frozenset(place.lower() for place, item in HOLDS.findall(problem) if item.lower() == kind)
     return fitting, frozenset(map(str.lower, OPENS.findall(problem)))
+
+
+# ------------------------------------------------------------------------------------------------------------- expert
 
 
 def good(belief: Belief, goal: Goal) -> list[str]:
@@ -82,9 +77,13 @@ def candidates(belief: Belief, goal: Goal) -> list[tuple[str, str]]:
 
 
 def destination(belief: Belief, goal: Goal) -> str | None:
-    """For games with two objects: the receptacle that already holds the first."""
-    homes = [place for place in belief.of_kind(goal.target) if _held_by(belief, place, goal.kind)]
-    return max(homes, key=lambda place: len(_held_by(belief, place, goal.kind)), default=None)
+    """For games with two objects: the receptacle that already holds the most of them, if any does."""
+    held = {
+        place: sum(kind_of(name) == goal.kind for name in belief.places[place] or ())
+        for place in belief.of_kind(goal.target)
+    }
+    home = max(held, key=held.__getitem__, default=None)
+    return home if home and held[home] else None
 
 
 def likely(belief: Belief, goal: Goal) -> list[str]:
@@ -104,54 +103,123 @@ def _wanted(belief: Belief, goal: Goal) -> Iterable[str]:
     """Commands that make progress, admissible or not."""
     item = belief.held
     right, ready = progress(belief, goal)
-    if item is not None and not right:
-        yield from _put(belief, item, [*belief.here, *([belief.origin] if belief.origin else [])])
-    elif item is not None and goal.type == LOOK:
+    if item is None:
+        objects = candidates(belief, goal)
+        for name, place in objects:
+            yield _reach(belief, place, f"take {name} from {place}")
+        if not objects:
+            yield from _search(belief, goal)
+    elif not right:
+        for place in [*belief.here, *([belief.origin] if belief.origin else [])]:
+            yield _reach(belief, place, f"move {item} to {place}")
+    elif goal.type == LOOK:
         lamps = belief.where(goal.target)
         for lamp, place in lamps:
             yield f"use {lamp}" if place in belief.here else f"go to {place}"
         if not lamps:
             yield from _search(belief, goal)
-    elif item is not None and goal.treatment and not ready:
+    elif goal.treatment and not ready:
         how, kind = goal.treatment
         for place in belief.of_kind(kind):
             yield f"{how} {item} with {place}" if place in belief.here else f"go to {place}"
-    elif item is not None:
-        home = destination(belief, goal) if goal.type == TWO else None
-        yield from _put(belief, item, [home] if home else belief.of_kind(goal.target))
-    elif objects := candidates(belief, goal):
-        for name, place in objects:
-            yield from _reach(belief, place, f"take {name} from {place}")
     else:
-        yield from _search(belief, goal)
+        home = destination(belief, goal) if goal.type == TWO else None
+        for place in [home] if home else belief.of_kind(goal.target):
+            yield _reach(belief, place, f"move {item} to {place}")
 
 
 def _search(belief: Belief, goal: Goal) -> Iterable[str]:
     places = likely(belief, goal)
     for place in places:
-        yield from _reach(belief, place, f"examine {place}")
+        yield _reach(belief, place, f"examine {place}")
     if not places:  # the object was moved to a searched place: search everywhere again
         yield from (f"go to {place}" for place in belief.searched if place not in belief.here)
 
 
-def _put(belief: Belief, item: str, places: Iterable[str]) -> Iterable[str]:
-    for place in places:
-        yield from _reach(belief, place, f"move {item} to {place}")
-
-
-def _reach(belief: Belief, place: str, command: str) -> Iterable[str]:
+def _reach(belief: Belief, place: str, command: str) -> str:
     """The next command on the way to `command` at `place`."""
     if place not in belief.here:
-        yield f"go to {place}"
-    elif place in belief.closed:
-        yield f"open {place}"
-    else:
-        yield command
+        return f"go to {place}"
+    return f"open {place}" if place in belief.closed else command
 
 
 def _ready(belief: Belief, goal: Goal, name: str) -> bool:
     return goal.treatment is None or goal.treatment[0] in belief.treated.get(name, ())
 
 
-def _held_by(belief: Belief, place: str, kind: str) -> list[str]:
-    return [name for name in belief.places[place] or () if kind_of(name) == kind]
+# ----------------------------------------------------------------------------------------------------------- comments
+
+LATEST = 2  # number of searched places that a comment names
+WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help.")
+EMPTY = ("Holding nothing.", "The hands are empty.")
+HOLDING = ("Holding {held}.", "In hand: {held}.")
+TREATED = {"heat": "hot", "clean": "clean", "cool": "cool"}
+HERE = ("Only {kind} yes. At {place}: {verdicts}.", "Only {kind} yes. {place} has: {verdicts}.")
+SEARCHED = ("Searched {places}.", "Seen so far: {places}.")
+NOWHERE = ("Nothing searched yet.", "No place was searched yet.")
+FOUND = ("{name} is at {place}.", "There is {name} at {place}.")
+MISSING = ("No {kind} found yet;", "The {kind} is not found yet;")
+NEXT = ("{place} may hold it.", "{place} is worth a look.")
+CLOSED = ("{place} is still closed.", "{place} is closed and not searched.")
+AGAIN = ("it must lie where nobody looked.", "every place must be seen again.")
+NOT_NEEDED = ("It is not needed; put it away.", "It is of no use; put it away.")
+TREAT = ("It must be made {state} at {place}.", "Still to be made {state}, at {place}.")
+SHUT = ("{place} must be opened first.", "First {place} has to be open.")
+PUT = ("It belongs to {place}.", "Its place is {place}.")
+LIGHT = ("It is to be seen under {lamp}.", "Under {lamp} it is to be seen.")
+SECOND = ("One {kind} is there, one is left.", "One more {kind} is needed.")
+
+
+def write_comment(belief: Belief, goal: Goal, mistaken: bool, generator: random.Random) -> str:
+    """A comment on a state, in one line. mistaken: whether the last command was a mistake."""
+
+    def say(wordings: Sequence[str], **names: str) -> str:
+        return generator.choice(wordings).format(**names)
+
+    def shut(place: str) -> list[str]:
+        return [say(SHUT, place=place)] if place in belief.closed else []
+
+    def look(kind: str) -> list[str]:
+        if belief.shown is None:
+            latest = ", ".join(belief.searched[-LATEST:])
+            return [say(SEARCHED, places=latest) if latest else say(NOWHERE)]
+        kinds = dict.fromkeys(kind_of(name) for name in belief.places[belief.shown] or ())
+        verdicts = ", ".join(f"{seen} {'yes' if seen == kind else 'no'}" for seen in kinds)
+        return [say(HERE, kind=kind, place=belief.shown, verdicts=verdicts or "nothing")]
+
+    def search(kind: str) -> list[str]:
+        parts = [*look(kind), say(MISSING, kind=kind)]
+        place = next(iter(likely(belief, goal)), None)
+        return [*parts, say(AGAIN) if place is None else say(CLOSED if place in belief.closed else NEXT, place=place)]
+
+    parts = [say(WRONG)] if mistaken else []
+    if belief.held:
+        states = (f"now {TREATED[how]}" for how in sorted(belief.treated.get(belief.held, ())))
+        parts.append(say(HOLDING, held=", ".join([belief.held, *states])))
+    else:
+        parts.append(say(EMPTY))
+    right, ready = progress(belief, goal)
+    home = destination(belief, goal) if goal.type == TWO else None
+    if home is not None:
+        parts.append(say(SECOND, kind=goal.kind))
+    if belief.held is None:
+        if objects := candidates(belief, goal):
+            name, place = objects[0]
+            parts += [*look(goal.kind), say(FOUND, name=name, place=place), *shut(place)]
+        else:
+            parts += search(goal.kind)
+    elif not right:
+        parts.append(say(NOT_NEEDED))
+    elif goal.type == LOOK:
+        if lamps := belief.where(goal.target):
+            lamp, place = lamps[0]
+            parts += [*look(goal.target), say(FOUND, name=lamp, place=place), say(LIGHT, lamp=lamp)]
+        else:
+            parts += search(goal.target)
+    elif goal.treatment and not ready:
+        how, kind = goal.treatment
+        parts.append(say(TREAT, state=TREATED[how], place=next(iter(belief.of_kind(kind)), kind)))
+    else:
+        place = home or next(iter(belief.of_kind(goal.target)), goal.target)
+        parts += [say(PUT, place=place), *shut(place)]
+    return " ".join(parts)

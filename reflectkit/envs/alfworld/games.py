@@ -1,26 +1,26 @@
-"""A folder of ALFWorld games, the benchmark's own or ours: which games are there, which can be played, and the task of
-each.
+"""Files of ALFWorld games, the benchmark's own or generated: which there are, which can be played, and their tasks.
 
 A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json` and
-`game.tw-pddl`. The benchmark's folders without the latter are no games: nobody won them. `json_2.1.1` may be a link;
-what is in it stays in it.
+`game.tw-pddl`. Benchmark folders without the second file are no games: they could not be won. `json_2.1.1` may be a
+link; links inside it must not lead out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from os.path import realpath
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypeVar, get_args
+
+from pydantic import Field
 
 from reflectkit.envs.alfworld.engine import GAME, RECORD
-from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.package import BLANK
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json
-from reflectkit.types import Task
+from reflectkit.types import Task, from_json
 
 ENV = "alfworld"
 FOLDER = "games"
@@ -28,16 +28,74 @@ FOLDER = "games"
 VERSION = "json_2.1.1"
 DOWNLOAD = "run `alfworld-download -f`"
 SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
-PROBLEM = "initial_state.pddl"
+Type = Literal[
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+]
+TYPES: tuple[str, ...] = get_args(Type)
+PLACE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES
 LARGEST = 20_000_000  # bytes of a file
 NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, in its task
-WORDING = "move {o} to {r}"  # "put {o} in/on {r}" in older downloads
-PARAMETERS = ("object_target", "parent_target", "toggle_target", "mrecep_target")
+WORDING = "move {o} to {r}"  # "put {o} in/on {r}" in downloads before 0.4
+Contents = TypeVar("Contents")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The objects of a goal: kinds, or "" where the goal has none."""
+
+    object_target: str
+    parent_target: str
+    toggle_target: str
+    mrecep_target: str
+    object_sliced: Literal[False]
+    """The benchmark leaves slices out."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The room."""
+
+    floor_plan: Annotated[str, Field(pattern=r"^FloorPlan\d{1,3}$")]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a generated game came about. thrown: why earlier draws were discarded. won_by: "handcoded" or "planner"."""
+
+    seed: int
+    number: int
+    thrown: list[str]
+    won_by: str
+
+
+@dataclass(frozen=True)
+class GameRecord:
+    """The contents of traj_data.json."""
+
+    task_type: Type
+    pddl_params: Parameters
+    scene: Scene
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True)
+class Playable:
+    """The contents of game.tw-pddl. walkthrough: the commands that win."""
+
+    pddl_domain: str
+    pddl_problem: str
+    grammar: str
+    solvable: Literal[True]
+    walkthrough: list[str] | None = None
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a TYPE-… folder's name fits one of the globs, which may leave out the floor; without any, every name
-    does.
+    """Whether a TYPE-… folder's name matches a glob, which may leave out the floor; without globs, every name does.
 
     >>> matches("pick_and_place_simple-Tomato-None-Microwave-13", ["pick_and_place_simple-Tomato-*-Microwave"])
     True
@@ -46,22 +104,17 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLITS) -> list[Path]:
-    """The folders of the games in `root` whose TYPE-… name matches, by split and name; links that lead out of it are
-    not taken.
+    """The folders of the games in `root` whose TYPE-… name matches, by split and name. Links out of it are left out.
 
-    Raises DataError: no such folder, no games of that layout in it, or none that matches (it names some that are
-    there).
+    Raises DataError if there are none; it names some that do not match.
     """
     base = root / VERSION
-    if not root.is_dir():
-        raise DataError(root, "no such folder; name the one that `alfworld-download` filled, or leave --games-dir out")
-    if not base.is_dir() and root.absolute().name == VERSION:
-        raise DataError(root, f"name the folder that {VERSION} lies in: --games-dir {root.absolute().parent}")
     if not base.is_dir():
         raise DataError(
-            root, f"holds no {VERSION}; run `alfworld-download --data-dir {root}`, or name another --games-dir"
+            root, f"has no {VERSION}; name the folder that `alfworld-download` filled, or leave --games-dir out"
         )
-    all_games = [game for split in splits for game in _folders(base / split, root)]
+    types = [folder for split in splits for folder in _subfolders(base / split)]
+    all_games = [game for folder in types for game in _subfolders(folder) if _is_inside(game, root)]
     if not all_games:
         raise DataError(base, f"holds no game of {', '.join(splits)}; run `alfworld-download --data-dir {root} -f`")
     matching = [game for game in all_games if matches(game.parent.name, patterns)]
@@ -72,134 +125,65 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
 
 
 def inside(root: Path, name: object) -> Path | None:
-    """The folder of the game called `name` in `root`, links followed; None for what is no name, or leads out
-    of `root`.
+    """The folder of the game called `name` in `root`, links followed; None for an invalid name, or a way out of
+    `root`.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
-    return Path(realpath(root / name)) if _stays(root / name, root) else None
-
-
-def usable(folder: Path) -> Task | str:
-    """The task of the game in `folder`, or why it cannot be used."""
-    try:
-        return task(folder)
-    except DataError as error:
-        return str(error).removeprefix(f"{folder}/").removeprefix(f"{folder}: ")
+    return Path(realpath(root / name)) if _is_inside(root / name, root) else None
 
 
 def task(folder: Path) -> Task:
-    """The task that the game in `folder` is. Raises DataError: a file is missing or broken, or the game
-    cannot be won.
-    """
-    name, trial = folder.parent.name, folder.name
-    trajectory, _ = read(folder)
-    split = folder.parent.parent.name
-    data = {
-        "game": f"{VERSION}/{split}/{name}/{trial}",
-        "room": trajectory["scene"]["floor_plan"],
-        "split": split,
-    }
-    return Task(f"{name}/{trial}", ENV, trajectory["task_type"], f"{name}/{trial}", data)
+    """The game in `folder` as a task. Raises DataError if a file is missing or broken, or the game cannot be won."""
+    record, _ = read(folder)
+    split, name = folder.parent.parent.name, f"{folder.parent.name}/{folder.name}"
+    data = {"game": f"{VERSION}/{split}/{name}", "room": record.scene.floor_plan, "split": split}
+    return Task(name, ENV, record.task_type, name, data)
 
 
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The validated contents of traj_data.json and game.tw-pddl in `folder`. Raises DataError."""
+def read(folder: Path) -> tuple[GameRecord, Playable]:
+    """The contents of traj_data.json and game.tw-pddl in `folder`. Raises DataError."""
     name = f"{folder.parent.name}/{folder.name}"
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+    if not NAME.fullmatch(name):
         raise DataError(
             folder, "the name has characters other than letters, digits, '_', '-' and '.'; rename the folder"
         )
     if "movable" in name or "Sliced" in name:
         raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
-    trajectory = _object(folder / RECORD)
-    _check_trajectory(trajectory, folder / RECORD)
-    if not (folder / GAME).exists():
+    record, playable = _read(GameRecord, folder / RECORD), _read(Playable, folder / GAME)
+    if WORDING not in playable.grammar:
         raise DataError(
-            folder / GAME, "is missing, as for what the benchmark leaves out; run `alfworld-download` if all lack it"
+            folder / GAME, f"does not say `{WORDING}`, as downloads before 0.4; {DOWNLOAD}", field="grammar"
         )
-    playable = _object(folder / GAME)
-    _check_playable(playable, folder / GAME)
-    return trajectory, playable
+    return record, playable
 
 
 def room_kind(room: str) -> str:
-    """What "FloorPlan203" begins with but for its last two digits: kitchens have none, and living rooms 2, bedrooms 3,
-    …
+    """The kind of a room: "FloorPlan203" without its last two digits. Kitchens have no digit left, living rooms 2,
+    bedrooms 3, bathrooms 4.
     """
     return room[:-2] if room[-3:].isdigit() else room.rstrip("0123456789")
 
 
-def _folders(split: Path, root: Path) -> Iterator[Path]:
-    for named in _visible(split):
-        yield from (trial for trial in _visible(named) if _stays(trial, root))
-
-
-def _stays(folder: Path, root: Path) -> bool:
+def _is_inside(folder: Path, root: Path) -> bool:
     """Whether `folder`, with links resolved, is in `root` or in the target of its link `json_2.1.1`."""
     homes = {Path(realpath(root)), Path(realpath(root / VERSION))}
     return not homes.isdisjoint(Path(realpath(folder)).parents)
 
 
-def _visible(folder: Path) -> list[Path]:
-    there = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in there if path.is_dir() and not path.name.startswith("."))
+def _subfolders(folder: Path) -> list[Path]:
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
 
 
-def _checked(path: Path) -> Path:
-    """`path`, if it is readable. Raises DataError."""
+def _read(kind: type[Contents], path: Path) -> Contents:
     if not path.is_file():
-        raise DataError(path, f"is missing or no file; {DOWNLOAD}")
+        raise DataError(path, f"is missing, as for games that the benchmark leaves out, or no file; {DOWNLOAD}")
     if path.resolve().parent != path.parent.resolve():
         raise DataError(path, "is a link out of the game's folder; put the file itself there")
-    if not path.stat().st_size:
-        raise DataError(path, f"is empty; {DOWNLOAD}")
     if path.stat().st_size > LARGEST:
-        raise DataError(path, f"has over {LARGEST // 10**6} MB; this is no game")
-    return path
-
-
-def _object(path: Path) -> dict[str, Any]:
+        raise DataError(path, f"has over {LARGEST // 10**6} MB, too many for a game; {DOWNLOAD}")
     try:
-        value = read_json(_checked(path), DOWNLOAD)
+        return from_json(kind, read_json(path, DOWNLOAD), path=path)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); change its permissions") from None
-    if not isinstance(value, dict):
-        raise DataError(path, f"expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def _check_trajectory(value: dict[str, Any], path: Path) -> None:
-    if value.get("task_type") not in TYPES:
-        raise DataError(path, f"{value.get('task_type')!r} is none of {', '.join(TYPES)}", field="task_type")
-    parameters, scene = value.get("pddl_params"), value.get("scene")
-    if not isinstance(parameters, dict) or not all(isinstance(parameters.get(name), str) for name in PARAMETERS):
-        raise DataError(path, f"expected text for each of {', '.join(PARAMETERS)}", field="pddl_params")
-    if parameters.get("object_sliced") is not False:
-        raise DataError(
-            path, "slices are left out, as the benchmark leaves them out", field="pddl_params.object_sliced"
-        )
-    room = scene.get("floor_plan") if isinstance(scene, dict) else None
-    if not isinstance(room, str) or not re.fullmatch(r"FloorPlan\d{1,3}", room, re.ASCII):
-        raise DataError(path, f"expected a name like FloorPlan7, found {room!r}", field="scene.floor_plan")
-
-
-def _check_playable(value: dict[str, Any], path: Path) -> None:
-    for name in ("pddl_domain", "grammar", "pddl_problem"):
-        if not isinstance(value.get(name), str):
-            raise DataError(path, f"expected text, found {type(value.get(name)).__name__}", field=name)
-    for name in ("pddl_domain", "pddl_problem"):
-        code = re.sub(r";[^\n]*", "", value[name]).strip()
-        if not re.match(r"\(\s*define\b", code) or code.count("(") != code.count(")"):
-            raise DataError(path, "no PDDL, or cut off", field=name)
-    if not value["grammar"].strip() or BLANK in value["grammar"]:
-        raise DataError(path, "the grammar does not say the task; run `alfworld-generate`", field="grammar")
-    if WORDING not in value["grammar"]:
-        raise DataError(path, f"does not say `{WORDING}`, as downloads before 0.4; {DOWNLOAD}", field="grammar")
-    if value.get("solvable") is not True:
-        raise DataError(
-            path, "the game cannot be won, or nobody knows; `alfworld-generate` finds out", field="solvable"
-        )
-    steps = value.get("walkthrough")
-    if steps is not None and not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
-        raise DataError(path, "expected a list of commands", field="walkthrough")

@@ -1,24 +1,28 @@
 """Generates games for the ALFWorld engine, in the benchmark's file format: a room, a goal, and a place for each object.
 
-Goals, task texts and the rules of what fits where come from the tables of the installed alfworld package. Departs from
-the benchmark: objects are placed at random instead of by a simulator, and no goal object starts at its destination.
+Rooms, goals, task texts and the rules of what fits where come from the files of the installed alfworld package
+(`gen/layouts/FloorPlan*`, `gen/constants.py`, `gen/goal_library.py`), which are read without importing the package: its
+import makes a folder in the user's home. Departs from the benchmark: objects are placed at random instead of by a
+simulator, and no goal object starts at its destination. A floor plan lists the receptacles that were reached in the
+simulator; the others that a room is said to have get a fixed place in it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from reflectkit.envs.alfworld.engine import GAME, RECORD
-from reflectkit.envs.alfworld.expert import CLEAN, COOL, HEAT, LOOK, TWO, TYPES
-from reflectkit.envs.alfworld.games import PROBLEM, matches
-from reflectkit.envs.alfworld.layouts import Receptacle, Room, rooms
-from reflectkit.envs.alfworld.package import domain, grammar, table, task_text
+import numpy
+
+from reflectkit.envs.alfworld.engine import GAME, RECORD, check_installed
+from reflectkit.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, TWO, TYPES, matches
 from reflectkit.errors import ConfigError
 from reflectkit.seeding import derive, generator
 
@@ -29,10 +33,122 @@ SINGLE = frozenset(("StoveBurner", "CoffeeMachine", "Toaster", "ToiletPaperHange
 WIDE = frozenset(("CounterTop", "DiningTable", "Desk", "Dresser", "Bed", "CoffeeTable", "SideTable", "Fridge"))
 OPEN_SHARE = 0.1  # of the cabinets and drawers, at the start
 COPIES = (1, 1, 1, 2, 2, 3)  # of a kind of object, by chance
+UNLISTED = {"StoveBurner": 4, "TowelHolder": 2, "HandTowelHolder": 2}
+"""Number of receptacles, by kind, in a room whose list of reached ones lacks the kind; 1 of any other."""
+HEIGHTS = {
+    "CounterTop": 0.95,
+    "StoveBurner": 0.92,
+    "CoffeeMachine": 0.9,
+    "Toaster": 0.9,
+    "Microwave": 0.9,
+    "SinkBasin": 0.8,
+}
+METRES = 0.25
+ESCAPES = (("-", "_minus_"), ("#", "-"), ("|", "_bar_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_"))
+"""Signs in the simulator's names and their PDDL, to replace in this order; # is the dash before a type."""
+Pose = tuple[int, int, int, int]
+"""An agent's position: x and z in quarters of a metre, quarter turns, degrees of the head."""
+
+
+@cache
+def package_folder() -> Path:
+    """The alfworld package's folder. Raises ConfigError if it is not installed."""
+    check_installed()
+    spec = importlib.util.find_spec("alfworld")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+@cache
+def table(name: str) -> Any:
+    """The package's module gen/NAME.py: "constants" (what is where, what fits where) or "goal_library"."""
+    path = package_folder() / "gen" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"alfworld_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _data(name: str) -> str:
+    return (package_folder() / "data" / name).read_text(encoding="utf-8")
+
+
+# -------------------------------------------------------------------------------------------------------------- rooms
 
 
 @dataclass(frozen=True)
-class Goal:
+class Receptacle:
+    """What holds objects. name: as in the simulator, e.g. "Drawer|+00.95|+00.22|-02.20". opens: has a door or lid."""
+
+    name: str
+    kind: str
+    pose: Pose
+    opens: bool
+
+
+@dataclass(frozen=True)
+class Room:
+    """A floor plan."""
+
+    name: str
+    """Name of the simulator's scene, e.g. FloorPlan1."""
+    number: int
+    """Number of the scene."""
+    kind: str
+    """Kind of room, e.g. kitchen."""
+    receptacles: tuple[Receptacle, ...]
+    """Its receptacles."""
+    kinds: tuple[str, ...]
+    """Kinds of the objects that occur in it."""
+    starts: tuple[Pose, ...]
+    """Where the agent can start: positions that belong to no receptacle."""
+
+
+@cache
+def rooms() -> tuple[Room, ...]:
+    """All 120 rooms by number: kitchens, living rooms, bedrooms, bathrooms. Raises ConfigError."""
+    return tuple(_room(kind, number) for kind, numbers in table("constants").SCENE_TYPE.items() for number in numbers)
+
+
+def _room(room_kind: str, number: int) -> Room:
+    name, layouts, constants = f"FloorPlan{number}", package_folder() / "gen" / "layouts", table("constants")
+    seen = set(json.loads((layouts / f"{name}-objects.json").read_text(encoding="utf-8")))
+    reached = json.loads((layouts / f"{name}-openable.json").read_text(encoding="utf-8"))
+    points = sorted((float(x), float(z)) for x, z in numpy.load(layouts / f"{name}-layout.npy"))
+    opening, fixed = constants.OPENABLE_CLASS_SET, constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET
+    receptacles = {}
+    for receptacle, pose in sorted(reached.items()):
+        parts = receptacle.split("|")
+        kind = parts[4] if len(parts) > 4 else parts[0]  # "Sink|-01.90|+00.97|-01.50|SinkBasin"
+        if kind in fixed:
+            receptacles[receptacle] = Receptacle(receptacle, kind, _pose(*pose), kind in opening)
+    chance = generator(number, "unlisted receptacles")
+    for missing in sorted((seen & fixed) - {receptacle.kind for receptacle in receptacles.values()} - opening):
+        for _ in range(UNLISTED.get(missing, 1)):
+            x, z = chance.choice(points)
+            turns = chance.randrange(4)
+            stem = missing.removesuffix("Basin")
+            label = f"{stem}|{x:+06.2f}|{HEIGHTS.get(missing, 0.5):+06.2f}|{z:+06.2f}"
+            label += f"|{missing}" if stem != missing else ""
+            receptacles[label] = Receptacle(label, missing, _pose(x, z, 90 * turns, 30), False)
+    occupied = {receptacle.pose for receptacle in receptacles.values()}
+    starts = tuple(pose for x, z in points if (pose := _pose(x, z, 0, 30)) not in occupied)
+    return Room(name, number, room_kind, tuple(receptacles.values()), tuple(sorted(seen - fixed)), starts)
+
+
+def _pose(x: float, z: float, degrees: float, head: float) -> Pose:
+    return round(x / METRES), round(z / METRES), round(degrees / 90) % 4, round(head)
+
+
+# -------------------------------------------------------------------------------------------------------------- goals
+
+
+@dataclass(frozen=True)
+class RoomGoal:
     """What to do, and where. receptacle: the kind of the destination; in look games, the lamp."""
 
     level: str
@@ -46,41 +162,35 @@ class Goal:
         return f"{self.level}-{self.item}-None-{self.receptacle}-{self.room.number}"
 
 
-@dataclass(frozen=True)
-class Game:
-    """The contents of a game's files. problem: PDDL. trajectory: the content of traj_data.json. grammar: includes the
-    task's text.
-    """
-
-    goal: Goal
-    problem: str
-    trajectory: dict[str, Any]
-    grammar: str
-
-    def files(self, walkthrough: Sequence[str]) -> dict[str, str]:
-        """Name → text of the three files. walkthrough: the winning commands."""
-        playable = {
-            "pddl_domain": domain(),
-            "grammar": self.grammar,
-            "pddl_problem": self.problem,
-            "solvable": True,
-            "walkthrough": list(walkthrough),
-        }
-        return {
-            PROBLEM: self.problem,
-            RECORD: json.dumps(self.trajectory, indent=1) + "\n",
-            GAME: json.dumps(playable) + "\n",
-        }
-
-
 @cache
-def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
+def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[RoomGoal, ...]:
     """All goals of `level` that fit a room and whose name matches. Raises ConfigError."""
-    matching = []
-    for room in rooms():
-        if room.kind in table("constants").GOALS_VALID[level]:
-            matching += [goal for goal in _goals(level, room) if matches(goal.name, patterns)]
-    return tuple(matching)
+    kinds = table("constants").GOALS_VALID[level]
+    in_rooms = (goal for room in rooms() if room.kind in kinds for goal in _goals(level, room))
+    return tuple(goal for goal in in_rooms if matches(goal.name, patterns))
+
+
+def _goals(level: str, room: Room) -> Iterable[RoomGoal]:
+    kinds = {receptacle.kind for receptacle in room.receptacles}
+    items = [kind for kind in room.kinds if any(kind in _holds(other) for other in kinds)]
+    if level == LOOK:
+        if LAMP in room.kinds and kinds & LAMP_STANDS:
+            yield from (RoomGoal(level, item, LAMP, room) for item in items)
+        return
+    ability, tool = TOOLS.get(level, ("", ""))
+    if tool:
+        able = table("constants").VAL_ACTION_OBJECTS[ability]
+        items = [item for item in items if item in able and tool in kinds]
+    for item in items:
+        for kind in sorted(kinds):
+            elsewhere = any(item in _holds(other) for other in kinds - {kind})
+            if item in _holds(kind) and elsewhere and kind != tool and not (level == TWO and kind in SINGLE):
+                yield RoomGoal(level, item, kind, room)
+
+
+def _holds(kind: str) -> frozenset[str]:
+    """The kinds of objects that fit into receptacles of `kind`."""
+    return frozenset(table("constants").VAL_RECEPTACLE_OBJECTS.get(kind, ()))
 
 
 def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,59 +202,66 @@ def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return types
 
 
+# -------------------------------------------------------------------------------------------------------------- games
+
+
+@dataclass(frozen=True)
+class DrawnGame:
+    """The contents of a game's files. problem: PDDL. trajectory: traj_data.json. grammar: with the task's text."""
+
+    goal: RoomGoal
+    problem: str
+    trajectory: dict[str, Any]
+    grammar: str
+
+    def files(self, walkthrough: Sequence[str]) -> dict[str, str]:
+        """Name → text of the three files. walkthrough: the winning commands."""
+        playable = {
+            "pddl_domain": _data("alfred.pddl"),
+            "grammar": self.grammar,
+            "pddl_problem": self.problem,
+            "solvable": True,
+            "walkthrough": list(walkthrough),
+        }
+        return {
+            "initial_state.pddl": self.problem,
+            RECORD: json.dumps(self.trajectory, indent=1) + "\n",
+            GAME: json.dumps(playable) + "\n",
+        }
+
+
 def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
     """The name of game `number`; it depends on the patterns."""
     return f"trial_G{seed}_" + (f"{derive(0, *patterns):016x}_" if patterns else "") + str(number)
 
 
-def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> Game:
+def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> DrawnGame:
     """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same game."""
     hosts = goals(level, patterns)
     chance = generator(seed, "game", level, number, attempt)
     room = chance.choice(list(dict.fromkeys(goal.room.number for goal in hosts)))
     goal = chance.choice([goal for goal in hosts if goal.room.number == room])
     name = trial_name(seed, number, patterns)
-    parameters = {
-        "object_target": goal.item,
-        "parent_target": "" if level == LOOK else goal.receptacle,
-        "toggle_target": goal.receptacle if level == LOOK else "",
-        "mrecep_target": "",
-    }
-    text = task_text(level, parameters, chance)
+    target, lamp = ("", goal.receptacle) if level == LOOK else (goal.receptacle, "")
+    wording = chance.choice(table("goal_library").gdict[level]["templates"])
+    text = wording.format(obj=goal.item.lower(), recep=target.lower(), toggle=lamp.lower(), mrecep="")
     trajectory = {
         "task_id": name,
         "task_type": level,
-        "pddl_params": parameters | {"object_sliced": False},
+        "pddl_params": {
+            "object_target": goal.item,
+            "parent_target": target,
+            "toggle_target": lamp,
+            "mrecep_target": "",
+            "object_sliced": False,
+        },
         "scene": {"floor_plan": goal.room.name, "scene_num": goal.room.number, "random_seed": seed},
         "turk_annotations": {"anns": [{"task_desc": text, "high_descs": []}]},
     }
-    return Game(goal, _problem(name, goal, chance), trajectory, grammar(text))
+    return DrawnGame(goal, _problem(name, goal, chance), trajectory, _data("alfred.twl2").replace("UNKNOWN GOAL", text))
 
 
-def _goals(level: str, room: Room) -> Iterable[Goal]:
-    constants = table("constants")
-    receptacle_kinds = {receptacle.kind for receptacle in room.receptacles}
-    items = [kind for kind in room.kinds if any(kind in _holds(other) for other in receptacle_kinds)]
-    if level == LOOK:
-        if LAMP in room.kinds and receptacle_kinds & LAMP_STANDS:
-            yield from (Goal(level, item, LAMP, room) for item in items)
-        return
-    tool = ""
-    if level in TOOLS:
-        ability, tool = TOOLS[level]
-        items = [item for item in items if item in constants.VAL_ACTION_OBJECTS[ability] and tool in receptacle_kinds]
-    for item in items:
-        for kind in sorted(receptacle_kinds):
-            elsewhere = any(item in _holds(other) for other in receptacle_kinds - {kind})
-            if item in _holds(kind) and elsewhere and kind != tool and not (level == TWO and kind in SINGLE):
-                yield Goal(level, item, kind, room)
-
-
-def _holds(kind: str) -> frozenset[str]:
-    return frozenset(table("constants").VAL_RECEPTACLE_OBJECTS.get(kind, ()))
-
-
-def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
+def _placed(goal: RoomGoal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
     """(name, kind, receptacle) of each object: those of the goal first, then the room's other objects."""
     room = goal.room
     free = {
@@ -169,19 +286,20 @@ def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacl
     return placed
 
 
-def _may_start(kind: str, receptacle: Receptacle, goal: Goal) -> bool:
+def _may_start(kind: str, receptacle: Receptacle, goal: RoomGoal) -> bool:
     if kind == LAMP:
         return receptacle.kind in LAMP_STANDS
     return kind in _holds(receptacle.kind) and not (kind == goal.item and receptacle.kind == goal.receptacle)
 
 
-def _problem(name: str, goal: Goal, chance: random.Random) -> str:
+def _problem(name: str, goal: RoomGoal, chance: random.Random) -> str:
     """The initial state and the goal in PDDL, as in the benchmark's initial_state.pddl."""
-    constants = table("constants")
-    room, placed = goal.room, _placed(goal, chance)
-    start = "loc|{}|{}|{}|{}".format(*chance.choice(room.places))
-    location = {receptacle.name: "loc|{}|{}|{}|{}".format(*receptacle.place) for receptacle in room.receptacles}
-    receptacle_kinds = sorted({receptacle.kind for receptacle in room.receptacles} | _named(goal))
+    constants, room = table("constants"), goal.room
+    placed = _placed(goal, chance)
+    start = "loc|{}|{}|{}|{}".format(*chance.choice(room.starts))
+    location = {receptacle.name: "loc|{}|{}|{}|{}".format(*receptacle.pose) for receptacle in room.receptacles}
+    destination = set() if goal.level == LOOK else {goal.receptacle}
+    receptacle_kinds = sorted({receptacle.kind for receptacle in room.receptacles} | destination)
     item_kinds = sorted({kind for _, kind, _ in placed} | {goal.item})
     objects = ["agent1 # agent"]
     objects += [f"{kind}Type # otype" for kind in item_kinds]
@@ -197,47 +315,22 @@ def _problem(name: str, goal: Goal, chance: random.Random) -> str:
             facts.append(f"(openable {receptacle.name})")
             if receptacle.kind in ("Cabinet", "Drawer") and chance.random() < OPEN_SHARE:
                 facts.append(f"(opened {receptacle.name})")
-    facts += [
-        f"(canContain {kind}Type {item}Type)"
-        for kind in receptacle_kinds
-        for item in item_kinds
-        if item in _holds(kind)
-    ]
+    for kind in receptacle_kinds:
+        facts += [f"(canContain {kind}Type {item}Type)" for item in item_kinds if item in _holds(kind)]
     for item, kind, where in placed:
         facts.append(f"(objectType {item} {kind}Type)")
         facts.append(f"(inReceptacle {item} {where.name})")
         facts.append(f"(objectAtLocation {item} {location[where.name]})")
-        facts += [
-            f"({ability.lower()} {item})" for ability, kinds in constants.VAL_ACTION_OBJECTS.items() if kind in kinds
-        ]
+        abilities = constants.VAL_ACTION_OBJECTS.items()
+        facts += [f"({ability.lower()} {item})" for ability, kinds in abilities if kind in kinds]
         if kind in constants.MOVABLE_RECEPTACLES_SET:
             facts.append(f"(isReceptacleObject {item})")
         if kind != LAMP:
             facts.append(f"(pickupable {item})")
-    goal_pddl = (
-        table("goal_library")
-        .gdict[goal.level]["pddl"]
-        .format(obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep="")
-    )
-    text = "\n".join(
-        (f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")")
-    )
-    return _legal(text + "\n" + goal_pddl.strip() + "\n")
-
-
-def _named(goal: Goal) -> set[str]:
-    return set() if goal.level == LOOK else {goal.receptacle}
-
-
-def _legal(text: str) -> str:
-    """`text` with the simulator's names escaped as in the benchmark's PDDL; # stands for the dash before a type."""
-    for sign, replacement in (
-        ("-", "_minus_"),
-        ("#", "-"),
-        ("|", "_bar_"),
-        ("+", "_plus_"),
-        (".", "_dot_"),
-        (",", "_comma_"),
-    ):
-        text = text.replace(sign, replacement)
+    wanted = table("goal_library").gdict[goal.level]["pddl"]
+    wanted = wanted.format(obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep="").strip()
+    lines = [f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
+    text = "\n".join([*lines, wanted]) + "\n"
+    for sign, escaped in ESCAPES:
+        text = text.replace(sign, escaped)
     return text

@@ -1,124 +1,104 @@
-"""Engines in child processes, one game each; they are reused by later games and stopped if they do not answer.
+"""Engines in child processes, one game each; later games reuse them, and they are killed if they do not answer.
 
-The children are forked from a process of their own (see `worker`), not from this one: that is quick, works from threads
-and daemonic processes and under any main module, and copies nothing of this process's memory.
+A *nursery* process imports the engine once and forks a child for each engine. That is quick, works from threads and
+daemonic processes and under any main module, and copies nothing of this process's memory. The nursery has a fixed hash
+seed: the engine's sets have one order, and a plan is the same each time. A child ends when the other end of its socket
+is closed, whatever it is doing, so none outlives a killed parent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Generator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from reflectkit.envs.alfworld.engine import State, check_installed
-from reflectkit.envs.alfworld.worker import DONE, REFUSED
-from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.envs.alfworld.engine import Game, State, check_installed, not_installed
+from reflectkit.envs.alfworld.fast import memoised
+from reflectkit.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.eventloop import deliver
 
 START_SECONDS = 60.0
+DONE, REFUSED, FAILED = "done", "refused", "failed"
 
 
 class Engine:
-    """A child process with an engine. What fails or does not answer in time is stopped, and is of no use any more.
-
-    Coroutines await its answers; `ask` is for callers that are none.
-    """
+    """A child process with an engine. Once it has failed, or has not answered in time, it is killed."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.alive = True
         self.played: Path | None = None
-        self._pid = 0
+        """The folder of its last game, which it has in memory."""
+        self.pid = 0
+        """The child's process id; 0 before `start`."""
 
-    @property
-    def pid(self) -> int:
-        """The child's process id, which it sends on start; 0 if it was stopped before."""
-        if not self._pid and self.alive:
-            self._begun(self._wait(START_SECONDS))
-        return self._pid
+    async def start(self) -> int:
+        """Wait until the child runs; its process id. Raises ConfigError if the engine cannot be imported."""
+        if not self.pid:
+            self.pid = await self._answer(START_SECONDS, "started")
+        return self.pid
 
     async def reset(self, folder: Path, expert: str | None, seconds: float) -> State:
         """Begin the game in `folder`. Raises DataError if it cannot be played, and EnvironmentFailure."""
-        return await self._awaited(seconds, "reset", folder, expert)  # type: ignore[no-any-return]
+        self.played = folder
+        return await self._ask(seconds, "reset", folder, expert)  # type: ignore[no-any-return]
 
     async def step(self, command: str, seconds: float) -> State:
         """Take `command`. Raises EnvironmentFailure."""
-        return await self._awaited(seconds, "step", command)  # type: ignore[no-any-return]
+        return await self._ask(seconds, "step", command)  # type: ignore[no-any-return]
 
-    def ask(self, seconds: float, name: str, *arguments: Any) -> Any:
-        """The result of method `name` of `worker.Play`. Raises its errors, and EnvironmentFailure after `seconds`."""
-        self._send(name, *arguments)
-        return self._read(self.pid != 0 and self._wait(seconds), seconds, f"answered '{name}'")
+    async def plan(self, seconds: float) -> list[str]:
+        """Commands that win; empty if there are none. Raises EnvironmentFailure."""
+        return await self._ask(seconds, "plan")  # type: ignore[no-any-return]
 
-    async def _awaited(self, seconds: float, name: str, *arguments: Any) -> Any:
-        """`ask` for coroutines."""
-        self._send(name, *arguments)
+    async def _ask(self, seconds: float, name: str, *arguments: Any) -> Any:
+        """What method `name` of the child's `Game` returns. Raises its errors, and EnvironmentFailure."""
+        if not self.alive:
+            raise EnvironmentFailure("the engine was stopped; reset begins with another")
         try:
-            if not self._pid:
-                self._begun(await _readable(self.connection, START_SECONDS))
-            ready = await _readable(self.connection, seconds)
+            await self.start()
+            with contextlib.suppress(OSError):  # reading the answer reports that the process has ended
+                self.connection.send((name, *arguments))
+            return await self._answer(seconds, f"answered '{name}'")
         except asyncio.CancelledError:  # the next caller would get this answer
             self.stop()
             raise
-        return self._read(ready, seconds, f"answered '{name}'")
 
-    def _send(self, name: str, *arguments: Any) -> None:
-        if not self.alive:
-            raise EnvironmentFailure("the engine was stopped; reset begins with another")
-        if name == "reset":
-            self.played = arguments[0]
-        with contextlib.suppress(OSError):  # reading the answer reports that the process has ended
-            self.connection.send((name, *arguments))
-
-    def _begun(self, ready: bool) -> None:
-        """Read the first answer, the child's process id. Raises ConfigError if the engine cannot be imported."""
-        try:
-            self._pid = self._read(ready, START_SECONDS, "started")
-        except ConfigError:
-            self.stop()
-            raise
-
-    def _wait(self, seconds: float) -> bool:
-        """Whether there is an answer, or the process has ended, within `seconds`."""
-        try:
-            return self.connection.poll(seconds)
-        except (EOFError, OSError):
-            return True
-
-    def _read(self, ready: bool, seconds: float, what: str) -> Any:
-        """The answer, if there is one. Raises the error that it contains, and EnvironmentFailure."""
-        if not ready:
+    async def _answer(self, seconds: float, what: str) -> Any:
+        if not await _readable(self.connection, seconds):
             self.stop()
             raise EnvironmentFailure(f"the engine has not {what} within {seconds:g} s, and was stopped")
         try:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
-            self.alive = False
-            self.connection.close()
+            self.stop()
             raise EnvironmentFailure(
                 f"the engine's process ended before it {what}; it may have run out of memory"
             ) from None
         if kind == DONE:
             return value
-        if kind == REFUSED:
-            raise value
-        self.stop()
-        raise EnvironmentFailure(f"the engine failed: {value}")
+        if kind == FAILED or not self.pid:
+            self.stop()
+        raise value if kind == REFUSED else EnvironmentFailure(f"the engine failed: {value}")
 
     def stop(self) -> None:
         """Kill the process."""
         self.alive = False
-        if self._pid:
+        if self.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
         self.connection.close()
 
 
@@ -138,27 +118,26 @@ async def _readable(connection: Connection, seconds: float) -> bool:
 
 
 class Pool:
-    """The engines of this process, and the process that they are forked from."""
+    """The engines of this process, and the nursery that they are forked from."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[Engine] = []
-        self._control: socket.socket | None = None
+        self._nursery: socket.socket | None = None
 
     def take(self, folder: Path) -> Engine:
-        """An engine that nobody uses: if there is one, that which played the game in `folder` last.
+        """An idle engine, if possible the last to play the game in `folder`; else a new one.
 
         Raises
         ------
         ConfigError: the packages are not installed. EnvironmentFailure: no process could be started.
         """
         with self._lock:
-            if self._idle:
-                ready = next((engine for engine in reversed(self._idle) if engine.played == folder), self._idle[-1])
-                self._idle.remove(ready)
-                return ready
-            connection = self._forked()
-        return Engine(connection)
+            if not self._idle:
+                return Engine(self._fork())
+            engine = next((engine for engine in reversed(self._idle) if engine.played == folder), self._idle[-1])
+            self._idle.remove(engine)
+            return engine
 
     def give(self, engine: Engine) -> None:
         """Return an engine to the pool."""
@@ -166,30 +145,29 @@ class Pool:
             with self._lock:
                 self._idle.append(engine)
 
-    def _forked(self) -> Connection:
+    def _fork(self) -> Connection:
+        """A connection to a new child of the nursery, which is started first if it does not run."""
         ours, theirs = socket.socketpair()
         with theirs:
-            for attempt in range(2):
-                if self._control is None:
+            for _ in range(2):
+                if self._nursery is None:
                     check_installed()
-                    self._control = _started()
+                    self._nursery = _start_nursery()
                 try:
-                    socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-                    break
-                except OSError as error:
-                    self._control = None
-                    if attempt:
-                        ours.close()
-                        raise EnvironmentFailure(f"the process of the engines cannot be started: {error}") from None
-        return Connection(ours.detach())
+                    socket.send_fds(self._nursery, [b"+"], [theirs.fileno()])
+                    return Connection(ours.detach())
+                except OSError:
+                    self._nursery = None
+        ours.close()
+        raise EnvironmentFailure("the process of the engines cannot be started")
 
 
-def _started() -> socket.socket:
-    """Our end of a socket to a new `worker` process."""
+def _start_nursery() -> socket.socket:
+    """Our end of a socket to a new nursery."""
     ours, theirs = socket.socketpair()
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.worker import main;"
-        f" main({theirs.fileno()})"
+        f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.pool import run_nursery;"
+        f" run_nursery({theirs.fileno()})"
     )
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with theirs:
@@ -210,3 +188,62 @@ _pools: dict[int, Pool] = {}
 def pool() -> Pool:
     """The pool of this process; forked processes get their own."""
     return _pools.setdefault(os.getpid(), Pool())
+
+
+# ---------------------------------------------------------------------------------------------------- in the nursery
+
+
+def run_nursery(descriptor: int) -> None:
+    """Fork a child for each socket that comes through `descriptor`, until that is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # the parent handles them, and its end is ours
+        signal.signal(number, signal.SIG_IGN)
+    requests = _received(socket.socket(fileno=descriptor))
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
+            memoised(Path(shared)),
+        ):
+            game = Game()
+            gc.collect()
+            gc.freeze()
+            for connection in requests:
+                if os.fork() == 0:
+                    try:
+                        requests.close()
+                        _serve(connection, game)
+                    finally:
+                        os._exit(0)
+                connection.close()
+    except (ImportError, OSError) as error:
+        for connection in requests:
+            connection.send((REFUSED, not_installed(str(error))))
+
+
+def _received(control: socket.socket) -> Generator[Connection]:
+    """The sockets that come through `control`, until it is closed."""
+    with control:
+        while received := socket.recv_fds(control, 1, 1)[1]:
+            yield Connection(received[0])
+
+
+def _serve(connection: Connection, game: Game) -> None:
+    """Answer requests (name of a method of `game`, arguments) until the other end is closed."""
+    threading.Thread(target=_exit_on_close, args=(connection.fileno(),), daemon=True).start()
+    connection.send((DONE, os.getpid()))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            name, *arguments = connection.recv()
+            try:
+                connection.send((DONE, getattr(game, name)(*arguments)))
+            except ReflectkitError as error:
+                connection.send((REFUSED, error))
+            except Exception as error:
+                connection.send((FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+
+
+def _exit_on_close(descriptor: int) -> None:
+    """End this process as soon as the socket's other end is closed, even during planning."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # only POLLHUP and POLLERR, which cannot be left out
+    poll.poll()
+    os._exit(1)

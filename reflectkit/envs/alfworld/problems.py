@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import statistics
-import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,13 +15,13 @@ from pydantic import model_validator
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
-from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
-from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.games import FOLDER, SPLITS, VERSION, find, read, task, usable
-from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
-from reflectkit.envs.alfworld.solution import Solution, find_solution
+from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
+from reflectkit.envs.alfworld.games import FOLDER, SPLITS, TYPES, VERSION, Generation, find, read, task
+from reflectkit.envs.alfworld.generate import DrawnGame, draw, levels, trial_name
+from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.problems import Generated, ProblemGenerator
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import TEMPORARY_PREFIX, sweep, write_text
 from reflectkit.runs.locks import locked
 from reflectkit.text import pluralize
@@ -30,11 +30,8 @@ from reflectkit.types import Task
 GAMES = 180  # default of --instances
 SIDE_BY_SIDE = 2  # games that are checked concurrently
 DRAWS = 20  # attempts at one game before it is given up
-VALID = "valid"
-RECORDS_OF = {"data": SPLITS[:1], VALID: SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
-"""File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid"
-(`_records`).
-"""
+STEPS = 100  # within which a game must be won
+SECONDS = 60.0  # for each answer of the engine
 ALIKE = "like another game"
 
 
@@ -54,11 +51,6 @@ class GameSettings(Config):
         if self.games_dir is not None and self.instances is not None:
             raise ConfigError("--instances generates games and --games-dir lists existing ones; leave one out")
         return self
-
-    @property
-    def number(self) -> int:
-        """Number of games to generate."""
-        return GAMES if self.instances is None else self.instances
 
 
 class Games(ProblemGenerator):
@@ -86,11 +78,8 @@ class Games(ProblemGenerator):
         return self._make(progress) if root is None else self._list(root, progress)
 
     def _make(self, progress: Progress) -> Generated:
-        """The generated games, as `data.json`.
-
-        A game is finished once its folder exists, so a killed run resumes where it stopped.
-        """
-        root, number = self.folder / FOLDER, self.settings.number
+        """The generated games, as `data.json`."""
+        root, number = self.folder / FOLDER, self.settings.instances or GAMES
         maker = Maker(root, self.seed, self.settings.games)
         folders = maker.make(number, progress)
         if not folders:
@@ -99,49 +88,143 @@ class Games(ProblemGenerator):
                 root,
                 f"none of {pluralize(number, 'game')} could be won, with {DRAWS} tries each ({usual}); widen --games",
             )
-        figures, table = _made(folders, root)
+        figures, table = _summary(folders, root)
         figures["given_up"] = number - len(folders)
         return Generated({"data": [task(folder) for folder in folders]}, figures, (table,), (root / VERSION,))
 
     def _list(self, root: Path, progress: Progress) -> Generated:
-        """The usable games of folder `root`: `data.json` for training, `valid.json`, and one file per valid split."""
+        """The usable games of folder `root`: `data.json` for training, one file for each valid split, and `valid.json`
+        with all of these, on which the paper evaluates; without games of train, unless all are.
+        """
         folders = find(root, self.settings.games)
         left_out: dict[str, list[str]] = {}
-        tasks = []
+        of_split: dict[str, list[Task]] = {split: [] for split in SPLITS}
         with progress.bar("Games", len(folders)) as bar:
             for folder in folders:
-                game = usable(folder)
-                if isinstance(game, str):
-                    left_out.setdefault(game, []).append(str(folder.relative_to(root / VERSION)))
-                else:
-                    tasks.append(game)
+                try:
+                    of_split[folder.parent.parent.name].append(task(folder))
+                except DataError as error:
+                    reason = str(error).removeprefix(f"{folder}/").removeprefix(f"{folder}: ")
+                    left_out.setdefault(reason, []).append(str(folder.relative_to(root / VERSION)))
                 bar.advance()
+        train, *valid = of_split.values()
+        evaluated = [game for games in valid for game in games]
+        tasks = [*train, *evaluated]
         if not tasks:
             reason, names = next(iter(left_out.items()))
             raise DataError(root, f"none of {pluralize(len(folders), 'game')} can be used, e.g. {names[0]}: {reason}")
+        trained = {game.id for game in train}
+        records = {"data": train, "valid": [game for game in evaluated if game.id not in trained] or evaluated}
         figures = {
             "games": len(tasks),
-            "by_split": dict(Counter(str(task.data["split"]) for task in tasks)),
-            "by_type": {level: sum(task.level == level for task in tasks) for level in TYPES},
+            "by_split": {split: len(games) for split, games in of_split.items() if games},
+            "by_type": {level: sum(game.level == level for game in tasks) for level in TYPES},
             "left_out": left_out,
         }
-        tables = [_listed(tasks, root)]
+        counts = Counter((game.level, game.data["split"]) for game in tasks)
+        rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in TYPES]
+        heads = ("type", *(split.replace("_", " ") for split in SPLITS))
+        tables = [Table(f"Games of {root}", heads, tuple(rows))]
         if left_out:
-            rows = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
-            tables.append(Table("Games left out", ("games", "reason", "the first"), rows))
-        return Generated(_records(tasks), figures, tuple(tables))
+            why = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
+            tables.append(Table("Games left out", ("games", "reason", "the first"), why))
+        return Generated(records | dict(zip(SPLITS[1:], valid, strict=True)), figures, tuple(tables))
+
+
+def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
+    """Figures and a table of generated games, from their records."""
+    by_type: dict[str, Any] = {}
+    rows = []
+    games = [read(folder) for folder in folders]
+    for level in TYPES:
+        steps = sorted(len(game.walkthrough or ()) for record, game in games if record.task_type == level)
+        made = [record.generation for record, _ in games if record.task_type == level and record.generation]
+        if not steps:
+            continue
+        rejections = Counter(reason for making in made for reason in making.thrown)
+        won_by = Counter(making.won_by for making in made)
+        by_type[level] = {
+            "games": len(steps),
+            "won_by": dict(won_by),
+            "thrown_away": dict(rejections),
+            "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
+        }
+        counts = (len(steps), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", rejections.total())
+        rows.append((level, *map(str, counts)))
+    heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
+    return {"games": len(folders), "by_type": by_type}, Table(f"Games in {root}", heads, tuple(rows))
+
+
+# ---------------------------------------------------------------------------------------------------------- solutions
+
+
+@dataclass(frozen=True)
+class Solution:
+    """walkthrough: the winning commands. by: their author, "handcoded" or "planner". reason: why there are none, else
+    empty.
+    """
+
+    walkthrough: tuple[str, ...] = ()
+    by: str = ""
+    reason: str = ""
+
+
+async def find_solution(folder: Path, seconds: float = SECONDS) -> Solution:
+    """Play the game in `folder`: the handcoded expert, and if it does not win, the planner's plan.
+
+    seconds: for each answer of the engine. Raises ConfigError if the packages are not installed.
+    """
+    reason = ""
+    for _ in range(2):  # the second time with a new engine, as the first or the machine failed
+        engine = pool().take(folder)
+        try:
+            return await _solve(engine, folder, seconds)
+        except DataError as error:
+            return Solution(reason=error.message)
+        except EnvironmentFailure as error:
+            reason = str(error)
+        finally:
+            pool().give(engine)
+    return Solution(reason=reason)
+
+
+async def _solve(engine: Engine, folder: Path, seconds: float) -> Solution:
+    state = await engine.reset(folder, HANDCODED, seconds)
+    played: list[str] = []
+    while not state.won and len(played) < STEPS:
+        assert state.advice is not None
+        played.append(state.advice)
+        state = await engine.step(state.advice, seconds)
+    if state.won:
+        return Solution(tuple(played), HANDCODED)
+    state = await engine.reset(folder, None, seconds)
+    plan = await engine.plan(seconds)
+    for command in plan[:STEPS]:
+        state = await engine.step(command, seconds)
+    if state.won:
+        return Solution(tuple(plan), PLANNER)
+    return Solution(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
+
+
+# --------------------------------------------------------------------------------------------------------- generation
 
 
 class Maker:
-    """Generates games in `root`, two at a time, and reuses finished ones. find: returns a game's solution."""
+    """Generates games in `root`, two at a time. find: returns a game's solution.
+
+    A game is finished once its folder exists, so a killed run resumes where it stopped.
+    """
 
     def __init__(
-        self, root: Path, seed: int, patterns: tuple[str, ...], find: Callable[[Path], Solution] = find_solution
+        self,
+        root: Path,
+        seed: int,
+        patterns: tuple[str, ...],
+        find: Callable[[Path], Awaitable[Solution]] = find_solution,
     ) -> None:
         self.train = root / VERSION / SPLITS[0]
         self.root, self.seed, self.patterns, self.find_solution = root, seed, patterns, find
         self.levels = levels(patterns)
-        self.lock = threading.Lock()
         self.contents: dict[str, str] = {}  # of a game → its name
         self.rejections: Counter[str] = Counter()  # why games were discarded
 
@@ -152,48 +235,44 @@ class Maker:
         """
         with locked(self.root):
             sweep(self.root)
-            names = [trial_name(self.seed, index, self.patterns) for index in range(number)]
             existing = {folder.name: folder for folder in self.train.glob("*/trial_*")}
+            names = [trial_name(self.seed, index, self.patterns) for index in range(number)]
             finished = {index: existing[name] for index, name in enumerate(names) if name in existing}
             for folder in finished.values():
-                self._alike(_problem(folder), folder.name)
-            missing = [index for index in range(number) if index not in finished]
-            players = ThreadPoolExecutor(SIDE_BY_SIDE)
-            try:
-                with progress.bar("Games", number, len(finished)) as bar:
-                    waiting = {players.submit(self._one, index): index for index in missing}
-                    for done in as_completed(waiting):
-                        if game_folder := done.result():
-                            finished[waiting[done]] = game_folder
+                self._is_like_another(_finished_problem(folder), folder.name)
+            with progress.bar("Games", number, len(finished)) as bar:
+                turn = asyncio.Semaphore(SIDE_BY_SIDE)
+
+                async def make(index: int) -> None:
+                    async with turn:
+                        if folder := await self._make(index):
+                            finished[index] = folder
                         bar.advance()
-            finally:
-                players.shutdown(cancel_futures=True)
+
+                async def make_all() -> None:
+                    await asyncio.gather(*(make(index) for index in range(number) if index not in finished))
+
+                run_sync(make_all())
             return [finished[index] for index in sorted(finished)]
 
-    def _one(self, number: int) -> Path | None:
-        """Game `which`: the first winnable one of its draws; None if there is none."""
+    async def _make(self, number: int) -> Path | None:
+        """Game `number`: the first winnable one of its draws; None if there is none."""
         level = self.levels[number % len(self.levels)]
         rejections: list[str] = []
         for attempt in range(DRAWS):
             game = draw(self.seed, number, attempt, level, self.patterns)
             name = str(game.trajectory["task_id"])
             staged = self.root / f"{TEMPORARY_PREFIX}{name}"
-            reason = ALIKE if self._alike(game.problem, name) else ""
-            if not reason:
+            if self._is_like_another(game.problem, name):
+                solution = Solution(reason=ALIKE)
+            else:
                 _write(staged, game, ())
-                solution = self.find_solution(staged)
-                reason = solution.reason
-            if reason:
-                rejections.append(reason)
-                with self.lock:
-                    self.rejections[reason] += 1
+                solution = await self.find_solution(staged)
+            if solution.reason:
+                rejections.append(solution.reason)
+                self.rejections[solution.reason] += 1
                 continue
-            game.trajectory["generation"] = {
-                "seed": self.seed,
-                "number": number,
-                "thrown": rejections,
-                "won_by": solution.by,
-            }
+            game.trajectory["generation"] = asdict(Generation(self.seed, number, rejections, solution.by))
             _write(staged, game, solution.walkthrough)
             target = self.train / game.goal.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -202,77 +281,27 @@ class Maker:
         shutil.rmtree(staged, ignore_errors=True)
         return None
 
-    def _alike(self, problem: str, name: str) -> bool:
+    def _is_like_another(self, problem: str, name: str) -> bool:
         """Whether a game of another name has the same room, goal and placement. problem: PDDL, with its name on the
         first line.
         """
-        with self.lock:
-            return self.contents.setdefault(problem.partition("\n")[2], name) != name
+        return self.contents.setdefault(problem.partition("\n")[2], name) != name
 
 
-def _problem(folder: Path) -> str:
+def _finished_problem(folder: Path) -> str:
     """The PDDL of a finished game. Raises DataError if it has been damaged."""
+    reason = "it does not say how it was generated"
     try:
-        trajectory, playable = read(folder)
+        record, playable = read(folder)
+        if record.generation and playable.walkthrough:
+            return playable.pddl_problem
     except DataError as error:
-        trajectory, playable, reason = {}, {}, str(error).removeprefix(f"{folder}/")
-    else:
-        reason = f"{RECORD} or {GAME} does not say how it was generated"
-    making = trajectory.get("generation")
-    if not isinstance(making, dict) or not {"thrown", "won_by"} <= making.keys() or not playable["walkthrough"]:
-        raise DataError(
-            folder, f"is damaged ({reason}); delete this folder and run the same command again to recreate the game"
-        )
-    problem: str = playable["pddl_problem"]
-    return problem
+        reason = str(error).removeprefix(f"{folder}/")
+    raise DataError(
+        folder, f"is damaged ({reason}); delete this folder and run the same command again to recreate the game"
+    )
 
 
-def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
+def _write(folder: Path, game: DrawnGame, walkthrough: Sequence[str]) -> None:
     for name, text in game.files(walkthrough).items():
         write_text(folder / name, text)
-
-
-def _records(tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """The files of records that RECORDS_OF names; but `valid.json` has no game that is one of train's, unless it would
-    have none at all.
-    """
-    records = {}
-    trained = {task.id for task in tasks if task.data["split"] == SPLITS[0]}
-    for name, splits in RECORDS_OF.items():
-        listed = [task for task in tasks if task.data["split"] in splits]
-        if name == VALID:
-            listed = [task for task in listed if task.id not in trained] or listed
-        records[name] = listed
-    return records
-
-
-def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
-    """Figures and a table of generated games, from their records."""
-    figures: dict[str, Any] = {"games": len(folders), "by_type": {}}
-    rows = []
-    games = [read(folder) for folder in folders]
-    for level in TYPES:
-        of_level = [(trajectory, playable) for trajectory, playable in games if trajectory["task_type"] == level]
-        if not of_level:
-            continue
-        steps = sorted(len(playable["walkthrough"]) for _, playable in of_level)
-        making = [trajectory["generation"] for trajectory, _ in of_level]
-        rejections = Counter(reason for one in making for reason in one["thrown"])
-        won_by = Counter(one["won_by"] for one in making)
-        figures["by_type"][level] = {
-            "games": len(of_level),
-            "won_by": dict(won_by),
-            "thrown_away": dict(rejections),
-            "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
-        }
-        rows.append(
-            (level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", rejections.total())
-        )
-    heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
-    return figures, Table(f"Games in {root}", heads, tuple(tuple(map(str, row)) for row in rows))
-
-
-def _listed(tasks: Sequence[Task], root: Path) -> Table:
-    counts = Counter((task.level, task.data["split"]) for task in tasks)
-    rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in TYPES]
-    return Table(f"Games of {root}", ("type", *(split.replace("_", " ") for split in SPLITS)), tuple(rows))

@@ -7,31 +7,28 @@ A conversation is a function of its seed. Questions ask for the latest value; th
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from reflectkit.envs.memory.facts import Fact
-from reflectkit.envs.memory.reader import UNKNOWN
+from reflectkit.envs.memory.retrieval import UNKNOWN
+from reflectkit.envs.memory.rewards import ConversationFact
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 from reflectkit.seeding import generator
 from reflectkit.types import Task
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-PEOPLE = _words(
+PEOPLE = str.split(
     "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor"
 )
 VALUES = {
-    "city": _words("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow"),
-    "job": _words("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor"),
-    "pet": _words("cat dog parrot rabbit hamster turtle goldfish pony canary lizard"),
-    "dish": _words("soup pizza curry salad pancakes risotto noodles stew dumplings lasagna"),
-    "sport": _words("tennis chess rowing hockey boxing cycling sailing archery judo fencing"),
-    "color": _words("red blue green yellow purple orange black white brown silver"),
+    "city": str.split("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow"),
+    "job": str.split("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor"),
+    "pet": str.split("cat dog parrot rabbit hamster turtle goldfish pony canary lizard"),
+    "dish": str.split("soup pizza curry salad pancakes risotto noodles stew dumplings lasagna"),
+    "sport": str.split("tennis chess rowing hockey boxing cycling sailing archery judo fencing"),
+    "color": str.split("red blue green yellow purple orange black white brown silver"),
 }
-DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+DAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 EVENTS = (
     "visited the museum", "bought a piano", "painted the fence", "missed the train", "cooked for friends",
     "lost a wallet", "planted a tree", "repaired the roof", "saw a concert", "climbed the tower", "sold the boat",
@@ -68,13 +65,13 @@ def conversation(number: int, chunks: int, level: str, seed: int) -> Task:
         sentences, stated = [], []
         for _ in range(chance.choice((1, 2, 2))):
             sentence, fact = world.happens()
-            if sentence:
+            if fact is not None:
                 sentences.append(sentence)
-                stated.append(fact)
+                stated.append(asdict(fact))
         for _ in range(chance.choice((0, 1, 1))):
             sentences.insert(chance.randrange(len(sentences) + 1), chance.choice(SMALL_TALK))
         texts.append(" ".join(sentences) or chance.choice(SMALL_TALK))
-        facts.append([{"kind": fact.kind, "key": fact.key, "text": fact.text} for fact in stated])
+        facts.append(stated)
     data: dict[str, Any] = {"chunks": texts, "questions": world.questions(), "facts": facts, "source": "generated"}
     name = f"memory-{level}-{seed}-{number}"
     return Task(name, "memory", level, name, data)
@@ -91,8 +88,8 @@ class _World:
         self.events: dict[tuple[str, str], str] = {}
         self.own: dict[str, str] = {}
 
-    def happens(self) -> tuple[str, Fact]:
-        """A sentence and its fact; an empty sentence if that kind of fact is exhausted."""
+    def happens(self) -> tuple[str, ConversationFact | None]:
+        """A sentence and its fact; None if that kind of fact is exhausted."""
         kinds, shares = zip(*SHARES, strict=True)
         kind = self.chance.choices(kinds, shares)[0]
         if kind == "event":
@@ -101,7 +98,7 @@ class _World:
             return self._self()
         if kind in ("changed", "forget") and self.values:
             return self._changed(kind)
-        return self._stated(kind == "corrected")
+        return self._stated(CORRECTED if kind == "corrected" else NEW)
 
     def questions(self) -> list[dict[str, Any]]:
         """Up to eight questions about facts that are valid at the end or were to be forgotten."""
@@ -116,57 +113,53 @@ class _World:
         questions = [*unknown[:2], *questions][:MOST_QUESTIONS]
         return questions or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
 
-    def _stated(self, corrected: bool) -> tuple[str, Fact]:
+    def _stated(self, wordings: Sequence[str]) -> tuple[str, ConversationFact]:
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
         fresh = [(key, name) for key, name in fresh if key not in self.values]
         if not fresh:
             return self._changed("changed")
         key, name = self.chance.choice(fresh)
         value, wrong = self.chance.sample(VALUES[name], 2)
-        return self._set(key, name, value, self.chance.choice(CORRECTED if corrected else NEW), wrong)
+        return self._set(key, name, value, wordings, wrong)
 
-    def _changed(self, kind: str) -> tuple[str, Fact]:
+    def _changed(self, kind: str) -> tuple[str, ConversationFact]:
         key = self.chance.choice(list(self.values))
         name, old = self.values[key]
         if kind == "forget":
             del self.values[key]
             self.forgotten.append(key)
-            return self.chance.choice(FORGET).format(key=key), Fact(SEMANTIC, key, "")
+            return self.chance.choice(FORGET).format(key=key), ConversationFact(SEMANTIC, key, "")
         value = self.chance.choice([other for other in VALUES[name] if other != old])
-        return self._set(key, name, value, self.chance.choice(CHANGED))
+        return self._set(key, name, value, CHANGED)
 
-    def _set(self, key: str, name: str, value: str, wording: str, wrong: str = "") -> tuple[str, Fact]:
+    def _set(
+        self, key: str, name: str, value: str, wordings: Sequence[str], wrong: str = ""
+    ) -> tuple[str, ConversationFact]:
         self.values[key] = (name, value)
-        return _capital(wording.format(key=key, value=value, wrong=wrong)), Fact(SEMANTIC, key, f"{key} is {value}")
+        text = self.chance.choice(wordings).format(key=key, value=value, wrong=wrong)
+        return text[0].upper() + text[1:], ConversationFact(SEMANTIC, key, f"{key} is {value}")
 
-    def _event(self) -> tuple[str, Fact]:
+    def _event(self) -> tuple[str, ConversationFact | None]:
         person, day = self.chance.choice(self.people), self.chance.choice(DAYS)
         if (person, day) in self.events:
-            return "", Fact(EPISODIC, "", "")
+            return "", None
         event = self.events[person, day] = self.chance.choice(EVENTS)
         text = f"{person} {event} on {day}"
-        return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), Fact(EPISODIC, text, text)
-
-    def _self(self) -> tuple[str, Fact]:
-        unset = [name for name in OWN if name not in self.own]
-        if not unset:
-            return "", Fact(CORE, "", "")
-        name = self.chance.choice(unset)
-        value = self.own[name] = self.chance.choice(OWN[name])
-        return f"The user says: my {name} is {value}.", Fact(
-            CORE, f"The user's {name}", f"The user's {name} is {value}"
+        return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), ConversationFact(
+            EPISODIC, text, text
         )
 
+    def _self(self) -> tuple[str, ConversationFact | None]:
+        unset = [name for name in OWN if name not in self.own]
+        if not unset:
+            return "", None
+        name = self.chance.choice(unset)
+        value = self.own[name] = self.chance.choice(OWN[name])
+        key = f"The user's {name}"
+        return f"The user says: my {name} is {value}.", ConversationFact(CORE, key, f"{key} is {value}")
 
-def _question(question: str, answer: str, values: tuple[str, ...]) -> dict[str, Any]:
+
+def _question(question: str, answer: str, values: Sequence[str]) -> dict[str, Any]:
     """values: all possible answers; a reply must contain none but the correct one."""
-    return {
-        "question": question,
-        "answer": answer,
-        "kind": "contain",
-        "wrong": [value for value in values if value != answer],
-    }
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    wrong = [value for value in values if value != answer]
+    return {"question": question, "answer": answer, "kind": "contain", "wrong": wrong}

@@ -1,26 +1,36 @@
-"""The problems of env `memory`: conversations with questions, generated from a seed or read from the published
-Mem-α data.
+"""The problems of env `memory`: conversations with questions, generated from a seed, read from the published data, or
+made of a folder of texts.
+
+In such a folder, `NAME.txt`, `.md` or `.rst` is a text, and `NAME.json` is a conversation: a list of messages with
+`role` (or `speaker`) and `content` (or `text`). Next to each lies `NAME.questions.json`: a list of objects with
+`question` and `answer`, and optionally `kind` (see `scoring.RULES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, figures_table
+from reflectkit.envs.memory.env import level_of
 from reflectkit.envs.memory.generate import LONG, SHORT, conversation
 from reflectkit.envs.memory.published import read_parquet, read_titles
-from reflectkit.envs.memory.texts import read_text, text_files
+from reflectkit.envs.memory.retrieval import SENTENCES
+from reflectkit.envs.memory.scoring import Question
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError
+from reflectkit.jsonl import file_text, read_json
 from reflectkit.seeding import generator
-from reflectkit.types import Task
+from reflectkit.text import count_tokens
+from reflectkit.types import Task, from_json
 
 CONVERSATIONS = 400
+TEXTS = (".txt", ".md", ".rst")
+QUESTIONS = ".questions.json"
 
 
 class ConversationSettings(Config):
@@ -65,23 +75,14 @@ class Conversations(ProblemGenerator):
 
     def generate(self, progress: Progress) -> Generated:
         """`data.json` with all conversations. Raises DataError."""
-        sources, path = self.settings.parquet, self.folder / "data.json"
-        texts = text_files(self.settings.text) if self.settings.text else []
-        total = len(sources) + len(texts) or self.settings.number + self.settings.long_instances
+        settings, path = self.settings, self.folder / "data.json"
+        texts = text_files(settings.text) if settings.text else []
+        total = len(texts) or len(settings.parquet) or settings.number + settings.long_instances
+        tasks: list[Task] = []
         with progress.bar("Conversations", total) as bar:
-            tasks: list[Task] = []
-            for text in texts:
-                tasks.append(read_text(text, self.settings.chunk_tokens))
+            for made in self._made(texts):
+                tasks += made
                 bar.advance()
-            if sources:
-                titles = read_titles(self.settings.titles) if self.settings.titles else {}
-                for source in sources:
-                    tasks += read_parquet(source, titles)
-                    bar.advance()
-            elif not texts:
-                for task in self._generated():
-                    tasks.append(task)
-                    bar.advance()
         if len({task.id for task in tasks}) < len(tasks):
             raise DataError(
                 path, "two rows have the same data_source, instance_id and number; convert the files one by one"
@@ -95,9 +96,108 @@ class Conversations(ProblemGenerator):
         }
         return Generated({"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),))
 
-    def _generated(self) -> Iterator[Task]:
-        for number in range(self.settings.number):
-            chunks = generator(self.seed, "length", number).randint(*SHORT)
-            yield conversation(number, chunks, "short", self.seed)
-        for number in range(self.settings.long_instances):
-            yield conversation(number, LONG, "long", self.seed)
+    def _made(self, texts: list[Path]) -> Iterator[list[Task]]:
+        """The tasks of each text, parquet file or generated conversation."""
+        if texts:
+            yield from ([read_text(text, self.settings.chunk_tokens)] for text in texts)
+        elif self.settings.parquet:
+            titles = read_titles(self.settings.titles) if self.settings.titles else {}
+            yield from (list(read_parquet(source, titles)) for source in self.settings.parquet)
+        else:
+            for number in range(self.settings.number):
+                chunks = generator(self.seed, "length", number).randint(*SHORT)
+                yield [conversation(number, chunks, "short", self.seed)]
+            yield from (
+                [conversation(number, LONG, "long", self.seed)] for number in range(self.settings.long_instances)
+            )
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The texts and conversations in `folder`, sorted by name. Raises DataError if there are none."""
+    if not folder.is_dir():
+        raise DataError(folder, "no such folder; give one with texts, each with its NAME.questions.json")
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in TEXTS or (path.suffix == ".json" and not path.name.endswith(QUESTIONS))
+    ]
+    if not files:
+        raise DataError(folder, f"holds no text ({', '.join(TEXTS)}) and no conversation (.json)")
+    return files
+
+
+def read_text(path: Path, chunk_tokens: int) -> Task:
+    """The problem of one file; its chunks have at most about `chunk_tokens` tokens. Raises DataError."""
+    is_chat = path.suffix == ".json"
+    chunks = list(chunked(_messages(path) if is_chat else _sentences(path), chunk_tokens, "\n" if is_chat else " "))
+    if not chunks:
+        raise DataError(path, "holds no text; give another file")
+    data = {"chunks": chunks, "questions": _questions(path.with_name(path.stem + QUESTIONS)), "source": path.stem}
+    return Task(path.name, "memory", level_of(chunks), path.name, data)
+
+
+def chunked(pieces: Iterable[str], most: int, between: str) -> Iterator[str]:
+    """`pieces` joined with `between` into chunks of at most about `most` tokens, in order. A piece is cut only if it is
+    longer than that, at a space.
+
+    >>> list(chunked(["One two.", "Three four.", "Five six."], 6, " "))
+    ['One two. Three four.', 'Five six.']
+    """
+    held: list[str] = []
+    room = most
+    for piece in (part for whole in pieces for part in _short(whole, most)):
+        tokens = count_tokens(piece)
+        if held and tokens > room:
+            yield between.join(held)
+            held, room = [], most
+        held.append(piece)
+        room -= tokens
+    if held:
+        yield between.join(held)
+
+
+def _short(piece: str, most: int) -> Iterator[str]:
+    while count_tokens(piece) > most and len(piece) > 1:
+        middle = len(piece) * most // (count_tokens(piece) + 1) or 1
+        space = piece.rfind(" ", 1, middle + 1)
+        cut = space if space > 0 else middle
+        head, piece = piece[:cut].strip(), piece[cut:].strip()
+        if head:
+            yield head
+    if piece:
+        yield piece
+
+
+def _sentences(path: Path) -> Iterator[str]:
+    try:
+        text = file_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(path, f"cannot be read as UTF-8 text ({str(error)[:80]})") from None
+    for sentence in SENTENCES.split(text):
+        if sentence.strip():
+            yield " ".join(sentence.split())
+
+
+def _messages(path: Path) -> Iterator[str]:
+    value = read_json(path)
+    if not isinstance(value, list):
+        raise DataError(path, "expected a list of messages")
+    for number, message in enumerate(value):
+        fields: dict[str, Any] = message if isinstance(message, dict) else {}
+        speaker, text = fields.get("role", fields.get("speaker")), fields.get("content", fields.get("text"))
+        if not isinstance(speaker, str) or not isinstance(text, str):
+            raise DataError(path, f"message {number} needs the texts 'role' and 'content'")
+        if text.strip():
+            yield f"{speaker}: {' '.join(text.split())}"
+
+
+def _questions(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise DataError(path, "no such file; write what is asked about the text: a list of question and answer")
+    value = read_json(path)
+    if not isinstance(value, list) or not value:
+        raise DataError(path, "expected a list of questions that is not empty")
+    for number, question in enumerate(value):
+        from_json(Question, question, path=f"{path}, question {number}")
+    kept = ("question", "answer", "kind", "wrong")
+    return [{name: question[name] for name in kept if name in question} for question in value]

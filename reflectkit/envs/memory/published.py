@@ -1,5 +1,5 @@
-"""Reads conversations in the published format of Mem-α and MemoryAgentBench (parquet): `chunks` and
-`questions_and_answers`, as JSON text or lists.
+"""Reads the published data of Mem-α (arXiv 2509.25911) and MemoryAgentBench (arXiv 2507.05257): parquet files with
+`chunks` and `questions_and_answers`, as JSON text or lists. Their column `data_source` says how questions are scored.
 """
 
 from __future__ import annotations
@@ -7,18 +7,91 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reflectkit.env import ANSWER_TOKENS
-from reflectkit.envs.memory.content import level_of
-from reflectkit.envs.memory.sources import Source, answers_of, source_of
+from reflectkit.envs.memory.env import level_of
+from reflectkit.envs.memory.scoring import RUBRIC
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json
 from reflectkit.types import Task
 
+SUMMARY = (
+    "The notes, above all the first, sum up a book that the user has read. Write what the user asks for from them."
+)
+LABELS = (
+    "The notes say what each label means, with examples. Classify what the user gives you by them. Labels are numbers;"
+    " end with the label alone in \\boxed{}."
+)
+BOOK = "The notes are about a book. Answer the question about it as briefly as you can, with the answer alone."
+EVENTS = "Answer with the text of one of the events that the question offers, alone and word for word."
+CHOICE = "Choose one of the options, and end with its letter alone in \\boxed{}."
+FILMS = "Recommend ten titles that suit the conversation, as a numbered list with the best first, and nothing else."
 COLUMNS = ("chunks", "questions_and_answers")
 ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """kind: a rule of `scoring.RULES`. advice, tokens: see `env.Query`. split: where a right answer that is one text is
+    cut into parts; "" does not.
+    """
+
+    kind: str
+    advice: str = ""
+    tokens: int = ANSWER_TOKENS
+    split: str = ""
+
+
+SOURCES: Mapping[tuple[str, ...], DataSource] = {
+    ("booksum", "infbench_sum", "long_range_understanding"): DataSource("share", SUMMARY, 2048, ","),
+    ("pubmed", "ttl_train", "test_time_learning", "icl_", "nlu", "trec"): DataSource("label", LABELS, 300),
+    ("squad", "hotpotqa"): DataSource("substring"),
+    ("perltqa",): DataSource("share", split=";"),
+    ("lme_train", "longmemeval"): DataSource(RUBRIC, tokens=300),
+    ("eventqa",): DataSource("every", EVENTS),
+    ("infbench",): DataSource("rouge", BOOK),
+    ("ruler_niah",): DataSource("share"),
+    ("ruler", "accurate_retrieval"): DataSource("normal"),
+    ("recsys",): DataSource("recommend", FILMS, 300),
+    ("detectiveqa",): DataSource("boxed", CHOICE, 300),
+}
+"""Each source by how its name may begin; the first that fits."""
+OTHER = DataSource("contain")
+
+
+def source_of(name: str) -> DataSource:
+    """How questions of source `name` are asked and scored; `contain` for one that is not known.
+
+    >>> source_of("ruler_qa1_197K").kind, source_of("mine").kind
+    ('normal', 'contain')
+    """
+    return next((source for starts, source in SOURCES.items() if name.startswith(starts)), OTHER)
+
+
+def answers_of(entry: Mapping[str, Any], source: DataSource, titles: Mapping[str, str]) -> list[str]:
+    """The right answers of a published question, none of them empty: alternatives, or the parts of one.
+
+    titles: the title of each id, for recommendations, whose answers are ids. Raises KeyError for an id without a title.
+    """
+    value = entry.get("answer", entry.get("answers"))
+    if isinstance(value, Mapping):  # SQuAD's {"text": …}
+        value = value.get("text")
+    values = list(_flat(value))
+    if source.split and len(values) == 1:
+        values = values[0].split(source.split)
+    texts = [text for text in (value.strip() for value in values) if text]
+    return [titles[text] for text in texts] if source.kind == "recommend" and titles else texts
+
+
+def _flat(value: Any) -> Iterator[str]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _flat(part)
+    elif value is not None:
+        yield str(value)
 
 
 def read_titles(path: Path) -> dict[str, str]:
@@ -30,6 +103,11 @@ def read_titles(path: Path) -> dict[str, str]:
     if not isinstance(ids, dict) or not ids:
         raise DataError(path, "expected an object of ids by title")
     return {str(number): _title(name) for name, number in ids.items()}
+
+
+def _title(name: str) -> str:
+    words = re.sub(r"\([^()]*\)", "", re.sub(r"[_>-]", " ", name.rpartition("/")[2])).split()
+    return " ".join(words) or name
 
 
 def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
@@ -48,39 +126,36 @@ def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
         raise DataError(path, "no such file; give a .parquet file of the Mem-α data")
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        if lacking := [name for name in COLUMNS if name not in file.schema_arrow.names]:
-            raise DataError(
-                path, f"has no column {' and '.join(lacking)}, but {', '.join(file.schema_arrow.names)[:200]}"
-            )
-        wanted = [name for name in (*COLUMNS, "data_source", "instance_id") if name in file.schema_arrow.names]
+        names = file.schema_arrow.names
+        if lacking := [name for name in COLUMNS if name not in names]:
+            raise DataError(path, f"has no column {' and '.join(lacking)}, but {', '.join(names)[:200]}")
+        wanted = [name for name in (*COLUMNS, "data_source", "instance_id") if name in names]
         number = 0
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
             for row in batch.to_pylist():
-                yield _task(path, number, row, titles)
+                yield _task(f"{path}, row {number}", number, row, titles)
                 number += 1
         if number == 0:
             raise DataError(path, "holds no row; give another file")
     except (pyarrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(
-            path, f"cannot be read as parquet ({str(error).splitlines()[0][:120]}); download it again"
-        ) from None
+        reason = str(error).splitlines()[0][:120]
+        raise DataError(path, f"cannot be read as parquet ({reason}); download it again") from None
 
 
-def _task(path: Path, number: int, row: dict[str, Any], titles: Mapping[str, str]) -> Task:
-    where = f"{path}, row {number}"
+def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str]) -> Task:
+    """where: the row's place, for errors."""
     name = str(row.get("data_source") or "memalpha")
     source = source_of(name)
-    listed = _listed(row["chunks"], where, "chunks")
-    if not all(isinstance(chunk, str) for chunk in listed):
-        raise DataError(where, "expected texts", field="chunks")
-    chunks = [chunk.strip() for chunk in listed if chunk.strip()]
+    chunks = [chunk.strip() for chunk in _listed(row, "chunks", str, where) if chunk.strip()]
     questions = []
-    for entry in _listed(row["questions_and_answers"], where, "questions_and_answers"):
-        if not isinstance(entry, dict):
-            raise DataError(
-                where, f"expected questions with answers, found {entry!r:.60}", field="questions_and_answers"
-            )
-        question, answers = entry.get("question"), _answers(entry, source, titles, where)
+    for entry in _listed(row, "questions_and_answers", dict, where):
+        try:
+            answers = answers_of(entry, source, titles)
+        except KeyError as error:
+            raise DataError(where, f"the id {error} has no title; give --titles the file that belongs to it") from None
+        if source.kind == "recommend" and not titles and all(answer.isdecimal() for answer in answers):
+            raise DataError(where, "recommendations are ids; give their titles, e.g. --titles entity2id.json")
+        question = entry.get("question")
         if isinstance(question, str) and question.strip() and answers:
             answer = answers[0] if len(answers) == 1 else answers
             questions.append({"question": question, "answer": answer, "kind": source.kind})
@@ -95,26 +170,15 @@ def _task(path: Path, number: int, row: dict[str, Any], titles: Mapping[str, str
     return Task(identity, "memory", level_of(chunks), identity, data)
 
 
-def _listed(value: Any, where: str, field: str) -> list[Any]:
+def _listed(row: dict[str, Any], field: str, kind: type, where: str) -> list[Any]:
+    """The column `field`, a list of `kind` or its JSON text."""
+    value = row[field]
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise DataError(where, f"is no JSON ({str(error)[:80]})", field=field) from None
-    if not isinstance(value, list):
-        raise DataError(where, f"expected a list, found {type(value).__name__}", field=field)
+    if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
+        expected = "texts" if kind is str else "questions with answers"
+        raise DataError(where, f"expected a list of {expected}, found {value!r:.60}", field=field)
     return value
-
-
-def _answers(entry: dict[str, Any], source: Source, titles: Mapping[str, str], where: str) -> list[str]:
-    try:
-        answers = answers_of(entry, source, titles)
-    except KeyError as error:
-        raise DataError(where, f"the id {error} has no title; give --titles the file that belongs to it") from None
-    if source.kind == "recommend" and not titles and all(answer.isdecimal() for answer in answers):
-        raise DataError(where, "recommendations are ids; give their titles, e.g. --titles entity2id.json")
-    return answers
-
-
-def _title(name: str) -> str:
-    return " ".join(re.sub(r"\([^()]*\)", "", re.sub(r"[_>-]", " ", name.rpartition("/")[2])).split()) or name

@@ -1,16 +1,70 @@
-"""Mem-α's rewards (arXiv 2509.25911, eq. 2 to 5), corrected: the effect of a call counts, and written text is checked
-against the chunk.
+"""Mem-α's rewards of changes (arXiv 2509.25911, eq. 2 to 5) and the facts that they are checked with.
+
+Departs from the paper: the effect of a call counts, and written text is checked against the chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from reflectkit.envs.memory.facts import Fact, ValidFacts
-from reflectkit.envs.memory.language import content_words
-from reflectkit.envs.memory.tools import Outcome
+from reflectkit.envs.memory.retrieval import content_words
+from reflectkit.envs.memory.store import CORE, Outcome
 
 FAITHFUL = 0.8  # share of a text's words that its source must contain
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationFact:
+    """kind: the memory that it belongs in. key: what it is about, e.g. "Anna's city". text: the whole fact, e.g.
+    "Anna's city is Rome"; "" if it is to be forgotten.
+    """
+
+    kind: Literal["core_memory", "semantic_memory", "episodic_memory"]
+    key: str
+    text: str
+
+    def is_about(self, text: str) -> bool:
+        """Whether `text` contains all words of the key."""
+        return set(content_words(self.key)) <= set(content_words(text))
+
+    def says(self, text: str) -> bool:
+        """Whether `text` contains all words of the fact."""
+        return bool(self.text) and set(content_words(self.text)) <= set(content_words(text))
+
+
+@dataclass
+class ValidFacts:
+    """The currently valid facts by key. complete: whether the conversation's facts are known."""
+
+    facts: dict[str, ConversationFact] = field(default_factory=dict)
+    complete: bool = True
+
+    def learn(self, facts: Iterable[ConversationFact]) -> None:
+        """Add a chunk's facts, replacing older ones."""
+        for fact in facts:
+            self.facts.pop(fact.key, None)
+            if fact.text:
+                self.facts[fact.key] = fact
+
+    def core(self) -> str:
+        """The core memory that states all facts of that kind."""
+        return " ".join(f"{fact.text}." for fact in self.facts.values() if fact.kind == CORE)
+
+    def lost(self, before: str, after: str) -> bool:
+        """Whether `after` misses a valid fact that `before` states."""
+        return any(fact.says(before) and not fact.says(after) for fact in self.facts.values())
+
+    def stale(self, text: str, chunk: str) -> bool:
+        """Whether `text` states no valid fact, so that removing it is correct.
+
+        If the facts are not known, it is stale if the chunk is about the same thing and differs.
+        """
+        if self.complete:
+            return not any(fact.says(text) for fact in self.facts.values())
+        said, heard = set(content_words(text)), set(content_words(chunk))
+        return bool(said) and len(said & heard) >= len(said) / 2 and not said <= heard
 
 
 def calls_done(outcomes: Sequence[Outcome], malformed: int) -> float:
@@ -26,7 +80,7 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
-def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> float:
+def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> float:
     """r4: the share of a chunk's changes that are correct; 0 without changes.
 
     A written text is correct if it is faithful to the chunk, adds something from it to the text that it replaces, loses
@@ -37,26 +91,17 @@ def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], vali
     return sum(verdicts) / max(1, len(verdicts))
 
 
-def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> bool:
+def _right(outcome: Outcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:
         return not outcome.fresh and valid.stale(removed, chunk)
     if valid.lost(removed, written):
         return False
+    words, before, heard = (content_words(text) for text in (written, removed, chunk))
+    source = {*before, *heard}
     new_facts = [fact for fact in facts if valid.facts.get(fact.key) == fact]
     if any(fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in new_facts):
-        rest = (
-            set(content_words(removed))
-            | {word for fact in new_facts for word in content_words(fact.text)}
-            | set(content_words(chunk))
-        )
-        return _share(written, rest) >= FAITHFUL
-    if any(fact.is_about(written) for fact in facts):
+        source.update(word for fact in new_facts for word in content_words(fact.text))
+    elif any(fact.is_about(written) for fact in facts) or not set(words) & set(heard) - set(before):
         return False
-    adds = set(content_words(written)) & set(content_words(chunk)) - set(content_words(removed))
-    return bool(adds) and _share(written, set(content_words(chunk)) | set(content_words(removed))) >= FAITHFUL
-
-
-def _share(text: str, source: set[str]) -> float:
-    words = content_words(text)
-    return sum(word in source for word in words) / max(1, len(words))
+    return sum(word in source for word in words) / max(1, len(words)) >= FAITHFUL

@@ -1,5 +1,5 @@
-"""Scoring of answers, by rules that each question names: ours for generated conversations, and those of the published
-data, by source.
+"""Scoring of answers by the rule that each question names: ours for generated conversations, and those of the published
+data, by source. Questions with a rubric are for a judge, if there is one.
 
 Departs from Mem-α's scorer: every list of alternatives counts, not only its first; case never matters; a right answer
 that is empty after normalisation ("A") does not match everything; text in several lines has no empty recommendations.
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from reflectkit.envs.memory.language import UNSPACED, content_words
+from reflectkit.env import Claim, Judge
+from reflectkit.envs.memory.retrieval import UNSPACED, content_words
 from reflectkit.errors import ConfigError
+from reflectkit.eventloop import followed
 
 RUBRIC = "rubric"
 ROUGE = "rouge"
@@ -29,15 +32,29 @@ ANSWER = re.compile(r"Answer:(.*)", re.IGNORECASE)
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+Text = Annotated[str, Field(pattern=r"\S")]
+"""A text that is not empty."""
+
+
+def _known(kind: str) -> str:
+    if kind not in RULES:
+        raise ValueError(f"is one of {', '.join(RULES)}, found {kind!r:.60}")
+    return kind
+
+
+def _alternatives(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a conversation."""
+    """A question about a conversation, as tasks and files of questions have it."""
 
     question: str
     """Its text."""
-    answers: tuple[str, ...]
+    answers: Annotated[tuple[Text, ...], BeforeValidator(_alternatives), Field(alias="answer", min_length=1)]
     """Right answers: alternatives, or parts of one, as `kind` has it."""
-    kind: str = "contain"
+    kind: Annotated[str, AfterValidator(_known)] = "contain"
     """The rule that scores an answer: a key of `RULES`."""
     wrong: tuple[str, ...] = ()
     """Texts that an answer must not contain, so that listing every possible answer scores nothing."""
@@ -52,154 +69,35 @@ def score(question: Question, answer: str) -> float:
     answer = answer.split("</think>")[-1].strip()
     if "<think>" in answer:
         answer = ""
-    given = plain(answer)
-    if any(_within(plain(other), given) for other in question.wrong):
+    if any(_within(plain(other), plain(answer)) for other in question.wrong):
         return 0.0
     return float(RULES[question.kind](question, answer))
+
+
+def scores(
+    questions: Sequence[Question], answers: Sequence[str], judge: Judge | None
+) -> list[float] | Awaitable[list[float]]:
+    """The score of each answer, 0 … 1; awaitable if the judge is. Raises EnvironmentFailure if it cannot be reached."""
+    pairs = list(zip(questions, answers, strict=True))
+    claims = {
+        number: Claim(question.question, "; ".join(question.answers), answer.split("</think>")[-1].strip())
+        for number, (question, answer) in enumerate(pairs)
+        if judge is not None and question.kind == RUBRIC
+    }
+    by_rule = [0.0 if number in claims else score(*pair) for number, pair in enumerate(pairs)]
+    if judge is None or not claims:
+        return by_rule
+
+    def merged(verdicts: list[bool]) -> list[float]:
+        judged = dict(zip(claims, map(float, verdicts), strict=True))
+        return [judged.get(number, ruled) for number, ruled in enumerate(by_rule)]
+
+    return followed(judge.verdicts(list(claims.values())), merged)
 
 
 def plain(text: str) -> str:
     """`text` in lower case, with single spaces."""
     return " ".join(text.lower().split())
-
-
-def _contain(question: Question, answer: str) -> bool:
-    return any(_within(plain(right), plain(answer)) for right in question.answers)
-
-
-def _exact(question: Question, answer: str) -> bool:
-    return any(plain(answer).strip(" .\"'") == plain(right).strip(" .\"'") for right in question.answers)
-
-
-def _keywords(question: Question, answer: str) -> float:
-    parts = [part.strip() for right in question.answers for part in re.split(r"[;,]", plain(right)) if part.strip()]
-    return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
-
-
-def _substring(question: Question, answer: str) -> bool:
-    return any(plain(right) in plain(answer) for right in question.answers)
-
-
-def _share(question: Question, answer: str) -> float:
-    return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
-
-
-def _every(question: Question, answer: str) -> bool:
-    return _share(question, answer) == 1.0
-
-
-def _normal(question: Question, answer: str) -> bool:
-    """Containment after SQuAD's normalisation (Rajpurkar et al. 2016), as in DrQA."""
-    given = _normalised(answer)
-    return any(
-        _normalised(right) in given if _normalised(right) else _within(plain(right), plain(answer))
-        for right in question.answers
-    )
-
-
-def _label(question: Question, answer: str) -> bool:
-    label = boxed(answer).strip("\"'").strip()
-    return label.isdecimal() and any(label == right.strip("\"'").strip() for right in question.answers)
-
-
-def _boxed(question: Question, answer: str) -> bool:
-    return boxed(answer) in {right.strip() for right in question.answers}
-
-
-def _rouge(question: Question, answer: str) -> float:
-    """F1 of ROUGE-L (Lin 2004), with stemming; of the answer or what follows "Answer:", whichever is better."""
-    texts = (answer, _after_marker(answer))
-    scores = (_scorer().score(target=right, prediction=text) for right in question.answers for text in texts)
-    return max(float(one["rougeL"].fmeasure) for one in scores)
-
-
-def _recommend(question: Question, answer: str) -> float:
-    """Recall of the right titles among the first five of a numbered or comma-separated list."""
-    _, mark, rest = answer.partition("1.")
-    lines = (rest if mark else answer.replace(",", "\n")).split("\n")
-    items = [item for item in map(_item, lines) if item][:FIRST_ITEMS]
-    named = {nearest(item, question.titles) if question.titles else plain(item) for item in items}
-    rights = question.answers if question.titles else tuple(map(plain, question.answers))
-    return sum(right in named for right in rights) / len(rights)
-
-
-def _told(question: Question, answer: str) -> float:
-    """Share of the rubric's content words in the answer: a stand-in for a judge."""
-    wanted = {word for right in question.answers for word in content_words(right)}
-    if not wanted:
-        return float(_contain(question, answer))
-    return len(wanted.intersection(content_words(answer))) / len(wanted)
-
-
-RULES: dict[str, Callable[[Question, str], float]] = {
-    "contain": _contain,  # one of the alternatives, as whole words
-    "exact": _exact,  # equals one of the alternatives
-    "keywords": _keywords,  # share of the parts between semicolons or commas, as whole words
-    "substring": _substring,  # one of the alternatives, anywhere in the text
-    "normal": _normal,  # the same, without punctuation and articles
-    "share": _share,  # share of the parts that occur anywhere in the text
-    "every": _every,  # all parts occur
-    "label": _label,  # a number, alone or in \boxed{}
-    "boxed": _boxed,  # one of the alternatives, alone or in \boxed{}
-    ROUGE: _rouge,
-    "recommend": _recommend,
-    RUBRIC: _told,  # or the verdict of a judge
-}
-
-
-def boxed(answer: str) -> str:
-    r"""What stands in the first `\boxed{}`, or the whole answer.
-
-    >>> boxed(r"It is \boxed{ 3 }."), boxed(" 3 ")
-    ('3', '3')
-    """
-    match = BOXED.search(answer)
-    return (match[1] if match else answer).strip()
-
-
-def nearest(name: str, titles: Sequence[str]) -> str:
-    """The title with the smallest edit distance to `name`, the first of equals. Case does not matter.
-
-    >>> nearest("toy stori", ["Heat", "Toy Story"])
-    'Toy Story'
-    """
-    wanted = np.array([ord(character) for character in name.lower()], dtype=np.int32)
-    letters_TL, lengths_T = _letters(tuple(titles))
-    columns = letters_TL.shape[1] + 1
-    steps = np.arange(columns, dtype=np.int32)
-    row_TL = np.broadcast_to(steps, (len(titles), columns))
-    for number, letter in enumerate(wanted, 1):  # Wagner and Fischer 1974, a row of all titles at once
-        above_TL = np.empty_like(row_TL)
-        above_TL[:, 0] = number
-        above_TL[:, 1:] = np.minimum(row_TL[:, :-1] + (letters_TL != letter), row_TL[:, 1:] + 1)
-        row_TL = np.minimum.accumulate(above_TL - steps, axis=1) + steps  # insertions
-    return titles[int(np.argmin(row_TL[np.arange(len(titles)), lengths_T]))]
-
-
-@lru_cache(maxsize=4)
-def _letters(titles: tuple[str, ...]) -> tuple[Any, Any]:
-    """(code points padded with -1, shape T, L; lengths, shape T) of T titles of at most L letters."""
-    lowered = [title.lower() for title in titles]
-    lengths_T = np.array([len(title) for title in lowered])
-    letters_TL = np.full((len(titles), int(lengths_T.max())), -1, dtype=np.int32)
-    for row, title in zip(letters_TL, lowered, strict=True):
-        row[: len(title)] = [ord(character) for character in title]
-    return letters_TL, lengths_T
-
-
-def _item(line: str) -> str:
-    """The title in a line of a recommendation, without its number and what is in parentheses."""
-    return " ".join(NUMBERED.sub("", re.sub(r"\([^()]*\)", "", line.strip())).split())
-
-
-def _after_marker(answer: str) -> str:
-    """The rest of the line after "Answer:", or the first line."""
-    match = ANSWER.search(answer)
-    return (match[1] if match else answer.partition("\n")[0]).strip()
-
-
-def _normalised(text: str) -> str:
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def _within(part: str, text: str) -> bool:
@@ -210,38 +108,139 @@ def _within(part: str, text: str) -> bool:
     return bool(part) and re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
 
+Rule = Callable[[Question, str], float]
+RULES: dict[str, Rule] = {}
+"""The rules by the `kind` of questions: the names of the functions below."""
+
+
+def _rule(rule: Rule) -> Rule:
+    RULES[rule.__name__] = rule
+    return rule
+
+
+@_rule
+def contain(question: Question, answer: str) -> bool:
+    """One of the alternatives, as whole words."""
+    return any(_within(plain(right), plain(answer)) for right in question.answers)
+
+
+@_rule
+def exact(question: Question, answer: str) -> bool:
+    """Equal to one of the alternatives."""
+    return any(plain(answer).strip(" .\"'") == plain(right).strip(" .\"'") for right in question.answers)
+
+
+@_rule
+def keywords(question: Question, answer: str) -> float:
+    """Share of the parts between semicolons or commas, as whole words."""
+    parts = [part.strip() for right in question.answers for part in re.split(r"[;,]", plain(right)) if part.strip()]
+    return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
+
+
+@_rule
+def substring(question: Question, answer: str) -> bool:
+    """One of the alternatives, anywhere in the text."""
+    return any(plain(right) in plain(answer) for right in question.answers)
+
+
+@_rule
+def normal(question: Question, answer: str) -> bool:
+    """As `substring`, after SQuAD's normalisation (Rajpurkar et al. 2016), as in DrQA."""
+    given, rights = _normalised(answer), ((right, _normalised(right)) for right in question.answers)
+    return any(short in given if short else _within(plain(right), plain(answer)) for right, short in rights)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+@_rule
+def share(question: Question, answer: str) -> float:
+    """Share of the parts that occur anywhere in the text."""
+    return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
+
+
+@_rule
+def every(question: Question, answer: str) -> bool:
+    """All parts occur anywhere in the text."""
+    return share(question, answer) == 1.0
+
+
+@_rule
+def label(question: Question, answer: str) -> bool:
+    """A number, alone or in `\\boxed{}`."""
+    given = _in_box(answer).strip("\"'").strip()
+    return given.isdecimal() and any(given == right.strip("\"'").strip() for right in question.answers)
+
+
+@_rule
+def boxed(question: Question, answer: str) -> bool:
+    """One of the alternatives, alone or in `\\boxed{}`."""
+    return _in_box(answer) in {right.strip() for right in question.answers}
+
+
+def _in_box(answer: str) -> str:
+    match = BOXED.search(answer)
+    return (match[1] if match else answer).strip()
+
+
+@_rule
+def rouge(question: Question, answer: str) -> float:
+    """F1 of ROUGE-L (Lin 2004), with stemming; of the answer or of what follows "Answer:" in its line (else the first
+    line), whichever is better.
+    """
+    match = ANSWER.search(answer)
+    marked = (match[1] if match else answer.partition("\n")[0]).strip()
+    scored = (rouge_scorer().score(right, text) for right in question.answers for text in (answer, marked))
+    return max(float(result["rougeL"].fmeasure) for result in scored)
+
+
 @lru_cache(maxsize=1)
-def _scorer() -> Any:
+def rouge_scorer() -> Any:
+    """The scorer of `rouge`. Raises ConfigError if its package is missing."""
     try:
-        from rouge_score import rouge_scorer
+        from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise ConfigError("questions scored by ROUGE need rouge-score: pip install 'reflectkit[memory]'") from None
-    return rouge_scorer.RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer(["rougeL"], use_stemmer=True)
 
 
-def as_questions(data: Any) -> list[Question]:
-    """The questions of a task's data. Raises ValueError, and ConfigError where a package is missing to score them."""
-    titles = data.get("titles", [])
-    if not isinstance(titles, list) or not all(isinstance(title, str) and title for title in titles):
-        raise ValueError("'titles' is a list of texts that are not empty")
-    questions = [as_question(value, tuple(titles)) for value in data["questions"]]
-    if any(question.kind == ROUGE for question in questions):
-        _scorer()
-    return questions
+@_rule
+def recommend(question: Question, answer: str) -> float:
+    """Recall of the right titles among the first five of a numbered or comma-separated list."""
+    _, mark, rest = answer.partition("1.")
+    lines = (rest if mark else answer.replace(",", "\n")).split("\n")
+    items = [" ".join(NUMBERED.sub("", re.sub(r"\([^()]*\)", "", line.strip())).split()) for line in lines]
+    items = [item for item in items if item][:FIRST_ITEMS]
+    if not question.titles:
+        return sum(plain(right) in map(plain, items) for right in question.answers) / len(question.answers)
+    named = {nearest(item, question.titles) for item in items}
+    return sum(right in named for right in question.answers) / len(question.answers)
 
 
-def as_question(value: Any, titles: tuple[str, ...] = ()) -> Question:
-    """A question from a task's data. Raises ValueError."""
-    if not isinstance(value, dict) or not isinstance(value.get("question"), str):
-        raise ValueError("a question needs the texts 'question' and 'answer'")
-    answers = value.get("answer")
-    answers = [answers] if isinstance(answers, str) else answers
-    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one.strip() for one in answers):
-        raise ValueError("a question's answer is a text or a list of texts, none of them empty")
-    kind = value.get("kind", "contain")
-    if kind not in RULES:
-        raise ValueError(f"a question's kind is one of {', '.join(RULES)}, found {kind!r:.60}")
-    wrong = value.get("wrong", [])
-    if not isinstance(wrong, list) or not all(isinstance(other, str) for other in wrong):
-        raise ValueError("a question's 'wrong' is a list of texts")
-    return Question(value["question"], tuple(answers), kind, tuple(wrong), titles)
+def nearest(name: str, titles: Sequence[str]) -> str:
+    """The title with the smallest edit distance to `name`, the first of equals. Case does not matter.
+
+    >>> nearest("toy stori", ["Heat", "Toy Story"])
+    'Toy Story'
+    """
+    lowered = [title.lower() for title in titles]
+    lengths_T = np.array(list(map(len, lowered)))
+    letters_TL = np.array(lowered).view(np.int32).reshape(len(titles), -1)
+    steps = np.arange(letters_TL.shape[1] + 1, dtype=np.int32)
+    row_TL = np.broadcast_to(steps, (len(titles), len(steps)))
+    for number, letter in enumerate(name.lower(), 1):  # Wagner and Fischer 1974, a row of all titles at once
+        above_TL = np.empty_like(row_TL)
+        above_TL[:, 0] = number
+        above_TL[:, 1:] = np.minimum(row_TL[:, :-1] + (letters_TL != ord(letter)), row_TL[:, 1:] + 1)
+        row_TL = np.minimum.accumulate(above_TL - steps, axis=1) + steps  # insertions
+    return titles[int(np.argmin(row_TL[np.arange(len(titles)), lengths_T]))]
+
+
+@_rule
+def rubric(question: Question, answer: str) -> float:
+    """Share of the rubric's content words in the answer: a stand-in for the verdict of a judge."""
+    wanted = {word for right in question.answers for word in content_words(right)}
+    if not wanted:
+        return contain(question, answer)
+    return len(wanted.intersection(content_words(answer))) / len(wanted)

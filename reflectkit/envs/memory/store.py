@@ -1,22 +1,25 @@
-"""The memory: a core paragraph, and semantic and episodic items with ids. Changes are atomic; invalid ones are refused
-with a reason.
-"""
+"""The memory, a core paragraph and lists of semantic and episodic items, and the tools that change it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from reflectkit.text import count_tokens
+from reflectkit.tools import check_call
+from reflectkit.types import ToolCall, ToolSpec
 
-CORE, SEMANTIC, EPISODIC = "core_memory", "semantic_memory", "episodic_memory"
+CORE: Final = "core_memory"
+SEMANTIC: Final = "semantic_memory"
+EPISODIC: Final = "episodic_memory"
 LISTS = (SEMANTIC, EPISODIC)
 CORE_TOKENS = 512
-ITEM_TOKENS = 4096  # of one item; a chunk of the published data fits
-MOST_ITEMS = 10_000
+ITEM_TOKENS = 4096  # of an item; a chunk of the published data fits
+INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
 
 
-class RefusedError(ValueError):
+class RefusedChangeError(ValueError):
     """A change that cannot be made; the message is for the agent."""
 
 
@@ -34,7 +37,10 @@ class Item:
 
 @dataclass
 class Store:
-    """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id, oldest first."""
+    """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id, oldest first.
+
+    Changes are atomic; invalid ones raise RefusedChangeError.
+    """
 
     core: str = ""
     core_chunk: int = -1
@@ -44,7 +50,7 @@ class Store:
     @property
     def tokens(self) -> int:
         """Approximate number of tokens in the memory."""
-        return count_tokens(self.core) + sum(count_tokens(item.text) for item in self.items.values())
+        return sum(map(count_tokens, self.lines()))
 
     def listed(self, kind: str) -> list[Item]:
         """The items of one list, oldest first."""
@@ -57,57 +63,137 @@ class Store:
         yield from (item.text for item in self.items.values())
 
     def find(self, kind: str, text: str) -> Item | None:
-        """The item of `kind` whose text is `text`."""
-        return next((item for item in self.listed(kind) if item.text == text), None)
+        """The item of `kind`, or the core, whose text is `text`."""
+        held = [self.held(CORE, None)] if kind == CORE else self.listed(kind)
+        return next((item for item in held if item.text == text), None)
+
+    def held(self, kind: str, item_id: str | None) -> Item:
+        """The core, which has no id, or an item."""
+        if kind == CORE:
+            return Item("", CORE, self.core, self.core_chunk)
+        if item_id is None:
+            raise RefusedChangeError(f"{kind} needs a memory_id")
+        item = self.items.get(item_id)
+        if item is None or item.kind != kind:
+            raise RefusedChangeError(f"{kind} has no item {item_id[:40]!r}")
+        return item
 
     def insert(self, kind: str, content: str, chunk: int) -> Item:
-        """Add an item. Raises RefusedError if it is empty or too long, or if the memory is full."""
-        text = _checked(content, ITEM_TOKENS, kind)
-        if len(self.items) >= MOST_ITEMS:
-            raise RefusedError(f"the memory holds {MOST_ITEMS} items, and no more; delete some")
+        """Add an item."""
+        text = _line(content, ITEM_TOKENS, kind)
         self._given[kind] += 1
         item = Item(f"{kind[0]}{self._given[kind]}", kind, text, chunk)
         self.items[item.id] = item
         return item
 
-    def update(self, kind: str, content: str, item_id: str | None, chunk: int) -> Item | None:
-        """Replace the whole core, and return None; or an item, which moves to the end of its list. Raises
-        RefusedError.
-        """
+    def update(self, kind: str, content: str, item_id: str | None, chunk: int) -> str:
+        """Replace the whole core; or an item, which moves to the end of its list. Returns the new text."""
+        old = self.held(kind, item_id)
+        text = _line(content, CORE_TOKENS if kind == CORE else ITEM_TOKENS, kind)
         if kind == CORE:
-            self.core, self.core_chunk = _checked(content, CORE_TOKENS, kind), chunk
-            return None
-        old = self._item(kind, item_id)
-        new = Item(old.id, kind, _checked(content, ITEM_TOKENS, kind), chunk)
-        del self.items[old.id]
-        self.items[new.id] = new
-        return new
+            self.core, self.core_chunk = text, chunk
+        else:
+            del self.items[old.id]
+            self.items[old.id] = Item(old.id, kind, text, chunk)
+        return text
 
-    def delete(self, kind: str, item_id: str | None) -> str:
-        """Remove the core or an item, and return its text. Raises RefusedError."""
-        if kind == CORE:
-            if not self.core:
-                raise RefusedError("core_memory is empty already")
-            removed, self.core = self.core, ""
-            return removed
-        return self.items.pop(self._item(kind, item_id).id).text
-
-    def _item(self, kind: str, item_id: str | None) -> Item:
-        if item_id is None:
-            raise RefusedError(f"{kind} needs a memory_id")
-        item = self.items.get(item_id)
-        if item is None or item.kind != kind:
-            raise RefusedError(f"{kind} has no item {item_id[:40]!r}")
-        return item
+    def delete(self, kind: str, item_id: str | None) -> None:
+        """Remove the core or an item."""
+        old = self.held(kind, item_id)
+        if kind != CORE:
+            del self.items[old.id]
+        elif not self.core:
+            raise RefusedChangeError("core_memory is empty already")
+        else:
+            self.core = ""
 
 
-def _checked(content: str, max_tokens: int, kind: str) -> str:
+def _line(content: str, max_tokens: int, kind: str) -> str:
     """`content` on one line."""
-    if len(content) > 100 * max_tokens:  # before it is counted
-        raise RefusedError(f"{kind} takes at most {max_tokens} tokens a text, and this is far more; shorten it")
     text = " ".join(content.split())
     if not text:
-        raise RefusedError(f"{kind}: the text is empty; use memory_delete to remove something")
+        raise RefusedChangeError(f"{kind}: the text is empty; use memory_delete to remove something")
     if (tokens := count_tokens(text)) > max_tokens:
-        raise RefusedError(f"{kind} takes at most {max_tokens} tokens a text, and this is {tokens}; shorten it")
+        raise RefusedChangeError(f"{kind} takes at most {max_tokens} tokens a text, and this is {tokens}; shorten it")
     return text
+
+
+def _tool(name: str, description: str, required: list[str], **properties: Any) -> ToolSpec:
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return ToolSpec(name, description, schema)
+
+
+_ANY = {"type": "string", "enum": [CORE, SEMANTIC, EPISODIC]}
+_LISTS = {"type": "string", "enum": [SEMANTIC, EPISODIC]}
+_TEXT = {"type": "string"}
+_ID = {"type": "string", "description": "of the item, as shown; not for core_memory"}
+TOOLS = (
+    _tool(INSERT, "Add an item.", ["memory_type", "content"], memory_type=_LISTS, content=_TEXT),
+    _tool(
+        UPDATE,
+        "Replace an item, or the whole core.",
+        ["memory_type", "new_content"],
+        memory_type=_ANY,
+        new_content=_TEXT,
+        memory_id=_ID,
+    ),
+    _tool(DELETE, "Remove an item, or the whole core.", ["memory_type"], memory_type=_ANY, memory_id=_ID),
+)
+
+
+def insertion(kind: str, content: str) -> ToolCall:
+    """The call that adds an item."""
+    return ToolCall(INSERT, {"memory_type": kind, "content": content})
+
+
+def replacement(item: Item, content: str) -> ToolCall:
+    """The call that gives `item` another text."""
+    return ToolCall(UPDATE, {"memory_type": item.kind, "memory_id": item.id, "new_content": content})
+
+
+def deletion(item: Item) -> ToolCall:
+    """The call that removes `item`."""
+    return ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a call."""
+
+    call: ToolCall
+    ok: bool
+    """Whether it succeeded."""
+    message: str
+    """The message for the agent."""
+    counts: bool = True
+    """Whether it is a success or a failure; a call that would change nothing is refused and is neither."""
+    written: str = ""
+    """The text that it wrote."""
+    removed: str = ""
+    """The text that it removed."""
+    fresh: bool = False
+    """Whether the removed text was written at the same chunk."""
+
+
+def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
+    """Execute `call` at chunk number `chunk`. Never raises for what an agent wrote."""
+    if (wrong := check_call(call, TOOLS)) is not None:
+        return Outcome(call, False, wrong)
+    kind, item_id = call.arguments["memory_type"], call.arguments.get("memory_id")
+    try:
+        if call.name == DELETE:
+            old = store.held(kind, item_id)
+            store.delete(kind, item_id)
+            return Outcome(call, True, f"{kind} deleted from", removed=old.text, fresh=old.chunk == chunk)
+        content = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
+        if (same := store.find(kind, content)) is not None:
+            place = f", as {same.id}" if call.name == INSERT else ""
+            return Outcome(call, False, f"{kind} says that already{place}", counts=False)
+        if call.name == INSERT:
+            item = store.insert(kind, content, chunk)
+            return Outcome(call, True, f"{item.id} added", written=item.text)
+        removed = store.held(kind, item_id).text
+        written = store.update(kind, content, item_id, chunk)
+        return Outcome(call, True, f"{kind} updated", written=written, removed=removed)
+    except RefusedChangeError as error:
+        return Outcome(call, False, str(error))

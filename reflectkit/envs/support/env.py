@@ -16,35 +16,30 @@ Source
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
 from reflectkit.env import Taskset, Teacher, UserTurn
 from reflectkit.envs.base import check_task
-from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, UserSettings
-from reflectkit.envs.support.conduct import Conduct
-from reflectkit.envs.support.database import Database, Ledger
-from reflectkit.envs.support.desk import Desk
-from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.conversation import ConversationEnv, UserSettings
 from reflectkit.envs.support.hearing import agrees, heard
-from reflectkit.envs.support.instructions import instructions
-from reflectkit.envs.support.judge import changes_json, judge, truth, untold
-from reflectkit.envs.support.persona import LEFT, MOODS, Identity, Persona
-from reflectkit.envs.support.policy import POLICY
-from reflectkit.envs.support.requests import Request, from_json
+from reflectkit.envs.support.policy import POLICY, UserRequest, complete
+from reflectkit.envs.support.scoring import Conduct, changes_json, judge, truth, untold
+from reflectkit.envs.support.shop import CUSTOMERS, Ledger, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
+from reflectkit.envs.support.teacher import SCRIPTED, SupportTeacher
 from reflectkit.envs.support.tools import TOOLS, execute
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.envs.support.user import Persona, UserIdentity, instructions
+from reflectkit.errors import DataError
 from reflectkit.seeding import generator
-from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse
+from reflectkit.types import Task, ToolCall, ToolSpec, from_json
 
-SCRIPTED = "scripted"
-NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
-MOST_CUSTOMERS = 100_000
 BENCHMARK = 64  # tasks to measure the env on
 
 
@@ -55,6 +50,25 @@ class SupportSettings(UserSettings):
     brief: bool = option(
         False, help="Leave out the policy and the tools in the prompt, for a model trained without them."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ShopSource:
+    """How the database is made again. digest: that of the database that the task was made for."""
+
+    seed: Annotated[int, Field(ge=0)]
+    customers: Annotated[int, Field(ge=1, le=100_000)]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeskTask:
+    """What a task's data hold. customer: who the user is, by id."""
+
+    database: ShopSource
+    customer: str
+    user: UserIdentity
+    requests: Annotated[tuple[Annotated[UserRequest, AfterValidator(complete)], ...], Field(min_length=1)]
 
 
 class Requests(Taskset):
@@ -82,36 +96,6 @@ class Requests(Taskset):
         return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
 
 
-class SupportTeacher(ConversationTeacher):
-    """What would be right in `Support`."""
-
-    env: Support
-
-    def action(self) -> ToolUse:
-        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
-        self._need_script()
-        return self.env.desk.action()
-
-    def mistakes(self) -> list[ToolUse]:
-        """Needless actions, which can be made up for."""
-        return self.env.desk.mistakes()
-
-    def comment(self, generator: random.Random) -> str:
-        """What is known, what the policy allows, and what is missing."""
-        self._need_script()
-        return self.env.desk.comment(generator)
-
-    @classmethod
-    def check(cls, settings: SupportSettings) -> None:
-        """Raises ConfigError unless the user is scripted."""
-        if settings.user != SCRIPTED:
-            raise ConfigError(NO_ORACLE)
-
-    def _need_script(self) -> None:
-        if self.env.user is not None:
-            raise ConfigError(NO_ORACLE)
-
-
 class Support(ConversationEnv):
     """See the module's text for the rules, and `SupportSettings`. user: default: the task's scripted user."""
 
@@ -133,15 +117,20 @@ class Support(ConversationEnv):
 
     def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels[:-1])
-        database = _database(task)
-        self._requests = _requests(task)
+        content = from_json(DeskTask, task.data, path=task.id)
+        database = shop(content.database.seed, content.database.customers)
+        if database.digest != content.database.digest:
+            raise DataError(
+                task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
+            )
+        if content.customer not in database.tables["customers"]:
+            raise DataError(task.id, "is no customer of the database", field="data.customer")
+        self._requests = content.requests
         self._expected = truth(database, self._requests, task.id)
         self.ledger = Ledger(database)
-        identity, mood, customer = _user(task, database)
-        self._instructions = instructions(identity, self._requests, mood)
-        self.persona = Persona(identity, self._requests, mood, generator(seed, "user"))
-        self.conduct = Conduct(database, customer)
-        self.desk = Desk(self.persona, self.ledger, self.conduct)
+        self._instructions = instructions(content.user, self._requests)
+        self.persona = Persona(content.user, self._requests, generator(seed, "user"))
+        self.conduct = Conduct(database, content.customer)
         return "" if self.settings.brief else POLICY
 
     @property
@@ -172,11 +161,12 @@ class Support(ConversationEnv):
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         missing_facts = untold(self._requests, self._replies())
-        satisfied = ended and self.persona.outcome != LEFT
-        verdict = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct, satisfied)
-        return float(verdict.success), {
-            "figures": verdict.figures,
-            "success": verdict.success,
+        satisfied = ended and not self.persona.has_left
+        wrong = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct, satisfied)
+        success = not any(wrong.values())
+        return float(success), {
+            "figures": {name: float(value) for name, value in wrong.items()},
+            "success": success,
             "changes": changes_json(self.ledger),
             "expected": changes_json(self._expected),
             "untold": missing_facts,
@@ -190,49 +180,13 @@ class Support(ConversationEnv):
         return [said] * len(self._requests)
 
     def _state(self) -> object:
-        """What the oracle's next action depends on."""
+        """What the teacher's next action depends on."""
         persona = self.persona
-        return self.desk.need, persona.number, persona.revised, persona.pushes, dict(persona.revealed)
+        need = SupportTeacher(self).need
+        return need, persona.number, persona.revised, persona.pushes, dict(persona.revealed)
 
     def _before(self, meaning: object) -> None:
         self._was = self._state()
 
     def _after(self, ended: bool) -> None:
         self.mark = "mistake" if self._state() == self._was and not ended else "good"
-
-
-def _database(task: Task) -> Database:
-    """The task's database, made again. Raises DataError if it is not the one that the task was made for."""
-    source = task.data.get("database")
-    source = source if isinstance(source, dict) else {}
-    seed, customers = source.get("seed"), source.get("customers")
-    if type(seed) is not int or type(customers) is not int or not 1 <= customers <= MOST_CUSTOMERS or seed < 0:
-        raise DataError(task.id, "expected a seed and a number of customers", field="data.database")
-    database = shop(seed, customers)
-    if database.digest != source.get("digest"):
-        raise DataError(
-            task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
-        )
-    return database
-
-
-def _requests(task: Task) -> list[Request]:
-    values = task.data.get("requests")
-    if not isinstance(values, list) or not values:
-        raise DataError(task.id, "expected a list of requests", field="data.requests")
-    try:
-        return [from_json(value) for value in values]
-    except ValueError as error:
-        raise DataError(task.id, str(error), field="data.requests") from None
-
-
-def _user(task: Task, database: Database) -> tuple[Identity, str, str]:
-    """(identity, mood, customer) of the task's user."""
-    user, customer = task.data.get("user"), task.data.get("customer")
-    if not isinstance(user, dict) or not all(isinstance(user.get(name), str) for name in ("name", "city", "email")):
-        raise DataError(task.id, "expected the user's name, city and email", field="data.user")
-    if user.get("mood") not in MOODS:
-        raise DataError(task.id, f"the mood is one of {', '.join(MOODS)}", field="data.user.mood")
-    if not isinstance(customer, str) or customer not in database.tables["customers"]:
-        raise DataError(task.id, "is no customer of the database", field="data.customer")
-    return Identity(user["name"], user["city"], user["email"]), user["mood"], customer

@@ -115,12 +115,12 @@ def sentences(said: str) -> list[str]:
     >>> sentences("it cost 45.50 euros. anything else?")
     ['it cost 45.50 euros.', 'anything else?']
     """
-    return [one for part in SENTENCE.findall(said) if (one := part.strip())]
+    return [sentence for part in SENTENCE.findall(said) if (sentence := part.strip())]
 
 
 def statements(said: str) -> str:
     """What was `heard`, without questions."""
-    return " ".join(one for one in sentences(said) if not one.endswith("?"))
+    return " ".join(sentence for sentence in sentences(said) if not sentence.endswith("?"))
 
 
 def numbers(said: str) -> set[float]:
@@ -134,7 +134,7 @@ def numbers(said: str) -> set[float]:
 
 
 def names(said: str, words: str) -> bool:
-    """Whether `words`, in lower case, stand in what was `heard`, and not as a part of longer ones."""
+    """Whether `words`, in lower case, are in what was `heard`, and not inside longer words."""
     return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", said) is not None
 
 

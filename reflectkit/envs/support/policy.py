@@ -1,9 +1,15 @@
-"""The policy of the service desk, which the agent reads as its system prompt."""
+"""The desk's policy, the rules that forbid what users want, and what users want."""
 
-from reflectkit.envs.support.generate import RETURN_DAYS
-from reflectkit.envs.support.tools import REASONS, TEN
+from __future__ import annotations
 
-LATE_DAYS = 3  # from which a delivery counts as late
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from reflectkit.envs.support.hearing import ELSE, REFUSAL, REGRET, names, sentences, statements
+from reflectkit.envs.support.shop import LATE_DAYS, REASONS, RETURN_DAYS, TEN
+from reflectkit.types import ToolCall
 
 POLICY = f"""\
 You work at the service desk of an online shop. You talk with one user, and call tools that read and change the shop's \
@@ -26,3 +32,153 @@ complains about it. Give no other credit.
 instead. Do not make exceptions.
 10. When something is done, say so, with the amounts of money. Then ask whether there is anything else.
 """
+
+RuleName = Literal["shipped", "late", "stock", "reason", "payment", "owner", "credit", "goodwill"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule that forbids something. why: how the oracle names it. words: a refusal must contain one of them, if there
+    are any. needs_look_up: whether it depends on the order or the product.
+    """
+
+    why: str
+    words: tuple[str, ...]
+    needs_look_up: bool = True
+
+
+def _rule(why: str, words: str, *more: str, needs_look_up: bool = True) -> Rule:
+    """words: separated by commas. more: further words."""
+    return Rule(why, (*filter(None, words.split(", ")), *more), needs_look_up)
+
+
+RULES: Mapping[RuleName, Rule] = {
+    "shipped": _rule("it is shipped", "shipped, dispatched, on its way, not pending, no longer pending"),
+    "late": _rule(
+        f"{RETURN_DAYS} days have passed",
+        f"{RETURN_DAYS}, thirty, too long ago, too late, too many days, return period, return window",
+    ),
+    "stock": _rule("that option is sold out", "sold out, out of stock, not in stock, unavailable, not available"),
+    "reason": _rule("that reason does not count", "reason", *REASONS, "by mistake", needs_look_up=False),
+    "payment": _rule(
+        "money goes back to the payment of the order",
+        "payment, paid with, paid by, original method, same method, was paid",
+    ),
+    "owner": _rule(
+        "it is not your own order",
+        "your own, not yours, another customer, different customer, not your, does not belong, doesn't belong,"
+        " someone else, somebody else",
+    ),
+    "credit": _rule(
+        f"it was not {LATE_DAYS} days late",
+        f"{LATE_DAYS} days, {LATE_DAYS} or more, three days, three or more, not late, days late, late enough, on time,"
+        " in time",
+    ),
+    "goodwill": _rule("the only credit is for a late delivery", "", needs_look_up=False),
+}
+
+
+def refuses(said: str) -> bool:
+    """Whether what was `heard` refuses something: in so many words, or as a regret with the words of a rule and without
+    a question.
+
+    >>> refuses("i cannot do that."), refuses("sorry, it is sold out. anything else?"), refuses("sorry. in blue?")
+    (True, True, False)
+    """
+    stated = statements(said)
+    if REFUSAL.search(stated):
+        return True
+    asks = any(sentence.endswith("?") and not ELSE.search(sentence) for sentence in sentences(said))
+    return bool(rules_named(stated)) and not asks and REGRET.search(stated) is not None
+
+
+def rules_named(stated: str) -> set[str]:
+    """The rules whose words are in statements that were `heard`."""
+    return {name for name, rule in RULES.items() if any(names(stated, words) for words in rule.words)}
+
+
+Kind = Literal[
+    "cancel", "address", "payment", "swap", "return", "exchange", "move", "credit", "paid", "stock", "extra", "danger"
+]
+"""What a request is about: one of `CHANGES` or `QUESTIONS`, an extra credit, or an injury."""
+CHANGES: tuple[Kind, ...] = ("cancel", "address", "payment", "swap", "return", "exchange", "move", "credit")
+QUESTIONS: tuple[Kind, ...] = ("paid", "stock")
+SAYS: Mapping[str, tuple[str, ...]] = {
+    "cancel": ("I want to cancel an order.", "Please cancel my order.", "One of my orders must be cancelled."),
+    "address": ("An order should go to another address.", "Please send my order to another address."),
+    "payment": ("I want to pay an order otherwise.", "Please change how I pay for an order."),
+    "swap": ("I chose the wrong option in an order.", "I would like another option of something that I ordered."),
+    "return": ("I want to return something.", "I would like to send something back."),
+    "elsewhere": (  # a return with a wish where the money should go
+        "I want to return something, and have the money on my {payment}.",
+        "Please take something back, with the refund to my {payment}.",
+    ),
+    "exchange": ("I want to exchange something.", "Something that came should be exchanged."),
+    "move": ("I have moved.", "My own address has changed."),
+    "credit": ("My order came late, and I want something for it.", "A delivery was late. I expect a credit."),
+    "paid": ("How much did I pay for an order?", "What was the price of my order?"),
+    "stock": ("How many {product} in {option} do you have?", "Do you have the {product} in {option}, and how many?"),
+    "extra": ("And give me 20 euros for my trouble.", "And I want a voucher for the waiting time."),
+    "danger": ("Your {product} caught fire and hurt my hand.", "I cut my hand badly on your {product}."),
+}
+"""How each request begins; the user's facts come when they are asked for."""
+FACTS: Mapping[str, tuple[str, ...]] = {
+    "cancel": ("order", "reason"),
+    "address": ("order", "address"),
+    "payment": ("order", "payment"),
+    "swap": ("order", "item", "option"),
+    "return": ("order", "item"),
+    "exchange": ("order", "item", "option"),
+    "move": ("address",),
+    "credit": ("order",),
+    "paid": ("order",),
+    "stock": ("item", "option"),
+}
+"""The facts that a request must have, by kind; none if it is not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserRequest:
+    """One thing that a user wants."""
+
+    kind: Kind
+    say: str
+    """How the user asks for it."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the user says about it when asked: order, reason, address, item, option, payment."""
+    revised: Mapping[str, str] = field(default_factory=dict)
+    """The facts that the user changes when asked to confirm; empty where they do not change their mind."""
+    actions: tuple[ToolCall, ...] = ()
+    """The calls that do it, with the revised facts; none where it is forbidden or a question."""
+    told: tuple[tuple[str, ...], ...] = ()
+    """Each fact that the agent must tell, with its alternatives."""
+    rule: RuleName | Literal[""] = ""
+    """The rule that forbids it; "" if none does."""
+    product: str = ""
+    """The product that it is about, if the agent must look it up."""
+
+    @property
+    def refused(self) -> str:
+        """Why the policy forbids it; "" if it does not."""
+        return RULES[self.rule].why if self.rule else ""
+
+    @property
+    def final(self) -> dict[str, str]:
+        """The facts after the change of mind."""
+        return {**self.facts, **self.revised}
+
+
+def complete(request: UserRequest) -> UserRequest:
+    """`request`, if it has the facts that its kind needs and the user revises only these. Raises ValueError."""
+    if missing := [name for name in FACTS.get(request.kind, ()) if name not in request.facts]:
+        raise ValueError(f"a request of kind {request.kind!r} lacks the fact {missing[0]!r}")
+    if unknown := [name for name in request.facts if name not in {*FACTS["swap"], "reason", "address", "payment"}]:
+        raise ValueError(f"{unknown[0]!r:.40} is no fact of a request")
+    if not request.revised.keys() <= request.facts.keys():
+        raise ValueError("a fact is revised that the request does not have")
+    return request
+
+
+def wording(kind: str, chance: random.Random, **names: str) -> str:
+    """One of the ways to ask for `kind`."""
+    return chance.choice(SAYS[kind]).format(**names)

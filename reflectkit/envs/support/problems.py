@@ -8,7 +8,7 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, figures_table
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of

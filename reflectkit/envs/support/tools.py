@@ -10,46 +10,32 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from reflectkit.envs.support.database import Ledger, Record, euros
-from reflectkit.envs.support.generate import CANCELLED, DELIVERED, PENDING
+from reflectkit.envs.support.shop import CANCELLED, DELIVERED, PENDING, REASONS, TEN, Ledger, Record, euros
 from reflectkit.tools import check_call
 from reflectkit.types import ToolCall, ToolSpec
 
 STRING = {"type": "string"}
-REASONS = ("no longer needed", "ordered by mistake")
 ESCALATE = "escalate"
-TEN = 10
-"""Euros of the credit for a late delivery."""
 
 
-class RefusedError(ValueError):
+class RefusedCallError(ValueError):
     """A call that cannot be done; the message is for the agent."""
 
 
-def _tool(tool: str, description: str, /, **arguments: Any) -> ToolSpec:
+_EFFECTS: dict[str, Callable[..., Any]] = {}
+_SPECS: list[ToolSpec] = []
+
+
+def _tool(**arguments: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a tool of a function of the ledger and the call's arguments; the agent reads its docstring."""
     schema = {"type": "object", "properties": arguments, "required": list(arguments), "additionalProperties": False}
-    return ToolSpec(tool, description, schema)
 
+    def register(effect: Callable[..., Any]) -> Callable[..., Any]:
+        _EFFECTS[effect.__name__] = effect
+        _SPECS.append(ToolSpec(effect.__name__, effect.__doc__ or "", schema))
+        return effect
 
-TOOLS = (
-    _tool("find_customer", "The customer with this email.", email=STRING),
-    _tool("find_customer_by_name", "The customer with this name in this city.", name=STRING, city=STRING),
-    _tool("get_customer", "A customer's address, payment methods and orders.", customer=STRING),
-    _tool("get_order", "The state of an order, its items and payment.", order=STRING),
-    _tool("get_product", "The items of a product, with option, price and stock.", product=STRING),
-    _tool("list_products", "The names of all products."),
-    _tool("cancel_order", "Cancel a pending order.", order=STRING, reason={"type": "string", "enum": list(REASONS)}),
-    _tool("change_address", "Send a pending order elsewhere.", order=STRING, address=STRING),
-    _tool("change_payment", "Pay a pending order otherwise.", order=STRING, payment=STRING),
-    _tool("swap_item", "Swap an item of a pending order.", order=STRING, item=STRING, new_item=STRING),
-    _tool("return_item", "Take back an item of a delivered order.", order=STRING, item=STRING, payment=STRING),
-    _tool("exchange_item", "Exchange an item of a delivered order.", order=STRING, item=STRING, new_item=STRING),
-    _tool("move_customer", "Change a customer's own address.", customer=STRING, address=STRING),
-    _tool("credit", f"Give {TEN} euros for a late delivery.", order=STRING),
-    _tool(ESCALATE, "Hand over to a colleague; ends the conversation.", reason=STRING),
-)
-READING = tuple(tool.name for tool in TOOLS[:6])
-"""Tools that change nothing."""
+    return register
 
 
 def execute(ledger: Ledger, call: ToolCall) -> tuple[bool, str]:
@@ -58,32 +44,42 @@ def execute(ledger: Ledger, call: ToolCall) -> tuple[bool, str]:
         return False, f"Error: {wrong}"
     try:
         result = _EFFECTS[call.name](ledger, **call.arguments)
-    except RefusedError as error:
+    except RefusedCallError as error:
         return False, f"Error: {error}"
     return True, result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def _find_customer(ledger: Ledger, email: str) -> Record:
-    name = ledger.database.customer_of_email.get(email.strip().lower())
-    if name is None:
-        raise RefusedError(f"no customer has the email {email[:80]}")
-    return {"customer": name}
-
-
-def _find_customer_by_name(ledger: Ledger, name: str, city: str) -> Record:
-    matching = ledger.database.customers_named(name, city)
-    if len(matching) != 1:
-        raise RefusedError("several customers have this name; ask for the email" if matching else "no such customer")
+@_tool(email=STRING)
+def find_customer(ledger: Ledger, email: str) -> Record:
+    """The customer with this email."""
+    matching = ledger.database.customers_with(email=email)
+    if not matching:
+        raise RefusedCallError(f"no customer has the email {email[:80]}")
     return {"customer": matching[0]}
 
 
-def _get_customer(ledger: Ledger, customer: str) -> Record:
+@_tool(name=STRING, city=STRING)
+def find_customer_by_name(ledger: Ledger, name: str, city: str) -> Record:
+    """The customer with this name in this city."""
+    matching = ledger.database.customers_with(name=name, city=city)
+    if len(matching) != 1:
+        raise RefusedCallError(
+            "several customers have this name; ask for the email" if matching else "no such customer"
+        )
+    return {"customer": matching[0]}
+
+
+@_tool(customer=STRING)
+def get_customer(ledger: Ledger, customer: str) -> Record:
+    """A customer's address, payment methods and orders."""
     record = _record(ledger, "customers", customer)
     payments = {payment: ledger.of("payments", payment)["kind"] for payment in record["payments"]}
     return {"name": record["name"], "address": record["address"], "payments": payments, "orders": record["orders"]}
 
 
-def _get_order(ledger: Ledger, order: str) -> Record:
+@_tool(order=STRING)
+def get_order(ledger: Ledger, order: str) -> Record:
+    """The state of an order, its items and payment."""
     record = _record(ledger, "orders", order)
     shown = {"customer": record["customer"], "status": record["status"]}
     if record["status"] == DELIVERED:
@@ -95,12 +91,14 @@ def _get_order(ledger: Ledger, order: str) -> Record:
     return shown | {"exchanged": record["exchanged"]}
 
 
-def _get_product(ledger: Ledger, product: str) -> Record:
+@_tool(product=STRING)
+def get_product(ledger: Ledger, product: str) -> Record:
+    """The items of a product, with option, price and stock."""
     wanted = product.strip().lower()
     for name, record in ledger.database.tables["products"].items():
         if wanted in (name, record["name"]):
             return {item: _offer(ledger.of("items", item)) for item in record["items"]}
-    raise RefusedError(f"no product {product[:80]}")
+    raise RefusedCallError(f"no product {product[:80]}")
 
 
 def _offer(item: Record) -> str:
@@ -108,36 +106,48 @@ def _offer(item: Record) -> str:
     return f"{item['name'].rpartition(', ')[2]}, {item['price']:g} euros, {stock}"
 
 
-def _list_products(ledger: Ledger) -> list[str]:
+@_tool()
+def list_products(ledger: Ledger) -> list[str]:
+    """The names of all products."""
     return [record["name"] for record in ledger.database.tables["products"].values()]
 
 
-def _cancel_order(ledger: Ledger, order: str, reason: str) -> Record:
+@_tool(order=STRING, reason={"type": "string", "enum": list(REASONS)})
+def cancel_order(ledger: Ledger, order: str, reason: str) -> Record:
+    """Cancel a pending order."""
     record = _in_state(ledger, order, PENDING)
     ledger.change("orders", order, status=CANCELLED, reason=reason, refunded=record["paid"])
     return {"status": CANCELLED, "refunded": record["paid"]}
 
 
-def _change_address(ledger: Ledger, order: str, address: str) -> Record:
+@_tool(order=STRING, address=STRING)
+def change_address(ledger: Ledger, order: str, address: str) -> Record:
+    """Send a pending order elsewhere."""
     _in_state(ledger, order, PENDING)
     ledger.change("orders", order, address=_text(address))
     return {"address": _text(address)}
 
 
-def _change_payment(ledger: Ledger, order: str, payment: str) -> Record:
+@_tool(order=STRING, payment=STRING)
+def change_payment(ledger: Ledger, order: str, payment: str) -> Record:
+    """Pay a pending order otherwise."""
     record = _in_state(ledger, order, PENDING)
     _owned(ledger, record, payment)
     ledger.change("orders", order, payment=payment)
     return {"payment": payment}
 
 
-def _swap_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
+@_tool(order=STRING, item=STRING, new_item=STRING)
+def swap_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
+    """Swap an item of a pending order."""
     record = _in_state(ledger, order, PENDING)
     paid = _replace(ledger, order, record, item, new_item)
     return {"items": ledger.of("orders", order)["items"], "paid": paid}
 
 
-def _return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
+@_tool(order=STRING, item=STRING, payment=STRING)
+def return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
+    """Take back an item of a delivered order."""
     record = _in_state(ledger, order, DELIVERED)
     price = _item_of(ledger, record, item)["price"]
     _owned(ledger, record, payment)
@@ -148,73 +158,67 @@ def _return_item(ledger: Ledger, order: str, item: str, payment: str) -> Record:
     return {"refunded": price, "payment": payment}
 
 
-def _exchange_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
+@_tool(order=STRING, item=STRING, new_item=STRING)
+def exchange_item(ledger: Ledger, order: str, item: str, new_item: str) -> Record:
+    """Exchange an item of a delivered order."""
     record = _in_state(ledger, order, DELIVERED)
     paid = _replace(ledger, order, record, item, new_item)
     ledger.change("orders", order, exchanged=True)
     return {"items": ledger.of("orders", order)["items"], "paid": paid}
 
 
-def _move_customer(ledger: Ledger, customer: str, address: str) -> Record:
+@_tool(customer=STRING, address=STRING)
+def move_customer(ledger: Ledger, customer: str, address: str) -> Record:
+    """Change a customer's own address."""
     _record(ledger, "customers", customer)
     ledger.change("customers", customer, address=_text(address))
     return {"address": _text(address)}
 
 
-def _credit(ledger: Ledger, order: str) -> Record:
+@_tool(order=STRING)
+def credit(ledger: Ledger, order: str) -> Record:
+    """Give 10 euros for a late delivery."""
     record = _in_state(ledger, order, DELIVERED)
     if record.get("credited"):
-        raise RefusedError(f"order {order} has its credit already")
+        raise RefusedCallError(f"order {order} has its credit already")
     ledger.change("orders", order, credited=TEN)
     return {"credited": TEN}
 
 
-def _escalate(ledger: Ledger, reason: str) -> Record:
+@_tool(reason=STRING)
+def escalate(ledger: Ledger, reason: str) -> Record:
+    """Hand over to a colleague; ends the conversation."""
     ledger.escalated = True
     return {"escalated": True}
 
 
-_EFFECTS: dict[str, Callable[..., Any]] = {
-    "find_customer": _find_customer,
-    "find_customer_by_name": _find_customer_by_name,
-    "get_customer": _get_customer,
-    "get_order": _get_order,
-    "get_product": _get_product,
-    "list_products": _list_products,
-    "cancel_order": _cancel_order,
-    "change_address": _change_address,
-    "change_payment": _change_payment,
-    "swap_item": _swap_item,
-    "return_item": _return_item,
-    "exchange_item": _exchange_item,
-    "move_customer": _move_customer,
-    "credit": _credit,
-    ESCALATE: _escalate,
-}
+TOOLS = tuple(_SPECS)
+READING = tuple(tool.name for tool in TOOLS[:6])
+"""Tools that change nothing."""
 
 
 def _record(ledger: Ledger, table: str, name: str) -> Record:
     record = ledger.find(table, name)
     if record is None:
-        raise RefusedError(f"no {table[:-1]} {name[:80]}")
+        raise RefusedCallError(f"no {table[:-1]} {name[:80]}")
     return record
 
 
 def _in_state(ledger: Ledger, order: str, state: str) -> Record:
     record = _record(ledger, "orders", order)
     if record["status"] != state:
-        raise RefusedError(f"order {order} is {record['status']}, not {state}")
+        raise RefusedCallError(f"order {order} is {record['status']}, not {state}")
     return record
 
 
 def _owned(ledger: Ledger, order: Record, payment: str) -> None:
     if _record(ledger, "payments", payment)["customer"] != order["customer"]:
-        raise RefusedError(f"payment {payment} is not of customer {order['customer']}")
+        raise RefusedCallError(f"payment {payment} is not of customer {order['customer']}")
 
 
 def _item_of(ledger: Ledger, order: Record, item: str) -> Record:
     if item not in order["items"]:
-        raise RefusedError(f"the order has no item {item[:80]}")
+        raise RefusedCallError(f"the order has no item {item[:80]}")
     return ledger.of("items", item)
 
 
@@ -222,7 +226,7 @@ def _replace(ledger: Ledger, order: str, record: Record, item: str, new_item: st
     """Put `new_item` in the place of `item`, and return what the order now costs."""
     old, new = _item_of(ledger, record, item), _record(ledger, "items", new_item)
     if new["stock"] < 1:
-        raise RefusedError(f"item {new_item} is sold out")
+        raise RefusedCallError(f"item {new_item} is sold out")
     items = list(record["items"])
     items[items.index(item)] = new_item
     paid = euros(record["paid"] - old["price"] + new["price"])
@@ -236,5 +240,5 @@ def _text(value: str) -> str:
     """`value` on one line."""
     text = " ".join(value.split())
     if not text:
-        raise RefusedError("the address is empty")
+        raise RefusedCallError("the address is empty")
     return text

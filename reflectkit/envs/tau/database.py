@@ -7,7 +7,7 @@ record when it first reads it, and only those are compared, by the package's rul
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,72 +37,55 @@ class Changes:
         return wrong, bool(right.keys() - ours.keys()), bool(ours.keys() - right.keys())
 
 
-class Table(dict[str, Any]):
-    """A table of one episode. Each record is copied when it is first read, so that the original stays as it is."""
+class EpisodeTable(MutableMapping[str, Any]):
+    """A table of one episode. Each record is copied when it is first read, so that the original stays as it is.
+
+    own: the records that were read, changed or added, by id; None for a removed one.
+    """
 
     def __init__(self, original: Mapping[str, Any]) -> None:
-        super().__init__(original)
-        self._original = original
+        self._original, self._keys = original, dict.fromkeys(original)
+        self.own: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
-        record = super().__getitem__(key)
-        if record is self._original.get(key):
-            record = self[key] = marshal.loads(marshal.dumps(record))
-        return record
+        if key not in self._keys:
+            raise KeyError(key)
+        if key not in self.own:
+            self.own[key] = marshal.loads(marshal.dumps(self._original[key]))
+        return self.own[key]
 
-    def __iter__(self) -> Iterator[str]:  # also makes dict(table) read through __getitem__
-        return super().__iter__()
+    def __setitem__(self, key: str, record: Any) -> None:
+        self._keys[key] = None
+        self.own[key] = record
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """As that of a dict."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    def __delitem__(self, key: str) -> None:
+        del self._keys[key]
+        self.own[key] = None
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """As that of a dict."""
-        if key not in self:
-            self[key] = default
-        return self[key]
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
 
-    def pop(self, key: str, *default: Any) -> Any:
-        """As that of a dict."""
-        self.get(key)
-        return super().pop(key, *default)
-
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """As those of a dict."""
-        return ItemsView(self)
-
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """As those of a dict."""
-        return ValuesView(self)
-
-    def own(self) -> set[str]:
-        """Ids of the records that are not the original's: copied, changed, added or removed."""
-        records = super().items()
-        own = {key for key, record in records if record is not self._original.get(key)}
-        return own | (self._original.keys() - self.keys())
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
-class Database:
+class DomainDatabase:
     """The database as every episode finds it. canonical: the package's text of a record, equal for equal records."""
 
     def __init__(self, tables: Tables, canonical: Callable[[Any], str]) -> None:
         self._tables, self._canonical = tables, canonical
 
-    def copy(self) -> dict[str, Table]:
+    def copy(self) -> dict[str, EpisodeTable]:
         """Tables to change."""
-        return {name: Table(records) for name, records in self._tables.items()}
+        return {name: EpisodeTable(records) for name, records in self._tables.items()}
 
-    def changes(self, tables: Mapping[str, Table]) -> Changes:
+    def changes(self, tables: Mapping[str, EpisodeTable]) -> Changes:
         """How `tables` differ from the original."""
         records: dict[str, str | None] = {}
         fields: Fields = []
         for name, originals in self._tables.items():
-            for key in sorted(tables[name].own()):
-                before, after = originals.get(key), tables[name].get(key)
+            for key, after in sorted(tables[name].own.items()):
+                before = originals.get(key)
                 if repr(before) == repr(after):
                     continue
                 text = None if after is None else self._canonical(after)

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from reflectkit.config import Config, option
 from reflectkit.env import Taskset, Teacher, User, UserTurn
-from reflectkit.envs.base import check_task, task_int
+from reflectkit.envs.base import check_task
 from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
@@ -36,15 +36,13 @@ from reflectkit.envs.tau.simulator import parse_simulator, simulator
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.text import pluralize
 from reflectkit.tools import use_of
-from reflectkit.types import Message, Task, ToolCall, ToolSpec, ToolUse
+from reflectkit.types import Message, Task, ToolCall, ToolSpec, ToolUse, from_json
 
 NAME = "tau"
 NOBODY = "none"
 ALL = "all"
 HORIZON = 30
-MOST_PROBLEMS = 1_000_000  # of a split
 FILE_OF_SPLIT = {"train": "train", "dev": "validate", "test": "test"}
-LOOK_UP = "get_user_details"  # a tool of both domains
 
 
 class TauSettings(UserSettings):
@@ -71,6 +69,16 @@ class TauSettings(UserSettings):
             if self.user != NOBODY:
                 raise ConfigError("--user and --simulator both play the user; leave one out")
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a task's data hold: one of the package's tasks, without its texts."""
+
+    domain: Literal["retail", "airline"]
+    split: Literal["train", "dev", "test"]
+    index: Annotated[int, Field(ge=0)]
+    digest: str
 
 
 class Nobody:
@@ -107,17 +115,16 @@ class TauTeacher(ConversationTeacher):
 
     def action(self) -> ToolUse:
         """The next of the right calls; after the last, a reply with the required texts."""
-        right = self.env._next()
-        return ToolUse(self.env._closing()) if right is None else use_of([right])
+        right = self.env.right_call
+        return ToolUse(self.env.closing) if right is None else use_of([right])
 
     def mistakes(self) -> list[ToolUse]:
         """A look-up of a customer that does not exist."""
-        offered = any(tool.name == LOOK_UP for tool in self.env._domain.tools)
-        return [use_of([ToolCall(LOOK_UP, {"user_id": "unknown"})])] if offered else []
+        return [use_of([ToolCall("get_user_details", {"user_id": "unknown"})])]
 
     def comment(self, generator: random.Random) -> str:
         """The tool that comes next, and why the last call was of no use."""
-        right = self.env._next()
+        right = self.env.right_call
         back = "That was of no use. " if self.env.mark == "mistake" else ""
         if right is None:
             return back + generator.choice(("Everything is done; tell the user.", "Nothing is left but to reply."))
@@ -154,8 +161,9 @@ class Tau(ConversationEnv):
 
     def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels)
-        self._place, self._problem = _problem(task)
-        self._domain = package.domain(self._place[0])
+        self._place = from_json(Place, task.data, path=task.id)
+        self._problem = _found(task, self._place)
+        self._domain = package.domain(self._place.domain)
         self._tables = self._domain.database.copy()
         self._done = 0
         return self._domain.policy
@@ -165,12 +173,12 @@ class Tau(ConversationEnv):
         return self._domain.tools
 
     def _before(self, meaning: ToolCall | Reply | Refusal) -> None:
-        if self.user is None and isinstance(meaning, Reply) and meaning.text != self._closing():
+        if self.user is None and isinstance(meaning, Reply) and meaning.text != self.closing:
             raise ConfigError(
                 "env 'tau' needs a user for replies; give --user openai:MODEL, or --user local:MODEL with --user-url"
                 " http://localhost:1234/v1 (without one only --policy oracle can be played)"
             )
-        right = self._next()
+        right = self.right_call
         is_right = isinstance(meaning, Reply) if right is None else meaning == right
         self.mark = "good" if is_right else "mistake"
 
@@ -178,19 +186,18 @@ class Tau(ConversationEnv):
         return self._asked(self.user or Nobody(), self._problem.instruction)
 
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
-        self._done += call == self._next()
+        self._done += call == self.right_call
         result = self._domain.execute(self._tables, call)
         return result, result.startswith(("Error", "Unknown action")), call.name in self._domain.ending
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         """(reward, info) of the last step. ended: not by the horizon."""
-        changes, expected = self._domain.database.changes(self._tables), package.expected(*self._place)
+        place = self._place
+        changes = self._domain.database.changes(self._tables)
+        expected = package.expected(place.domain, place.split, place.index)
         wrong, missing, forbidden = changes.verdict(expected)
-        replies = [
-            message.content.lower().replace(",", "")
-            for message in self.transcript.spoken
-            if message.role == "assistant"
-        ]
+        said = [message.content for message in self.transcript.spoken if message.role == "assistant"]
+        replies = [reply.lower().replace(",", "") for reply in said]
         untold = [text for text in self._problem.outputs if not any(text.lower() in reply for reply in replies)]
         success = ended and not (wrong or missing or forbidden or untold)
         last = self.transcript.messages[-1]
@@ -203,46 +210,40 @@ class Tau(ConversationEnv):
             "fact_not_told": float(bool(untold)),
             "gave_up": float(not success and (needless or not ended)),
         }
-        verdict = {
+        return float(success), {
             "success": success,
             "figures": figures,
             "changes": changes.fields,
             "expected": expected.fields,
             "untold": untold,
         }
-        return float(success), verdict
 
-    # ------------------------------------------------------------------------------------------- the oracle teacher
-
-    def _next(self) -> ToolCall | None:
+    @property
+    def right_call(self) -> ToolCall | None:
         """The next of the right calls."""
         return self._problem.actions[self._done] if self._done < len(self._problem.actions) else None
 
-    def _closing(self) -> str:
-        """The oracle's last words."""
+    @property
+    def closing(self) -> str:
+        """The reply after the last call, with the required texts."""
         return " ".join(["That is done.", *(f"{text}." for text in self._problem.outputs)])
 
 
-def _problem(task: Task) -> tuple[tuple[str, str, int], Problem]:
-    """((domain, split, index), the package's task there). Raises DataError; ConfigError if the package is missing."""
-    name, split = task.data.get("domain"), task.data.get("split")
-    if not isinstance(name, str) or name not in SPLITS:
-        raise DataError(task.id, f"{name!r:.80} is none of {', '.join(SPLITS)}", field="data.domain")
-    if task.level not in (name, ALL):
-        raise DataError(task.id, f"level {task.level!r}, but the domain is {name!r}", field="level")
-    if not isinstance(split, str) or split not in SPLITS[name]:
-        raise DataError(task.id, f"{split!r:.80} is no split of {name}: {', '.join(SPLITS[name])}", field="data.split")
-    index = task_int(task, "index", 0, MOST_PROBLEMS)
-    problems = package.problems(name, split)
-    if index >= len(problems):
+def _found(task: Task, place: Place) -> Problem:
+    """The package's task at `place`. Raises DataError; ConfigError if the package is missing."""
+    where = f"in {place.domain} {place.split}"
+    if task.level not in (place.domain, ALL):
+        raise DataError(task.id, f"level {task.level!r}, but the domain is {place.domain!r}", field="level")
+    problems = package.problems(place.domain, place.split) if place.split in SPLITS[place.domain] else ()
+    if place.index >= len(problems):
         raise DataError(
-            task.id, f"tau_bench has {pluralize(len(problems), 'task')} in {name} {split}, from 0", field="data.index"
+            task.id, f"tau_bench has {pluralize(len(problems), 'task')} {where}, from 0", field="data.index"
         )
-    if problems[index].digest != task.data.get("digest"):
+    if problems[place.index].digest != place.digest:
         raise DataError(
             task.id,
-            f"the installed tau_bench has another task {index} in {name} {split}; list the tasks again with `reflectkit"
+            f"the installed tau_bench has another task {place.index} {where}; list the tasks again with `reflectkit"
             " gen-task --env tau`",
             field="data.digest",
         )
-    return (name, split, index), problems[index]
+    return problems[place.index]

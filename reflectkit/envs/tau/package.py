@@ -6,11 +6,11 @@ takes up to half a minute to import, and needs an older `openai` than reflectkit
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib
 import json
+import re
 import sys
 import types
 import warnings
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from reflectkit.envs.tau.database import Changes, Database, Table
+from reflectkit.envs.tau.database import Changes, DomainDatabase, EpisodeTable
 from reflectkit.errors import ConfigError
 from reflectkit.types import ToolCall, ToolSpec
 
@@ -32,7 +32,6 @@ INSTALL = (
 )
 NO_RESULT = "the tool returned nothing"  # a fourth certificate for one customer; the package's env fails there
 CALCULATE = "calculate"
-MOST_BITS = 1_000_000  # of a number that `calculate` may reach; the package would compute for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,11 @@ class Domain:
         self.tools = tuple(ToolSpec(each["name"], each["description"], each["parameters"]) for each in functions)
         self.ending = frozenset(map(str, env.terminate_tools))
         """Tools whose call ends the conversation."""
-        self.database = Database(env.data, _canonical)
+        self.database = DomainDatabase(env.data, _canonical)
         self.digest = _digest(self.policy, functions, env.data)
         self._implementations = env.tools_map
 
-    def execute(self, tables: Mapping[str, Table], call: ToolCall) -> str:
+    def execute(self, tables: Mapping[str, EpisodeTable], call: ToolCall) -> str:
         """The package's answer to `call`, which may change `tables`."""
         tool = self._implementations.get(call.name)
         if tool is None:
@@ -160,33 +159,6 @@ def _digest(*parts: Any) -> str:
 
 
 def _too_large(expression: str) -> bool:
-    """Whether a power in `expression` may have more than MOST_BITS bits."""
-    if "**" not in expression:
-        return False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return _bits(ast.parse(expression.strip(), mode="eval").body) > MOST_BITS
-    except RecursionError:
-        return True
-    except (SyntaxError, ValueError, MemoryError):
-        return False  # the package says what is wrong
-
-
-def _bits(node: ast.expr) -> int:
-    """At least the bits of a value's integer part; MOST_BITS + 1 at most."""
-    if isinstance(node, ast.BinOp):
-        left, right = _bits(node.left), _bits(node.right)
-        if isinstance(node.op, ast.Pow):
-            bits = left << min(right, 32)
-        elif isinstance(node.op, ast.Mult):
-            bits = left + right
-        else:
-            bits = max(left, right) + 1
-    elif isinstance(node, ast.UnaryOp):
-        bits = _bits(node.operand)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) != float("inf"):
-        bits = int(abs(node.value)).bit_length() + 1
-    else:
-        bits = 1
-    return min(bits, MOST_BITS + 1)
+    """Whether `calculate` may compute for ever: all powers but one with an exponent of up to four digits."""
+    exponent = expression.partition("**")[2]
+    return bool(exponent) and ("**" in exponent or not re.match(r"\s*[\d.]{1,4}(?![\d.])", exponent))

@@ -1,5 +1,9 @@
 """Plays one episode for slime: `generate`, for `--custom-generate-function-path`.
 
+The file of `--custom-config-path` has a mapping `reflectkit:` with the settings below and those of the environment. A
+prompt's own `metadata["reflectkit"]` overrides it, e.g. by `metadata_overrides` of an evaluation set. The reflector is
+the model named "reflector" in the file of `--sglang-config`.
+
 A conversation whose prompts only grow is one row; where a chat template rewrites the history, and at each choice, a new
 row starts (`train/batch.py`). The rows share their `rollout_id`, so that slime's loss counts the episode once.
 """
@@ -8,33 +12,34 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.errors import ConfigError
-from reflectkit.integrations.slime.metrics import EPISODE
+from reflectkit.config import Config, build, option, parse_yaml
+from reflectkit.envs.setup import PlugInConfig
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.integrations.slime.rewards import EPISODE
 from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
-from reflectkit.integrations.slime.settings import (
-    REFLECTOR,
-    Prompt,
-    SlimeConfig,
-    check_arguments,
-    read_prompt,
-    reflector_of,
-)
+from reflectkit.jsonl import file_text
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rollout.checked import Checked, checked
 from reflectkit.rollout.episode import Episode, play
 from reflectkit.seeding import derive
 from reflectkit.train.batch import rows
-from reflectkit.types import Decision, Observation, Status, Trajectory, Turn
+from reflectkit.types import Decision, Observation, Status, Task, Thinking, Trajectory, Turn, from_json
 
+KEY = "reflectkit"
+"""The settings in the file of --custom-config-path, and in a prompt's metadata."""
+REFLECTOR = "reflector"
+"""Name of the frozen second model in the file of --sglang-config."""
+WHERE = f"{KEY} in --custom-config-path"
 HELD_OUT = ("validate", "test", "unseen")
 """The splits that nobody trains on."""
 LONGEST = 2**20
@@ -45,6 +50,107 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 logger = logging.getLogger(__name__)
 _spare: defaultdict[tuple[SlimeConfig, str], list[Checked]] = defaultdict(list)
 """Environments of ended episodes, by settings and level."""
+
+
+class SlimeConfig(Config):
+    """The settings of our part; slime's own arguments set the sampling, the lengths and the seed."""
+
+    plugin: PlugInConfig
+    thinking: Thinking = option("on", help="Reasoning: on, off, or hidden (not shown to the model later).")
+    episode_tokens: int = option(0, help="Most tokens that the policy may write in an episode; 0: no limit.", ge=0)
+    reflect_prob: float = option(
+        1.0, help="Probability that the policy sees the reflector's comment at a step.", ge=0, le=1
+    )
+    reflect_temperature: float = option(0.0, help="Temperature of the comments; greedy ones are cached.", ge=0)
+    one_row: bool = option(
+        False, help="Return each episode as one Sample instead of a list; an error if an episode has several rows."
+    )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row of the prompt data, as `prompts.py` writes it. split: the file of problems that it was made of."""
+
+    task: Task
+    split: str
+    config: SlimeConfig
+
+
+def read_prompt(args: Any, metadata: Any) -> Prompt:
+    """The prompt with the settings for its episode.
+
+    Raises
+    ------
+    DataError: the metadata was not written by `python -m reflectkit.integrations.slime`. ConfigError: wrong settings.
+    """
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    if "task" not in metadata or "env" not in metadata:
+        raise DataError(
+            "prompt data", "has no task; write it with `python -m reflectkit.integrations.slime`, and use"
+            " --metadata-key metadata"
+        )  # fmt: skip
+    task = from_json(Task, metadata["task"], path="prompt data")
+    general, own = getattr(args, KEY, None) or {}, metadata.get(KEY) or {}
+    for values, where in ((general, WHERE), (own, f"metadata.{KEY}")):
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be a mapping of settings, got {values!r:.80}")
+    config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
+    if task.env != config.plugin.setup.env_name:
+        raise ConfigError(
+            f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.plugin.env.name}; leave env out"
+        )
+    return Prompt(task, str(metadata.get("split", "")), config)
+
+
+@cache
+def _config(text: str) -> SlimeConfig:
+    return build(SlimeConfig, json.loads(text), WHERE)
+
+
+def check_arguments(args: Any, evaluation: bool) -> None:
+    """Raises ConfigError for an argument of slime that does not go together with whole episodes of several rows."""
+    wrong = {
+        "partial_rollout": "an episode cannot be continued half-way",
+        "group_rm": "the environment gives the rewards",
+        "use_rollout_routing_replay": "the experts of a row of several turns are not kept",
+        "log_passrate": "it counts rows; log_evaluation logs pass@k and pass^k of episodes",
+    }
+    for name, reason in wrong.items():
+        if getattr(args, name, False):
+            raise ConfigError(f"--{name.replace('_', '-')}: {reason}; leave it out")
+    top_p = getattr(args, "rollout_top_p", 1.0)
+    if not evaluation and top_p != 1:
+        raise ConfigError(f"--rollout-top-p {top_p}: the kept tokens of a row of several turns are not kept; use 1")
+
+
+def reflector_of(args: Any) -> str | None:
+    """The checkpoint of the reflector that --sglang-config serves, or None without one.
+
+    Raises
+    ------
+    ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be read.
+    """
+    path = getattr(args, "sglang_config", None)
+    return None if path is None else _served(str(path), str(args.hf_checkpoint))
+
+
+@cache
+def _served(path: str, policy: str) -> str | None:
+    try:
+        content = parse_yaml(file_text(Path(path)), path)
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from None
+    models = content.get("sglang") if isinstance(content, Mapping) else None
+    models = models if isinstance(models, list) else []
+    names = [model.get("name") if isinstance(model, Mapping) else None for model in models]
+    if REFLECTOR not in names:
+        return None
+    if names[0] == REFLECTOR:
+        raise ConfigError(f"{path}: the policy must come first, before '{REFLECTOR}': slime's own router is the first")
+    model = models[names.index(REFLECTOR)]
+    if model.get("update_weights") is not False:
+        raise ConfigError(f"{path}: '{REFLECTOR}' must be frozen; give it update_weights: false")
+    return str(model.get("model_path") or policy)
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
@@ -101,7 +207,7 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
 
 async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:
     spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else checked(prompt.config.setup.maker(prompt.task.level)())
+    env = spare.pop() if spare else checked(prompt.config.plugin.setup.maker(prompt.task.level)())
     trajectory = await play(episode, env, agent)
     if trajectory.status is Status.ABORTED:
         logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
@@ -117,10 +223,12 @@ def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, t
     A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer
     that is no legal label has ended the episode, and is trained with the rest.
     """
-    turns = [*trajectory.turns, *(_illegal(answer) for answer in answers[len(trajectory.turns) :])]
+    turns = (*trajectory.turns, *map(_illegal, answers[len(trajectory.turns) :]))
     zeros, labels = [[0.0] * len(turns)], dict.fromkeys((turn.observation.choices for turn in turns), ())
     status = type(sample).Status(trajectory.status.value)
-    written = [] if trajectory.status is Status.ABORTED else rows([_with(trajectory, turns)], zeros, zeros, labels)
+    written = (
+        [] if trajectory.status is Status.ABORTED else rows([replace(trajectory, turns=turns)], zeros, zeros, labels)
+    )
     own_answers = iter(answers)
     filled = []
     for row in written:
@@ -148,10 +256,6 @@ def _illegal(answer: Answer) -> Turn:
     return Turn(
         Observation((), choices), Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs), 0
     )
-
-
-def _with(trajectory: Trajectory, turns: Sequence[Turn]) -> Trajectory:
-    return replace(trajectory, turns=tuple(turns))
 
 
 def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:

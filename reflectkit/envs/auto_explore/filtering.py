@@ -1,0 +1,404 @@
+"""Selects the files of a repository and copies them in small pieces, from a folder, a .zip or a .tar.gz.
+
+Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads
+whole files, and follows links. Here the words must match whole names, only one piece is in memory at a time, nothing
+outside the repository is read or written, and an archive is streamed: unsafe paths and decompression bombs are refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import gzip
+import io
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from reflectkit.errors import NO_ROOM, DataError
+from reflectkit.files import CACHE
+
+CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
+DATA = frozenset({".csv", ".tsv"})
+SETTINGS = frozenset({".json", ".yaml", ".yml", ".toml"})
+TEXT = frozenset({".txt", ".md", ".rst"}) | SETTINGS
+SHELL = frozenset({".sh", ".bash", ".zsh"})
+KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), **dict.fromkeys(TEXT, "text")}
+ARCHIVES = (".zip", ".tar.gz", ".tgz")
+DROPPED_NAMES = frozenset(
+    {"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"}
+)
+"""Names, without suffix and in lower case, that say little about what a repository does."""
+MARKS = frozenset(
+    {".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg", "package.json", "cargo.toml", "go.mod", "pom.xml"}
+)
+"""Names, in lower case, that only the root of a repository has."""
+DROPPED_ENDINGS = (".egg-info", ".dist-info")
+"""Endings of the folders that packaging tools write."""
+MIN_CHARACTERS = 10
+MIN_ASCII = 0.9
+DEPTH = 64  # maximum depth of nested folders
+MEMBERS = 200_000  # maximum number of entries of a repository
+PIECE_BYTES = 1 << 16
+EXPANSION = 200  # maximum ratio of unpacked to packed size, above FREE_BYTES
+FREE_BYTES = 16 << 20
+NOT_WRITTEN = NO_ROOM | {errno.EROFS}
+"""Error numbers of the copy rather than of the source."""
+DAMAGED = (
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
+"""What Python's modules raise for a damaged or encrypted archive."""
+Opener = Callable[[], IO[bytes]]
+
+
+class RepositoryRefusedError(Exception):
+    """The repository is refused; the message says why."""
+
+
+@dataclass
+class Filtered:
+    """The result for one repository."""
+
+    name: str
+    kept: int = 0
+    """Number of files."""
+    bytes: int = 0
+    """Bytes copied."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason → number of files."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """Reason → the first file dropped for it."""
+    why_not: str = ""
+    """Why the whole repository was refused."""
+
+    def drop(self, reason: str, path: object) -> None:
+        """Count `path` under `reason`; the first path is kept as an example."""
+        self.dropped[reason] += 1
+        self.examples.setdefault(reason, ascii(str(path))[1:-1][:200])
+
+
+def kind_of(filename: str) -> str | None:
+    """ "code", "data" or "text" by the suffix; None for a file that is not kept."""
+    return KINDS.get(PurePosixPath(filename).suffix.lower())
+
+
+def name_fault(name: str, is_folder: bool = False) -> str | None:
+    """Why a file or folder called `name` is dropped, or None.
+
+    >>> name_fault("circle.py"), name_fault("ci", is_folder=True), name_fault("LICENSE.txt")
+    (None, 'says little (licence, build, tests, examples)', 'says little (licence, build, tests, examples)')
+    """
+    if not name or name[0] in "._":
+        return "hidden or private name"
+    if not name.isascii() or not name.isprintable() or "\\" in name or name != name.strip():
+        return "name that is not plain ASCII"
+    stem = name.lower() if is_folder else PurePosixPath(name).stem.lower()
+    packaging = is_folder and stem.endswith(DROPPED_ENDINGS)
+    if packaging or stem in DROPPED_NAMES or name.lower() == "conf.py" or stem.startswith("requirements"):
+        return "says little (licence, build, tests, examples)"
+    return None if is_folder or kind_of(name) else "unsupported file type"
+
+
+def repositories(folder: Path) -> list[Path]:
+    """The repositories in `folder`: its folders and archives, by name.
+
+    Raises DataError if there are none, or if `folder` is itself a repository and not one that contains others.
+    """
+    if not folder.is_dir():
+        raise DataError(folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another")
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink())
+    found = [path for path in found if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVES))]
+    if (mark := _mark_of(folder)) and not any(map(_mark_of, found)):
+        raise DataError(
+            folder,
+            f"is itself a repository, as it has {mark}; give the folder that contains it (here"
+            f" {folder.resolve().parent}), or move it into a new one",
+        )
+    if not found:
+        raise DataError(folder, "has no repositories; put folders, .zip or .tar.gz files in it")
+    return found
+
+
+def _mark_of(folder: Path) -> str:
+    """The name that shows that `folder` is a repository; "" if there is none, or if it cannot be read."""
+    try:
+        return next((name for name in sorted(os.listdir(folder)) if name.lower() in MARKS), "")
+    except OSError:
+        return ""
+
+
+def readable(path: Path) -> bool:
+    """Whether the repository, a folder or an archive, can be opened."""
+    return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
+
+
+def repository_name(path: Path) -> str:
+    """A repository's name: its folder's, or its archive's without the suffix."""
+    suffix = next((suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix) and not path.is_dir()), "")
+    return path.name[: len(path.name) - len(suffix)]
+
+
+def filter_repository(
+    source: Path, target: Path, max_bytes: int, advance: Callable[[], None] = lambda: None
+) -> Filtered:
+    """Copy the selected files of `source` into the new folder `target`, which appears complete or not at all.
+
+    max_bytes: larger files are dropped. advance: called for each file inspected.
+    """
+    result = Filtered(repository_name(source))
+    staging = target.with_name(f".reflectkit-tmp-{target.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        files = _folder_files(source, result) if source.is_dir() else _archive_files(source, result)
+        with contextlib.closing(files):
+            for path, open_file in files:
+                advance()
+                _copy(path, open_file, staging, max_bytes, result)
+    except RepositoryRefusedError as error:
+        result = Filtered(result.name, why_not=str(error))
+    except DAMAGED as error:
+        reason = str(error).splitlines()[0][:80] or "cut off"
+        result = Filtered(result.name, why_not=f"damaged or encrypted archive ({reason})")
+    except OSError as error:
+        if error.errno in NOT_WRITTEN:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        result = Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    if not result.kept:
+        result.why_not = result.why_not or "no files are left"
+        shutil.rmtree(staging, ignore_errors=True)
+        return result
+    for folder, _, _ in os.walk(staging, topdown=False):
+        with contextlib.suppress(OSError):  # only empty folders can be removed
+            os.rmdir(folder)
+    if target.is_symlink() or target.is_file():
+        target.unlink()
+    elif target.exists():
+        shutil.rmtree(target)
+    staging.rename(target)
+    return result
+
+
+def _copy(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
+    """Copy one file in pieces and check its content on the way; an unsuitable file is removed again."""
+    target = staging / path
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    size = characters = ascii_characters = 0
+    fault = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_file() as content, target.open("wb") as copy:
+            while not fault and (piece := content.read(PIECE_BYTES)):
+                size += len(piece)
+                text = decoder.decode(piece)
+                fault = "too large" if size > max_bytes else "binary" if "\0" in text else ""
+                characters += len(text)
+                ascii_characters += len(text.encode("ascii", "ignore"))
+                copy.write(piece)
+            if not fault:
+                decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        fault = "not UTF-8"
+    except OSError as error:
+        if error.errno in NOT_WRITTEN:
+            raise
+        fault = "cannot be read, or its name cannot be written"
+    if not fault and characters < MIN_CHARACTERS:
+        fault = f"under {MIN_CHARACTERS} characters"
+    if not fault and ascii_characters < MIN_ASCII * characters:
+        fault = f"under {MIN_ASCII:.0%} ASCII"
+    if fault:
+        with contextlib.suppress(OSError):
+            target.unlink()
+        result.drop(fault, path)
+        return
+    result.kept += 1
+    result.bytes += size
+
+
+# ----------------------------------------------------------------------------------------------- folders and archives
+
+Files = Generator[tuple[PurePosixPath, Opener], None, None]
+"""(relative path, opener) of each file with a suitable name."""
+
+
+def _folder_files(root: Path, result: Filtered) -> Files:
+    """The files of a folder; links are dropped, not followed."""
+    pending = [PurePosixPath(".")]
+    count = 0
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+        except OSError:
+            result.drop("cannot be read", folder)
+            continue
+        for entry in entries:
+            count += 1
+            if count > MEMBERS:
+                raise RepositoryRefusedError(f"more than {MEMBERS} files")
+            if entry.name == CACHE:
+                continue
+            path = folder / entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if not (is_folder or entry.is_file(follow_symlinks=False)):
+                result.drop("link or special file", path)
+            elif fault := name_fault(entry.name, is_folder):
+                result.drop(f"folder: {fault}" if is_folder else fault, path)
+            elif is_folder and len(path.parts) >= DEPTH:
+                result.drop("folder: nested too deep", path)
+            elif is_folder:
+                pending.append(path)
+            else:
+                yield path, lambda name=entry.path: _open_plain(name)  # type: ignore[misc]
+
+
+def _open_plain(name: str) -> IO[bytes]:
+    """Open a regular file for reading. Raises OSError if it has been replaced by a link."""
+    number = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError("not a regular file")
+    return os.fdopen(number, "rb")
+
+
+def _archive_files(source: Path, result: Filtered) -> Files:
+    """The files of an archive. If it has a single top-level folder, that is the repository."""
+    prefix = _top_folder(source)
+    paths: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
+    with contextlib.closing(_members(source)) as members:
+        for name, is_plain, open_member in members:
+            path = _safe_path(name)
+            if path is None:
+                result.drop("path that leaves the archive", name)
+                continue
+            if prefix and path.parts[0] == prefix:
+                path = PurePosixPath(*path.parts[1:])
+            if is_plain is None or not path.parts:
+                continue  # a folder
+            faults = (f"folder: {fault}" for part in path.parts[:-1] if (fault := name_fault(part, is_folder=True)))
+            if not is_plain:
+                result.drop("link or special file", name)
+            elif fault := next(faults, "") or name_fault(path.name):
+                result.drop(fault, name)
+            elif len(path.parts) >= DEPTH:
+                result.drop("folder: nested too deep", name)
+            elif path in paths or path in folders or paths & set(path.parents):
+                result.drop("duplicate path", name)
+            else:
+                paths.add(path)
+                folders.update(path.parents)
+                yield path, open_member
+
+
+def _safe_path(name: str) -> PurePosixPath | None:
+    """The member's relative path, or None if it is absolute or has "..", a drive, a backslash or a NUL."""
+    if not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name.partition("/")[0]:
+        return None
+    path = PurePosixPath(name)
+    return None if ".." in path.parts or not path.parts else path
+
+
+def _top_folder(source: Path) -> str:
+    """The one top-level folder that contains everything in an archive, or ""."""
+    tops: set[str] = set()
+    with contextlib.closing(_members(source)) as members:
+        for name, is_plain, _ in members:
+            path = _safe_path(name)
+            if path is not None:
+                tops.add(path.parts[0])
+                if len(tops) > 1 or (is_plain is not None and len(path.parts) == 1):
+                    return ""
+    return tops.pop() if tops else ""
+
+
+Members = Generator[tuple[str, bool | None, Opener], None, None]
+"""(name, whether it is a plain file or None for a folder, opener) of each member; open only the current one."""
+
+
+def _members(source: Path) -> Members:
+    """Every member of archive `source`. Raises RepositoryRefusedError for a bomb."""
+    meter = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
+    return (_zip_members if source.name.lower().endswith(".zip") else _tar_members)(source, meter)
+
+
+def _zip_members(source: Path, meter: _Meter) -> Members:
+    with zipfile.ZipFile(source) as archive:
+        members = archive.infolist()
+        if len(members) > MEMBERS:
+            raise RepositoryRefusedError(f"more than {MEMBERS} files")
+        for member in members:
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            plain = None if member.filename.endswith("/") else kind in (0, stat.S_IFREG)
+            yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
+
+
+def _tar_members(source: Path, meter: _Meter) -> Members:
+    """One pass over the stream."""
+    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(unpacked), mode="r|") as archive:
+        for count, member in enumerate(archive):
+            if count > MEMBERS:
+                raise RepositoryRefusedError(f"more than {MEMBERS} files")
+            meter.check(archive.offset)  # where the next member should begin; tarfile would read past the end for it
+            plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
+            yield member.name, plain, lambda member=member: archive.extractfile(member)  # type: ignore[misc]
+
+
+class _Meter:
+    """Counts the bytes that are really read from an archive, whatever its headers claim."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.read_bytes = limit, 0
+
+    def watch(self, file: Any) -> IO[bytes]:
+        """`file` with its reads counted, which raise RepositoryRefusedError past the limit."""
+        return io.BufferedReader(_Counted(file, self), PIECE_BYTES)
+
+    def check(self, size: int) -> None:
+        """Raises RepositoryRefusedError if `size`, in bytes, is past the limit."""
+        if size > self.limit:
+            raise RepositoryRefusedError(
+                f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a decompression bomb?"
+            )
+
+
+class _Counted(io.RawIOBase):
+    def __init__(self, file: IO[bytes], meter: _Meter) -> None:
+        self.file, self.meter = file, meter
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.file.read(len(buffer))
+        self.meter.read_bytes += len(content)
+        self.meter.check(self.meter.read_bytes)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()

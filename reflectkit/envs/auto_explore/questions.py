@@ -1,0 +1,165 @@
+"""Questions about files: the original toolkit's records, read, checked, merged and written in its own field names.
+
+A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`. Records written here also
+have an `id`, which the original's need not have. In the pipeline, a question is a `Task` of env "auto_explore": its
+level is the depth and its group the repository.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from reflectkit.envs.auto_explore.repository import shortest_path
+from reflectkit.errors import DataError
+from reflectkit.text import keywords
+from reflectkit.types import Task, from_json
+
+ENV = "auto_explore"
+OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "model")
+"""The fields of a question, in the order of the file format."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuestion:
+    """A question, the file that answers it, and the path to it."""
+
+    question: str
+    filename: str
+    """Path from the repository's root."""
+    root: str
+    """Name of the repository."""
+    answer: str = ""
+    """May be empty."""
+    optimal_path: tuple[str, ...] = ()
+    """Commands that lead to the answer."""
+    n_level: int = 0
+    """Number of `cd` commands on the path; 0 at the root."""
+    model: str = ""
+    """The teacher that asked it."""
+
+    @classmethod
+    def about(cls, root: str, filename: str, question: str, answer: str, model: str) -> Self:
+        """A question about file `filename`, with the path to it."""
+        return cls(question, filename, root, answer, tuple(shortest_path(filename)[:-1]), filename.count("/"), model)
+
+    @property
+    def id(self) -> str:
+        """Equal exactly for the same question about the same file."""
+        key = "\x1f".join((self.root, self.filename, self.question))
+        return f"{self.root}-{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+
+
+def to_json(question: FileQuestion) -> dict[str, Any]:
+    """The record that `gen-task` and `filter-task` write."""
+    return {name: getattr(question, name) for name in OWN} | {"optimal_path": list(question.optimal_path)}
+
+
+def read_question(value: object, where: Path | str) -> FileQuestion:
+    """`value` from a JSON file, checked; other fields are ignored. Raises DataError."""
+    if isinstance(value, Mapping) and isinstance(value.get("filename"), str):
+        value = dict(value) | {"filename": plain_path(value["filename"])}
+    return from_json(FileQuestion, value, path=where)
+
+
+def from_record(value: object, where: Path | str) -> object:
+    """A record in the original's layout, converted to `id, env, level, group, data, trajectories`; others unchanged."""
+    if not isinstance(value, Mapping) or "data" in value or "question" not in value:
+        return value
+    question = read_question(value, where)
+    demonstrations = value.get("trajectories") or []
+    if not isinstance(demonstrations, list) or not all(isinstance(item, Mapping) for item in demonstrations):
+        raise DataError(where, "expected a list of objects", field="trajectories")
+    data = to_json(question)
+    if answers := sorted({name for item in demonstrations if (name := plain_path(item.get("filename")))}):
+        data["teacher_answers"] = answers
+    return {
+        "id": value.get("id", question.id),
+        "env": ENV,
+        "level": str(question.filename.count("/")),
+        "group": question.root,
+        "data": data,
+        "trajectories": [_demonstration(dict(item), number) for number, item in enumerate(demonstrations)],
+    }
+
+
+def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of a task in the original's layout."""
+    return {"id": task.id, **{name: task.data.get(name) for name in OWN}, "trajectories": trajectories}
+
+
+def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
+    """A demonstration in the original's layout, with its steps marked; a negative ends with the correction."""
+    item = (
+        {"model_name": "", "seed": 0, "info": f"positive{number}"}
+        | item
+        | {"filename": plain_path(item.get("filename"))}
+    )
+    steps = item.get("trajectory")
+    if not isinstance(steps, list):
+        return item
+    negative = str(item["info"]).startswith("negative")
+    marked = []
+    for index, step in enumerate(steps):
+        if isinstance(step, Mapping):
+            note = {1: "correction", 2: "mistake"}.get(len(steps) - index, "positive") if negative else "positive"
+            step = {"note": note} | dict(step)
+            if isinstance(step.get("cmd"), str):
+                step["cmd"] = normal_command(step["cmd"])
+            if step.get("reflection") is None:
+                step["reflection"] = ""
+        marked.append(step)
+    return item | {"trajectory": marked}
+
+
+def plain_path(name: object) -> str:
+    """A file's path from the root, without a leading "./" or "/"; "" if `name` is not text."""
+    return re.sub(r"^(\./|/)+", "", name.strip()) if isinstance(name, str) else ""
+
+
+def normal_command(command: str) -> str:
+    """A command as the env offers it: a single space after the verb, no quotes around the name.
+
+    >>> normal_command('cat  "my notes.txt"')
+    'cat my notes.txt'
+    """
+    verb, _, name = command.strip().partition(" ")
+    name = name.strip()
+    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
+        name = name[1:-1]
+    return f"{verb} {name}".strip()
+
+
+def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without `ls`, with commands as the env offers them, and `id FILE` after a final `cat FILE`."""
+    path = [normal_command(command) for command in commands if command.strip() != "ls"]
+    if path and path[-1].startswith("cat "):
+        path.append("id" + path[-1][3:])
+    return tuple(path)
+
+
+def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) -> int:
+    """Number of `questions` whose keywords rank their own file first among `files` (path → text), before all others: a
+    measure of how much like quotations they are.
+
+    By BM25 (Robertson and Zaragoza 2009), with Lucene's idf, k1 1.5 and b 0.75; of the texts, not of their names.
+    """
+    import bm25s
+
+    paths = sorted(files)
+    words = [keywords(files[path]) for path in paths]
+    if not questions or not any(words):
+        return 0
+    index = bm25s.BM25()
+    index.index(words, show_progress=False)
+    found = 0
+    for question in questions:
+        asked = keywords(question.question)
+        scores = dict(zip(paths, map(float, index.get_scores(asked)), strict=True)) if asked else {}
+        own = scores.get(question.filename, 0.0)
+        found += own > 0 and all(score < own for path, score in scores.items() if path != question.filename)
+    return found

@@ -1,3 +1,0 @@
-"""The corridor, a toy environment."""
-
-from reflectkit.envs.corridor.env import Corridor as Corridor

@@ -1,0 +1,454 @@
+"""DangerousTaxi: gymnasium's Taxi-v4 as a text map, in which an action that changes nothing is fatal. `taxi` has
+Taxi-v4's map of 5 x 5 cells, `taxi-maps` 310 maps of 7 x 7 cells, for tests on maps that a policy has never seen.
+
+Departs from the Reflect-RL code: the oracle is one reverse breadth-first search over all states (not copies of the
+env), every episode is seeded, and nothing is kept across a reset.
+
+Observation
+    One line of rules, the map, the last move. `T` taxi, `P` passenger, `D` destination, `O` taxi on the waiting
+    passenger, `X` taxi with the passenger aboard, `|` wall. A `D` that is not seen is under the taxi, so the map alone
+    determines the state. `taxi-maps` also shows the other stands, `S`, and writes a wall as a small letter, or `|` for
+    `.`, in the cell to its west: each cell is then one sign, at the same place of the text on every map.
+Choices
+    Taxi-v4's six, in its order: south, north, east, west, pickup, dropoff.
+Reward
+    Divided by 20: -1 a step, or in its place -10 for an action that changes nothing, +20 for the delivery, and +20 for
+    the first pickup in the levels "pickup" and "full". An episode that is cut short pays for the steps it had left.
+Episode end
+    The delivery ("dropoff", "full"), the pickup ("pickup"), or an action that leaves the state unchanged: a wall, an
+    illegal pickup or drop-off. Putting the passenger down at a wrong stand is allowed, as in Taxi-v4.
+Source
+    Taxi: Dietterich 2000, JAIR 13, as in gymnasium 1.4; the rules above: Reflect-RL, arXiv 2402.12621. The maps of
+    `taxi-maps` are our own: six walls of two to four cells, and any cell can be reached.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, ClassVar
+
+from reflectkit.config import Config, NoSettings, option
+from reflectkit.env import Taskset, Teacher
+from reflectkit.envs.base import ChoiceEnv, task_int
+from reflectkit.seeding import generator
+from reflectkit.types import Task
+
+STEP, FATAL, BONUS = -1 / 20, -10 / 20, 20 / 20
+STANDS = 4
+ABOARD = STANDS  # the passenger index that means "in the taxi"
+PICKUP, DROPOFF = 4, 5
+ACTIONS = ("south", "north", "east", "west", "pickup", "dropoff")
+MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # rows and columns that the first four actions add
+LEVELS = ("pickup", "dropoff", "full")
+MAPS, MAPS_SIDE = 310, 7  # `split --ratio 20:1:10` trains on 200 maps and tests on 100
+STARTS = 4  # problems on a map
+SEGMENTS, SHORTEST, LONGEST = 6, 2, 4  # walls of a map, and their lengths in cells
+
+WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
+WRONG = ("The last move was a mistake, it led away.", "Moving {last} was wrong.", "That {last} was a mistake.")
+WAITING = ("Passenger waiting at {target}.", "The passenger waits at {target}.")
+ABOARD_FOR = ("Passenger aboard for {target}.", "The passenger wants to {target}.")
+FETCH, BRING = ("Drive there.", "Get there first."), ("Drive there.", "Bring the passenger there.")
+PICK_UP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
+SET_DOWN = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
+
+Cell = tuple[int, int]
+"""Row and column, from 0 in the north and the west."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A state in words: row and column from 0; passenger 0 … 3 a stand, 4 aboard; destination 0 … 3 a stand."""
+
+    row: int
+    column: int
+    passenger: int
+    destination: int
+
+
+def decode(state: int, side: int = 5) -> View:
+    """A state's number as a view, in Taxi-v4's order.
+
+    >>> decode(328)
+    View(row=3, column=1, passenger=2, destination=0)
+    """
+    rest, destination = divmod(state, STANDS)
+    rest, passenger = divmod(rest, STANDS + 1)
+    return View(*divmod(rest, side), passenger, destination)
+
+
+def encode(view: View, side: int = 5) -> int:
+    """The number of a state.
+
+    >>> encode(View(row=3, column=1, passenger=2, destination=0))
+    328
+    """
+    return ((view.row * side + view.column) * (STANDS + 1) + view.passenger) * STANDS + view.destination
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a map looks like."""
+
+    side: int
+    """Number of rows, and of columns."""
+    stands: tuple[Cell, ...]
+    """The four stands."""
+    walls: frozenset[Cell]
+    """Cells with a wall to the east."""
+
+    @property
+    def states(self) -> int:
+        """Number of states."""
+        return self.side * self.side * (STANDS + 1) * STANDS
+
+    def starts(self) -> list[int]:
+        """The states in which a passenger waits who wants to go elsewhere."""
+        views = ((state, decode(state, self.side)) for state in range(self.states))
+        return [state for state, view in views if view.passenger not in (ABOARD, view.destination)]
+
+    def after_pickup(self, state: int) -> int:
+        """The state in which the passenger of `state` has just got in."""
+        view = decode(state, self.side)
+        if view.passenger == ABOARD:
+            return state
+        return encode(View(*self.stands[view.passenger], ABOARD, view.destination), self.side)
+
+    def beside(self, cell: Cell, down: int, right: int) -> Cell:
+        """Where a move from `cell` leads; `cell` itself against a wall or the edge."""
+        row, column = cell[0] + down, cell[1] + right
+        walled = right != 0 and (row, min(cell[1], column)) in self.walls
+        return (row, column) if 0 <= row < self.side and 0 <= column < self.side and not walled else cell
+
+
+TAXI_V4 = Layout(5, ((0, 0), (0, 4), (4, 0), (4, 3)), frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)}))
+
+
+@lru_cache(maxsize=1024)
+def drawn(number: int) -> Layout:
+    """The layout of map `number` of `taxi-maps`. No wall closes a whole column, and north and south are never closed,
+    so any cell can be reached.
+    """
+    chance = generator(0, "taxi-maps", number)
+    walls: set[Cell] = set()
+    for _ in range(SEGMENTS):
+        column, length = chance.randrange(MAPS_SIDE - 1), chance.randint(SHORTEST, LONGEST)
+        first = chance.randrange(MAPS_SIDE - length + 1)
+        longer = walls | {(row, column) for row in range(first, first + length)}
+        if any((row, column) not in longer for row in range(MAPS_SIDE)):
+            walls = longer
+    cells = [(row, column) for row in range(MAPS_SIDE) for column in range(MAPS_SIDE)]
+    return Layout(MAPS_SIDE, tuple(chance.sample(cells, STANDS)), frozenset(walls))
+
+
+class World:
+    """The transitions of a map, by state (S) and action (6), and the way from each state to the delivery."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        side, stands = layout.side, layout.stands
+        self.next_state: list[list[int]] = []
+        """Where an action leads (S, 6)."""
+        self.delivers: list[list[bool]] = []
+        """Whether it ends the ride at the destination (S, 6)."""
+        for state in range(layout.states):
+            view = decode(state, side)
+            cell, passenger, destination = (view.row, view.column), view.passenger, view.destination
+            boards = passenger != ABOARD and stands[passenger] == cell
+            leaves = passenger == ABOARD and cell in stands
+            following = [View(*layout.beside(cell, *move), passenger, destination) for move in MOVES]
+            following.append(View(*cell, ABOARD if boards else passenger, destination))
+            following.append(View(*cell, stands.index(cell) if leaves else passenger, destination))
+            self.next_state.append([encode(view, side) for view in following])
+            self.delivers.append([False] * DROPOFF + [leaves and stands[destination] == cell])
+        self.distance = self._distances()
+        """Least number of actions to the delivery (S)."""
+
+    def _distances(self) -> list[int]:
+        """By breadth-first search from the deliveries backwards."""
+        before: dict[int, list[int]] = {}
+        distance = [-1] * len(self.next_state)
+        for state, (following, delivers) in enumerate(zip(self.next_state, self.delivers, strict=True)):
+            for action in range(len(ACTIONS)):
+                if delivers[action]:
+                    distance[state] = 1
+                else:
+                    before.setdefault(following[action], []).append(state)
+        queue = deque(state for state, steps in enumerate(distance) if steps == 1)
+        while queue:
+            state = queue.popleft()
+            for earlier in before.get(state, ()):
+                if distance[earlier] < 0:
+                    distance[earlier] = distance[state] + 1
+                    queue.append(earlier)
+        return distance
+
+    def fatal(self, state: int, action: int) -> bool:
+        """Whether `action` leaves `state` unchanged, which ends the episode."""
+        return self.next_state[state][action] == state
+
+    def best(self, state: int) -> list[int]:
+        """All first actions of shortest paths to the delivery, lowest index first."""
+        following, delivers = self.next_state[state], self.delivers[state]
+        ahead = [0 if delivers[action] else self.distance[following[action]] for action in range(len(ACTIONS))]
+        closer = self.distance[state] - 1
+        return [action for action, left in enumerate(ahead) if left == closer and not self.fatal(state, action)]
+
+
+world = lru_cache(maxsize=1024)(World)
+"""The world of a layout."""
+
+
+class TaxiTasks(Taskset):
+    """The problems of `Taxi`."""
+
+    def tasks(self, level: str) -> list[Task]:
+        """One task for each of the 300 starts of Taxi-v4 (a waiting passenger who wants to go elsewhere).
+
+        "dropoff" starts where an oracle's pickup leads: 12 distinct states, a stand and a destination.
+        """
+        starts = TAXI_V4.starts()
+        if level == "dropoff":
+            starts = sorted(set(map(TAXI_V4.after_pickup, starts)))
+        return [self.begun(level, {"state": state}) for state in starts]
+
+    def layout(self, task: Task) -> Layout:
+        """The map of a task. Raises DataError."""
+        return TAXI_V4
+
+    def begun(self, level: str, data: dict[str, Any]) -> Task:
+        """The task that begins in a state."""
+        return Task(f"taxi-{level}-{data['state']}", "taxi", level, f"start-{data['state']}", data)
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The same start at another level; "dropoff" begins just after the oracle's pickup."""
+        layout = self.layout(task)
+        state = task_int(task, "state", 0, layout.states - 1)
+        if level == task.level:
+            return task
+        if task.level == "dropoff" or level not in LEVELS:
+            return None
+        return self.begun(level, task.data | {"state": layout.after_pickup(state) if level == "dropoff" else state})
+
+    def cluster(self, task: Task) -> str:
+        """The start."""
+        return f"start-{task.data.get('state', task.id)}"
+
+
+class TaxiMapsTasks(TaxiTasks):
+    """The problems of `TaxiMaps`."""
+
+    def tasks(self, level: str) -> list[Task]:
+        """Four starts on each of the 310 maps; "dropoff" starts where an oracle's pickup leads, each state once."""
+        tasks, possible = [], drawn(0).starts()
+        for number in range(MAPS):
+            starts = generator(0, "taxi-maps", number, "starts").sample(possible, STARTS)
+            if level == "dropoff":
+                starts = sorted(set(map(drawn(number).after_pickup, starts)))
+            tasks += [self.begun(level, {"map": number, "state": state}) for state in starts]
+        return tasks
+
+    def layout(self, task: Task) -> Layout:
+        """The map of a task. Raises DataError."""
+        return drawn(task_int(task, "map", 0, MAPS - 1))
+
+    def begun(self, level: str, data: dict[str, Any]) -> Task:
+        """The task that begins in a state of a map."""
+        name = f"taxi-maps-{level}-{data['map']}-{data['state']}"
+        return Task(name, "taxi-maps", level, f"map-{data['map']}", data)
+
+    def cluster(self, task: Task) -> str:
+        """The map."""
+        return f"map-{task.data.get('map', task.id)}"
+
+
+class TaxiTeacher(Teacher):
+    """What would be right in both envs."""
+
+    env: Taxi
+
+    def action(self) -> int:
+        """The first of the best actions."""
+        return self.env.world.best(self.env.state)[0]
+
+    def mistakes(self) -> list[int]:
+        """Suboptimal actions that do not end the episode."""
+        world, state = self.env.world, self.env.state
+        best = world.best(state)
+        return [
+            action
+            for action in range(len(ACTIONS))
+            if action not in best and not world.fatal(state, action) and not world.delivers[state][action]
+        ]
+
+    def note(self) -> str:
+        """The mark of the last action."""
+        return "" if self.env.last is None else "mistake" if self.env.mistaken else "good"
+
+    def comment(self, generator: random.Random) -> str:
+        """The state, what went wrong if the last move was a mistake, and what to do next."""
+        return " ".join(generator.choice(wordings) for wordings in self._parts(self._mistake()))
+
+    def confirms(self, comment: str) -> bool:
+        """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
+        return any(comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, self._mistake()})
+
+    def _mistake(self) -> int | None:
+        """The last action, if it was a mistake."""
+        return self.env.last if self.env.mistaken else None
+
+    def _parts(self, mistake: int | None) -> list[list[str]]:
+        """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong, where the goal is,
+        what to do. A direction is left to the policy, as in the paper.
+        """
+        layout = self.env.world.layout
+        view = decode(self.env.state, layout.side)
+        aboard = view.passenger == ABOARD
+        row, column = layout.stands[view.destination if aboard else view.passenger]
+        parts = [[wording.format(taxi=f"row {view.row} column {view.column}") for wording in WHERE]]
+        if mistake is not None:
+            parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
+        parts.append(
+            [wording.format(target=f"row {row} column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
+        )
+        parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), BRING if aboard else FETCH)])
+        return parts
+
+
+class TaxiSettings(Config):
+    """What the text of a state has besides the map."""
+
+    with_prompt: bool = option(False, help="Begin with the rules, the goal and the rewards.")
+    with_history: bool = option(False, help="Show the earlier maps and moves before the map.")
+
+
+class Taxi(ChoiceEnv):
+    """See the module's text for the rules, and `TaxiSettings`."""
+
+    name: ClassVar[str] = "taxi"
+    levels: ClassVar[tuple[str, ...]] = LEVELS
+    choices: ClassVar[tuple[str, ...]] = ACTIONS
+    taskset: ClassVar[Taskset] = TaxiTasks()
+    teacher_type: ClassVar[type[Teacher]] = TaxiTeacher
+    Settings: ClassVar[type[Config]] = TaxiSettings
+    horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
+    """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the paper's."""
+    legend: ClassVar[str] = "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall."
+    sizes: ClassVar[str] = "five rows and five columns"
+    where_stands: ClassVar[str] = ": " + "; ".join(f"row {row} column {column}" for row, column in TAXI_V4.stands)
+
+    world: World
+    state: int
+    """The current state's number."""
+    last: int | None
+    """The last action."""
+    mistaken: bool
+    """Whether it was a mistake."""
+    _level = "full"
+
+    @property
+    def rules(self) -> str:
+        """Rules for people and chat models; of the current level, or of the full task."""
+        level = self._level
+        goal = {
+            "pickup": "drive the taxi to the waiting passenger and pick the passenger up",
+            "dropoff": "the passenger is in the taxi: drive to the destination and drop the passenger off there",
+            "full": (
+                "drive the taxi to the waiting passenger, pick the passenger up, and drop the passenger off at the"
+                " destination"
+            ),
+        }[level]
+        rewards = [f"{FATAL:g} for an action that changes nothing"]
+        rewards += [f"{BONUS:g} for the first pickup"] if level != "dropoff" else []
+        rewards += [f"{BONUS:g} for the delivery"] if level != "pickup" else []
+        return (
+            f"Goal: {goal}.\n"
+            f"Map: {self.sizes}; row 0 is the northmost, column 0 the westmost. {self.legend} A destination that is not"
+            " on the map is under the taxi. The passenger waits at one of four stands, and the destination is"
+            f" another{self.where_stands}.\n"
+            "Actions: south, north, east and west move the taxi by one cell; pickup takes in a passenger who waits in"
+            " the taxi's cell; dropoff lets the passenger out, at a stand only.\n"
+            "Danger: an action that changes nothing ends the episode at once as a failure: driving against a wall or"
+            " off the map, pickup where nobody waits, dropoff away from a stand or with nobody aboard.\n"
+            f"End: {'the pickup' if level == 'pickup' else 'the delivery'} is success; an action that changes nothing"
+            " is failure.\n"
+            f"Reward: {STEP:g} for a step; instead of it {', '.join(rewards)}."
+        )
+
+    def _begin(self, task: Task, seed: int) -> None:
+        tasks: Any = self.taskset
+        self.world = world(tasks.layout(task))
+        self.state, self._level = task_int(task, "state", 0, self.world.layout.states - 1), task.level
+        self.last = None
+        self.mistaken = self._picked_up = False
+        self._history: list[str] = []
+
+    def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
+        if getattr(self.settings, "with_history", False):
+            self._history.append(f"{self._map()}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n")
+        table, before = self.world, self.state
+        self.mistaken = action not in table.best(before)
+        self.last = action
+        self.state = table.next_state[before][action]
+        delivered = table.delivers[before][action]
+        fatal = table.fatal(before, action)
+        picked_up = not self._picked_up and action == PICKUP and not fatal
+        self._picked_up = self._picked_up or picked_up
+        rewarded = delivered or (picked_up and self._level != "dropoff")
+        reward = FATAL if fatal else BONUS if rewarded else STEP
+        success = picked_up if self._level == "pickup" else delivered
+        over = fatal or delivered or success
+        return reward, over, {"state": self.state, "success": success, "refused": int(fatal)}
+
+    def _text(self) -> str:
+        last = "none" if self.last is None else ACTIONS[self.last]
+        head = self.rules if getattr(self.settings, "with_prompt", False) else self.legend
+        return f"{head}\n{''.join(self._history)}{self._map()}\nLast move: {last}"
+
+    def _map(self) -> str:
+        return draw(self.world.layout, self.state)
+
+    def truncation_penalty(self, steps_left: int) -> float:
+        """The cost of the remaining steps."""
+        return STEP * steps_left
+
+
+class TaxiMaps(Taxi):
+    """See the module's text for the rules."""
+
+    name: ClassVar[str] = "taxi-maps"
+    taskset: ClassVar[Taskset] = TaxiMapsTasks()
+    Settings: ClassVar[type[Config]] = NoSettings
+    horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
+    """The longest shortest paths of all starts take 20, 19 and 37 actions."""
+    legend: ClassVar[str] = (
+        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | and small letters: wall to the"
+        " east."
+    )
+    sizes: ClassVar[str] = "seven rows and seven columns"
+    where_stands: ClassVar[str] = ""
+
+
+def draw(layout: Layout, state: int) -> str:
+    """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the cells apart."""
+    view = decode(state, layout.side)
+    taxi, drawn = (view.row, view.column), layout != TAXI_V4
+    marks = dict.fromkeys(layout.stands, "S") if drawn else {}
+    marks[layout.stands[view.destination]] = "D"
+    if view.passenger != ABOARD:
+        marks[layout.stands[view.passenger]] = "P"
+    marks[taxi] = "X" if view.passenger == ABOARD else "O" if marks.get(taxi) == "P" else "T"
+    lines = []
+    for row in range(layout.side):
+        cells = []
+        for column in range(layout.side):
+            mark, walled = marks.get((row, column), "."), (row, column) in layout.walls
+            if drawn and walled:
+                mark = "|" if mark == "." else mark.lower()
+            cells += [mark, "|"] if walled and not drawn else [mark]
+        lines.append(" ".join(cells))
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""Problems of env memory from the published data, and from a folder of texts and conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.problems import chunked, read_text, text_files
+from reflectkit.envs.memory.published import read_parquet, read_titles
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json
+from reflectkit.text import count_tokens
+from tests.command_lines import error_of
+
+BOOK = "Anna went to Rome.\nShe liked it.\n\nBen stayed in Oslo! Did he like it? Nobody knows."
+CHAT = [{"role": "user", "content": "I live in Rome."}, {"speaker": "assistant", "text": "Noted\nthat."}]
+ASKED = [{"question": "Where did Anna go?", "answer": ["Rome", "Roma"], "kind": "substring", "note": "dropped"}]
+
+
+def write(folder: Path, name: str, content: Any, questions: Any = ASKED) -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.with_name(f"{path.stem}.questions.json").write_text(json.dumps(questions))
+    return path
+
+
+def test_books_are_cut_between_sentences_and_chats_between_messages(tmp_path: Path) -> None:
+    book, chat = write(tmp_path, "book.txt", BOOK), write(tmp_path, "chat.json", CHAT)
+    assert text_files(tmp_path) == [book, chat]
+    task = read_text(book, 12)
+    assert task.data["chunks"] == [
+        "Anna went to Rome. She liked it.",
+        "Ben stayed in Oslo! Did he like it?",
+        "Nobody knows.",
+    ]
+    assert task.data["questions"] == [
+        {"question": ASKED[0]["question"], "answer": ["Rome", "Roma"], "kind": "substring"}
+    ]
+    assert read_text(chat, 500).data["chunks"] == ["user: I live in Rome.\nassistant: Noted that."]
+    assert read_text(chat, 16).level == "short"
+
+
+@pytest.mark.parametrize("text", ["word " * 500, "x" * 3000, "罗马" * 300, "One. " * 300])
+def test_no_chunk_is_too_long_and_nothing_is_lost(text: str) -> None:
+    chunks = list(chunked([text], 40, " "))
+    assert max(map(count_tokens, chunks)) <= 40
+    assert "".join("".join(chunks).split()) == "".join(text.split())
+
+
+def test_from_a_folder_to_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    write(tmp_path / "texts", "book.md", BOOK, [{"question": "Who went to Rome?", "answer": "Anna"}])
+    assert main(["gen-task", "--env", "memory", "--text", "texts", "--chunk-tokens", "16"]) == 0
+    (record,) = read_json(tmp_path / "data" / "memory" / "data.json")
+    assert record["id"] == "book.md"
+    playing = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "data/memory/data.json"]
+    assert main([*playing, "--policy", "keep-everything"]) == 0
+    (path,) = tmp_path.glob("results/*_evaluate/eval.json")
+    assert read_json(path)["rows"][0]["success"] == 1.0
+    both = ["gen-task", "--env", "memory", "--text", "texts", "--parquet", "x.parquet"]
+    assert "give one of them" in error_of(both, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "questions", "said"),
+    [
+        ("a.txt", " \n", ASKED, "holds no text"),
+        ("a.txt", "Text.", [], "expected a list of questions"),
+        ("a.txt", "Text.", [{"question": "?"}], "question 0: field 'answer'"),
+        ("a.txt", "Text.", None, "write what is asked"),
+        ("a.json", {"role": "user"}, ASKED, "expected a list of messages"),
+        ("a.json", [{"role": "user"}], ASKED, "message 0 needs"),
+    ],
+)
+def test_broken_files_are_told(tmp_path: Path, name: str, content: Any, questions: Any, said: str) -> None:
+    with pytest.raises(DataError, match="holds no text"):
+        text_files(tmp_path)
+    path = write(tmp_path, name, content, questions)
+    if questions is None:
+        path.with_name("a.questions.json").unlink()
+    with pytest.raises(DataError, match=said):
+        read_text(path, 100)
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def published(source: str, asked: list[dict[str, Any]], chunks: int = 1) -> dict[str, Any]:
+    texts = [f"text {number}" for number in range(chunks)]
+    return {"data_source": source, "chunks": json.dumps(texts), "questions_and_answers": json.dumps(asked)}
+
+
+def test_published_rows_carry_rule_advice_and_length(tmp_path: Path) -> None:
+    several = [{"question": "Who?", "answer": "Anna"}, {"question": "", "answer": "x"}, {"question": "?", "answer": ""}]
+    rows = [
+        published("squad", several),
+        published("icl_nlu_8296shot_balance", [{"question": "Which?", "answers": ["3"]}], chunks=12),
+        published("booksum", [{"question": "Sum it up.", "answer": "whale,ship, "}]),
+        published("ruler_qa1_197K", [{"question": "Where?", "answer": [["Rome"], ["Roma"]]}]),
+    ]
+    squad, icl, book, ruler = read_parquet(table(tmp_path / "a.parquet", rows), {})
+    assert squad.data["questions"] == [{"question": "Who?", "answer": "Anna", "kind": "substring"}]
+    assert "query" not in squad.data
+    assert (squad.level, icl.level) == ("short", "long")
+    assert icl.data["questions"] == [{"question": "Which?", "answer": "3", "kind": "label"}]
+    assert "\\boxed" in icl.data["query"]["advice"]
+    assert (book.data["questions"][0]["answer"], book.data["query"]["tokens"]) == (["whale", "ship"], 2048)
+    assert ruler.data["questions"][0]["answer"] == ["Rome", "Roma"]
+    for task in (squad, icl, book, ruler):
+        Memory().reset(task, 0)
+
+
+def test_recommendations_need_the_titles_of_their_ids(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.parquet", [published("recsys_redial", [{"question": "?", "answer": ["11", "12"]}])])
+    with pytest.raises(DataError, match="give their titles"):
+        list(read_parquet(path, {}))
+    ids = {"<http://dbpedia.org/resource/Heat_(1995_film)>": 11, "/film/Toy-Story": 12, "Up": 13}
+    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    titles = read_titles(tmp_path / "ids.json")
+    assert titles == {"11": "Heat", "12": "Toy Story", "13": "Up"}
+    (task,) = read_parquet(path, titles)
+    assert task.data["questions"][0]["answer"] == ["Heat", "Toy Story"]
+    assert task.data["titles"] == ["Heat", "Toy Story", "Up"]
+    with pytest.raises(DataError, match="'12' has no title"):
+        list(read_parquet(path, {"11": "Heat"}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"chunks": "[]"}], "has no column questions_and_answers"),
+        ([{"chunks": "[1", "questions_and_answers": "[]"}], "row 0: field 'chunks': is no JSON"),
+        ([{"chunks": "[1]", "questions_and_answers": "[]"}], "expected a list of texts"),
+        ([{"chunks": '["x"]', "questions_and_answers": "[3]"}], "expected a list of questions with answers"),
+        ([{"chunks": '["x"]', "questions_and_answers": "[]"}], "no question with an answer"),
+        ([published("squad", [{"question": "?", "answer": "a"}])], "cannot be read as parquet"),
+        ([], "no such file"),
+    ],
+)
+def test_broken_parquet_is_told(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
+    path = tmp_path / "b.parquet"
+    if rows:
+        whole = table(path, rows).read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if "parquet" in said else whole)
+    with pytest.raises(DataError, match=said):
+        list(read_parquet(path, {}))

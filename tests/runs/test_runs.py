@@ -1,0 +1,380 @@
+"""Runs: when they are finished, where they go, what is in their way, and how they are found again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.config import Config, build, option
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.runs import run as runs
+from reflectkit.runs.folders import RunConfig
+
+
+class Example(Config):
+    size: int = option(3, help="A size.")
+    run: RunConfig = RunConfig()
+
+
+def make(
+    results: Path, *inputs: Path, stage: str = "sft", again: bool = False, ended: bool = True, **values: Any
+) -> runs.Report:
+    """A run of `stage` that writes a checkpoint; not `ended`, it is left without a report, as by a kill."""
+    settings = build(Example, {"results_dir": results, **values}, "example")
+    with runs.open_run(stage, settings, inputs, again=again) as run:
+        if run.done:
+            return run.done
+        (run.folder / "checkpoint-3").mkdir(exist_ok=True)
+        (run.folder / "checkpoint-3" / "weights").write_text(f"{settings.size}")
+        if not ended:
+            return runs.Report(stage, run.folder, {})
+        return run.finish({}, [run.folder / "checkpoint-3"])
+
+
+def test_a_name_is_the_runs_folder_and_the_same_command_resumes_and_skips(tmp_path: Path) -> None:
+    left = make(tmp_path, name="taxi/policy", ended=False)
+    assert left.folder == tmp_path / "taxi" / "policy"
+    assert json.loads((left.folder / "config.json").read_text())["name"] == "taxi/policy"
+    resumed = make(tmp_path, name="taxi/policy")
+    assert (resumed.folder, resumed.skipped) == (left.folder, False)
+    assert make(tmp_path, name="taxi/policy").skipped
+    assert [path.name for path in tmp_path.iterdir()] == ["taxi"]
+
+
+def test_other_settings_are_refused_with_what_differs_and_what_to_do(tmp_path: Path) -> None:
+    source = tmp_path / "rows"
+    source.write_text("1")
+    made = make(tmp_path, source, name="a")
+    with pytest.raises(
+        ConfigError, match=r"--size 3 there, 4 here.*use --force to replace it or --keep .* a\.2, or choose another"
+    ):
+        make(tmp_path, source, name="a", size=4)
+    source.write_text("2")
+    with pytest.raises(ConfigError, match=f"{source} was different"):
+        make(tmp_path, source, name="a")
+    with pytest.raises(ConfigError, match="is a run of sft; choose another name"):
+        make(tmp_path, name="a", stage="rlft", force=True)
+    assert (made.folder / "checkpoint-3" / "weights").read_text() == "3"
+
+
+def test_force_replaces_what_has_the_name_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    made = make(tmp_path, name="a")
+    (made.folder / "older").write_text("")
+    replaced = make(tmp_path, name="a", size=4, force=True)
+    assert sorted(path.name for path in replaced.folder.iterdir()) == [
+        ".lock",
+        "checkpoint-3",
+        "config.json",
+        "report.json",
+    ]
+    assert (replaced.folder / "checkpoint-3" / "weights").read_text() == "4"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_force_removes_neither_its_own_input_nor_what_is_no_run(tmp_path: Path) -> None:
+    made = make(tmp_path, name="a")
+    with pytest.raises(ConfigError, match=r"would remove .*checkpoint-3, which this run reads"):
+        make(tmp_path, made.folder / "checkpoint-3", name="a", size=4, force=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("dear")
+    with pytest.raises(ConfigError, match="already exists and is not a run"):
+        make(tmp_path, name="mine", force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="already exists and is not a run"):
+        make(tmp_path, name="file", force=True)
+    with pytest.raises(ConfigError, match=r"cannot write to .*file"):
+        make(tmp_path, name="file/x")
+    with pytest.raises(ConfigError, match="a is a run; choose a name outside it"):
+        make(tmp_path, name="a/b", force=True)
+    assert (made.folder / "report.json").is_file()
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "dear"
+
+
+def test_keep_puts_a_run_beside_the_other_and_finds_each_again(tmp_path: Path) -> None:
+    folders = [make(tmp_path, name="r/rl", keep=True, size=size).folder.name for size in (3, 4, 5)]
+    assert folders == ["rl", "rl.2", "rl.3"]
+    for size, folder in zip((5, 3, 4), ("rl.3", "rl", "rl.2"), strict=True):
+        again = make(tmp_path, name="r/rl", keep=True, size=size)
+        assert (again.folder.name, again.skipped) == (folder, True)
+    forced = make(tmp_path, name="r/rl", keep=True, size=4, force=True)
+    assert (forced.folder.name, forced.skipped) == ("rl.2", False)
+    assert make(tmp_path, name="r/rl", keep=True, size=6, force=True).folder.name == "rl.4"
+    assert make(tmp_path, name="r/rl", keep=True, stage="evaluate").folder.name == "rl.5"
+    assert (tmp_path / "r" / "rl" / "checkpoint-3" / "weights").read_text() == "3"
+
+
+def test_a_stage_that_always_runs_anew_does_not_replace_what_has_its_name(tmp_path: Path) -> None:
+    make(tmp_path, name="a", stage="play", again=True)
+    with pytest.raises(ConfigError, match=r"is already a run.*use --force to replace it"):
+        make(tmp_path, name="a", stage="play", again=True)
+    assert not make(tmp_path, name="a", stage="play", again=True, force=True).skipped
+    assert make(tmp_path, name="a", stage="play", again=True, keep=True).folder.name == "a.2"
+    assert [make(tmp_path, stage="play", again=True).folder.name for _ in range(2)] == ["1_play", "2_play"]
+
+
+def test_a_command_without_a_name_finds_named_runs(tmp_path: Path) -> None:
+    named = make(tmp_path, name="taxi-tiny/plain")
+    found = make(tmp_path)
+    assert (found.folder, found.skipped) == (named.folder, True)
+    assert make(tmp_path, size=4).folder.name == "1_sft"
+    assert [report.folder.name for report in runs.finished(tmp_path, "sft", {}, "")] == []
+    source = tmp_path / "rows"
+    source.write_text("1")
+    make(tmp_path, source, name="a/b")
+    make(tmp_path / "seed0", source, name="a/b")
+    make(tmp_path, source, size=5)
+    content = runs.digest(source)
+    assert [
+        report.folder.relative_to(tmp_path).as_posix() for report in runs.finished(tmp_path, "sft", {}, content)
+    ] == [
+        "2_sft",
+        "a/b",
+    ], "a seed's runs are those of its own results folder"
+
+
+def test_a_run_that_is_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
+    path = make(tmp_path).folder / "config.json"
+    record = json.loads(path.read_text())
+    del record["settings"]["threads"], record["sha256"]
+    path.write_text(json.dumps(record))
+    assert make(tmp_path).skipped
+    assert not make(tmp_path, threads=2).skipped
+
+
+def test_a_run_with_a_name_is_not_looked_for_among_numbered_ones_of_this_version(tmp_path: Path) -> None:
+    """Or the path that a command names might not be there after it."""
+    make(tmp_path)
+    assert make(tmp_path, name="mine").folder == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("name", ["..", "a/../b", "/a", "a/", "a/.hidden", "a\n", "ä", "a" * 101, "x/8_rlft", "*"])
+def test_names_that_are_no_folders_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--name"):
+        Example.from_flat(name=name)
+
+
+def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    def failing(error: type[BaseException], made: str, values: dict[str, Any]) -> None:
+        settings = build(Example, {"results_dir": tmp_path, **values}, "example")
+        with runs.open_run("sft", settings) as run:
+            folders.append(run.folder)
+            if made:
+                (run.folder / made).write_text("")
+            raise error
+
+    def fail(error: type[BaseException], made: str = "", **values: Any) -> Path:
+        with pytest.raises(error):
+            failing(error, made, values)
+        return folders[-1]
+
+    for error in (ConfigError, RuntimeError, KeyboardInterrupt):
+        assert fail(error).name == "1_sft"
+        assert fail(error, ".reflectkit-tmp-half").name == "1_sft"
+        assert fail(error, name="r/policy") == tmp_path / "r" / "policy"
+    assert not list(tmp_path.glob("*_sft"))
+    kept = fail(RuntimeError, "metrics.jsonl")
+    assert kept.is_dir(), "what a run has made is kept"
+    assert fail(RuntimeError, size=4).name == "2_sft"
+    assert make(tmp_path).folder == kept
+    assert make(tmp_path, name="r/policy", size=5).folder == tmp_path / "r" / "policy"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path, keep: bool) -> None:
+    made = make(tmp_path, name="r/policy")
+    settings = build(Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example")
+
+    def failing(name: str = "") -> None:
+        with runs.open_run("sft", settings) as run:
+            assert not (run.folder / "report.json").exists()
+            if name:
+                (run.folder / name).write_text("")
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        failing()
+    assert make(tmp_path, name="r/policy").skipped
+    with pytest.raises(ConfigError, match="no"):
+        failing("metrics.jsonl")
+    assert not make(tmp_path, name="r/policy").skipped
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert [path.name for path in made.folder.parent.iterdir()] == ["policy"]
+
+
+def test_another_host_keeps_what_a_running_force_may_have_to_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host or container that shares the folder has process numbers of its own: ours mean nothing there."""
+    make(tmp_path, name="a")
+
+    def no_such_process(process: int, signal: int) -> None:
+        raise ProcessLookupError
+
+    def failing() -> None:
+        with runs.open_run("sft", build(Example, {"results_dir": tmp_path, "name": "a", "force": True}, "")):
+            with monkeypatch.context() as there:
+                there.setattr("os.kill", no_such_process)
+                make(tmp_path, name="b")
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        failing()
+    assert make(tmp_path, name="a").skipped
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_a_killed_process_left_is_removed_whatever_its_number(tmp_path: Path) -> None:
+    left = tmp_path / ".reflectkit-tmp-run-1"  # a container's first process, killed
+    left.mkdir()
+    (left / ".lock").touch()
+    make(tmp_path, name="a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
+    """The second waits for the first's folder, which is gone when the first has failed."""
+    settings = build(Example, {"results_dir": tmp_path}, "example")
+    reports: list[runs.Report] = []
+    waiting = threading.Thread(target=lambda: reports.append(make(tmp_path)))
+
+    def failing() -> None:
+        with runs.open_run("sft", settings):
+            waiting.start()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        failing()
+    waiting.join()
+    (report,) = reports
+    assert (report.folder / "report.json").is_file()
+
+
+def test_a_damaged_config_under_a_name_is_said_and_may_be_replaced(tmp_path: Path) -> None:
+    made = make(tmp_path, name="a")
+    (made.folder / "config.json").write_text('{"stage": ')
+    for more in ({}, {"keep": True}, {"keep": True, "force": True}):
+        with pytest.raises(DataError, match=r"damaged.*remove"):
+            make(tmp_path, name="a", **more)
+    assert not make(tmp_path, name="a", force=True).skipped
+
+
+def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_path: Path) -> None:
+    source = tmp_path / "rows"
+    source.write_text("1")
+    made = make(tmp_path / "results", source, name="a")
+
+    def recognised(**values: Any) -> runs.Report | None:
+        settings = {"results_dir": tmp_path / "results", "name": "a", **values}
+        return runs.finished_as("sft", build(Example, settings, "example"))
+
+    report = recognised()
+    assert report is not None
+    assert (report.folder, report.skipped) == (made.folder, True)
+    assert [recognised(size=4), recognised(force=True), recognised(name="b"), recognised(name="")] == [None] * 4
+    source.write_text("2")
+    assert recognised() is None, "an input changed"
+    source.write_text("1")
+    (made.folder / "checkpoint-3" / "weights").write_text("other")
+    assert recognised() is None, "an output changed"
+    source.unlink()
+    assert recognised() is None
+
+
+def config(tmp_path: Path, **values: object) -> Example:
+    return build(Example, {"results_dir": tmp_path / "results", **values}, "example")
+
+
+def finish(settings: Example, inputs: list[Path], output: Path) -> runs.Report:
+    with runs.open_run("example", settings, inputs) as run:
+        if run.done:
+            return run.done
+        output.write_text("made")
+        run.tables.append(runs.Table("t", ("a",), (("1",),)))
+        return run.finish({"count": 1}, [output])
+
+
+def test_a_finished_run_is_skipped_until_something_changes(tmp_path: Path) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text("1")
+    first = finish(config(tmp_path), [source], output)
+    assert (first.skipped, first.folder.name) == (False, "1_example")
+    again = finish(config(tmp_path), [source], output)
+    assert (again.skipped, again.folder, again.figures, again.tables) == (
+        True,
+        first.folder,
+        {"count": 1},
+        first.tables,
+    )
+    assert finish(config(tmp_path, size=4), [source], output).folder.name == "2_example"
+    assert finish(config(tmp_path, force=True), [source], output).folder.name == "3_example"
+    source.write_text("2")
+    assert finish(config(tmp_path), [source], output).folder.name == "4_example"
+
+
+def test_a_run_whose_output_was_changed_or_lost_is_done_again(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    finish(config(tmp_path), [], output)
+    output.write_text("spoiled")
+    assert not finish(config(tmp_path), [], output).skipped
+    output.unlink()
+    assert not finish(config(tmp_path), [], output).skipped
+    assert finish(config(tmp_path), [], output).skipped
+
+
+@pytest.mark.parametrize("content", ["", '{"outputs": 3}', '{"outputs": {}}'])
+def test_a_broken_report_never_counts_as_finished(tmp_path: Path, content: str) -> None:
+    report = finish(config(tmp_path), [], tmp_path / "out")
+    (report.folder / "report.json").write_text(content)
+    assert not finish(config(tmp_path), [], tmp_path / "out").skipped
+
+
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_damaged_config_is_an_error_and_no_second_run(tmp_path: Path, content: str | None) -> None:
+    """None: a changed digit, which leaves valid JSON of other settings."""
+    report = finish(config(tmp_path), [], tmp_path / "out")
+    path = report.folder / "config.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"size": 3', '"size": 4') if content is None else content)
+    with pytest.raises(DataError, match=r"1_example/config\.json: is damaged.*restore it.*remove .*--force") as caught:
+        finish(config(tmp_path), [], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert finish(config(tmp_path, force=True), [], tmp_path / "out").folder.name == "2_example"
+    path.write_text(whole)
+    assert finish(config(tmp_path), [], tmp_path / "out").skipped
+
+
+def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
+    with runs.open_run("example", config(tmp_path)) as run:
+        recorded = json.loads((run.folder / "config.json").read_text())
+        assert not (run.folder / "report.json").exists()
+    assert recorded["settings"]["size"] == 3
+    assert recorded["versions"]["torch"]
+    assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit", "sha256"}
+
+
+def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
+    with runs.open_run("example", config(tmp_path)) as run:
+        code = f"import pathlib, reflectkit.runs.run as r\nwith r.locked(pathlib.Path({str(run.folder)!r}), 0.1): pass"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "another process is working on" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+
+
+def test_results_that_cannot_be_written_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file, not a folder")
+    with pytest.raises(ConfigError, match="--results-dir"):
+        finish(config(tmp_path), [], tmp_path / "out")
+
+
+def test_missing_inputs_are_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        finish(config(tmp_path), [tmp_path / "nowhere"], tmp_path / "out")
