@@ -186,21 +186,17 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
     ]
 
 
-def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
-    """Where a chat model's answers are kept, and where earlier versions kept them. A model whose name cannot be a
-    file's gets a checksum of it into the name of its journal, so that no two models share one.
+def journal_path(folder: Path, endpoint: Endpoint) -> Path:
+    """The journal of a chat model's answers. A name that cannot be a file's is replaced by its letters and a checksum.
 
-    >>> [path.name for path in journals(Path(), Endpoint("local", "a_b"))]
-    ['evaluate_local_a_b.jsonl', 'evaluate_local_a_b.jsonl']
-    >>> [path.name for path in journals(Path(), Endpoint("local", "a/b"))]
-    ['evaluate_local_a_b~c14cddc0.jsonl', 'evaluate_local_a_b.jsonl']
+    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_path(Path(), Endpoint("local", "a/b")).name
+    ('evaluate_local_a_b.jsonl', 'evaluate_local_a_b~c14cddc0.jsonl')
     """
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.model)
-    earlier = folder / f"evaluate_{endpoint.kind}_{plain}.jsonl"
     if re.fullmatch(r"[A-Za-z0-9._-]+", endpoint.model):
-        return folder / f"evaluate_{endpoint.kind}_{endpoint.model}.jsonl", earlier
+        return folder / f"evaluate_{endpoint.kind}_{endpoint.model}.jsonl"
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.model)
     checksum = hashlib.sha256(endpoint.model.encode()).hexdigest()[:8]
-    return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl", earlier
+    return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -278,12 +274,11 @@ class Players:
         """
         settings, name = self.settings, f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
-            journal, earlier = journals(settings.env_folder, endpoint)
-            kept = {"temperature": settings.temperature, "earlier": earlier}
+            journal, temperature = journal_path(settings.env_folder, endpoint), settings.temperature
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
-                kept = {"temperature": 0.0}
-            client = settings.chat.client_at(endpoint, journal, budget=self._budget, **kept)
+                temperature = 0.0
+            client = settings.chat.client_at(endpoint, journal, budget=self._budget, temperature=temperature)
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
 

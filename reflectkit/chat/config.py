@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,16 +85,19 @@ class ChatConfig(Config):
         """The token prices of `endpoint`. Raises ConfigError."""
         return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
 
-    @contextlib.contextmanager
-    def client_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
-        """A client for `endpoint` that keeps its answers in `journal`."""
-        settings: dict[str, Any] = {
-            "concurrency": self.concurrency,
-            "budget": Budget(self.max_cost_usd),
-            "timeout_s": self.timeout_s,
-        }
-        with open_client(endpoint, journal, self.prices_at(endpoint), **(settings | more)) as client:
-            yield client
+    def client_at(
+        self, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
+    ) -> AbstractContextManager[ChatClient]:
+        """A client for `endpoint` that keeps its answers in `journal`. budget: shared with other clients, if any."""
+        return open_client(
+            endpoint,
+            journal,
+            self.prices_at(endpoint),
+            concurrency=self.concurrency,
+            budget=budget or Budget(self.max_cost_usd),
+            temperature=temperature,
+            timeout_s=self.timeout_s,
+        )
 
 
 class TeacherConfig(Config):
@@ -136,11 +139,9 @@ class TeacherConfig(Config):
         """The teacher's name in records."""
         return ORACLE if self.is_oracle else self.endpoint.model
 
-    @contextlib.contextmanager
-    def client(self, journal: Path) -> Iterator[ChatClient]:
+    def client(self, journal: Path) -> AbstractContextManager[ChatClient]:
         """A client for the teacher that keeps its answers in `journal`."""
-        with self.chat.client_at(self.endpoint, journal) as client:
-            yield client
+        return self.chat.client_at(self.endpoint, journal)
 
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
@@ -152,26 +153,25 @@ def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]
 
 def estimate(
     teacher: TeacherConfig,
-    requests: Sequence[Request],
-    written: int | Callable[[Request], int],
+    requests: Mapping[Request, int],
     journal: Path,
     most: Sequence[Request] | None = None,
 ) -> tuple[dict[str, Any], Table]:
     """The expected and maximum cost of `requests`, without those already answered in the journal.
 
-    written: tokens of a usual answer, or a function of the request. most: all that may be asked, where that is not
-    `requests` alone. At most, each is asked as often as useless answers allow, has a prompt longer than we count, and
-    is answered up to the limit, thinking included.
+    requests: each with the tokens of a usual answer. most: all that may be asked, where that is not `requests` alone.
+    At most, each is asked as often as useless answers allow, has a prompt longer than we count, and is answered up to
+    the limit, thinking included.
     """
     with open_journal(journal, write=False) as answered:
         client = ChatClient(teacher.endpoint, answered, teacher.prices)
         calls = {request: client.calls_left(request) for request in requests}
     endpoint = teacher.endpoint
     new = [request for request in requests if calls[request]]
-    usual = sum(written(request) if callable(written) else written for request in new)
+    usual = sum(requests[request] for request in new)
     thinking = len(new) * THINKING_TOKENS if endpoint.thinks else 0
     expected = (len(new), sum(request.prompt_tokens for request in new), usual + thinking)
-    bounds = [(one, calls[one]) for one in requests] if most is None else [(one, 1 + ASKED_AGAIN) for one in most]
+    bounds = list(calls.items()) if most is None else [(request, 1 + ASKED_AGAIN) for request in most]
     at_most = (
         sum(times for _, times in bounds),
         math.ceil(sum(times * request.prompt_tokens * PROMPT_MARGIN for request, times in bounds)),

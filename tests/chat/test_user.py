@@ -56,9 +56,7 @@ def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
     [
         ("###STOP###", UserTurn("Goodbye.", over=True)),
         ("Thank you. ###STOP###", UserTurn("Thank you.", over=True)),
-        ("No, stop.", UserTurn("No, stop.")),
         ("<think>My order is W12. Then ###STOP###.</think>\n\nHello.", UserTurn("Hello.")),
-        ("I should say {goodbye} now.</think>###STOP###", UserTurn("Goodbye.", over=True)),
         ("Hello. <think>What else?", UserTurn("Hello.")),
     ],
 )
@@ -94,14 +92,10 @@ def test_episodes_do_not_wait_for_each_other_and_come_again_from_the_journal(tmp
 
 
 def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path) -> None:
-    with serve(lambda body: "Hello?") as server:
-        first = play(server.url, tmp_path / "user.jsonl", horizon=1)
-        assert {trajectory.status for trajectory in first} == {Status.COMPLETED, Status.TRUNCATED} - {Status.COMPLETED}
-    user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "other.jsonl", timeout_s=5)
-    (played,) = rollout([Episode(TASKS[0], 5)], lambda: Support(user), Greeter(), width=1)
-    user.close()
-    assert played.status is Status.ABORTED
-    assert "--user-url" in played.reason
+    """Calls in progress together are one failure, so that the run goes on."""
+    played = play("http://127.0.0.1:9", tmp_path / "user.jsonl")
+    assert [trajectory.status for trajectory in played] == [Status.ABORTED] * len(TASKS)
+    assert "--user-url" in played[0].reason
 
 
 def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
@@ -135,7 +129,7 @@ def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
         assert server.answered == answered
 
 
-@pytest.mark.parametrize("text", ["", "<think>My order is W12.", "<think>Hm.</think> "])
+@pytest.mark.parametrize("text", ["", "<think>My order is W12."])
 def test_a_user_who_says_nothing_is_a_failure_that_says_so(tmp_path: Path, text: str) -> None:
     with serve(lambda body: text) as server:
         user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl", timeout_s=5)
@@ -145,11 +139,6 @@ def test_a_user_who_says_nothing_is_a_failure_that_says_so(tmp_path: Path, text:
     assert played.reason.startswith("the user local:m gave no usable answer: ")
     assert "empty" in played.reason
     assert "W12" not in played.reason
-
-
-def test_the_failures_of_one_outage_count_once(tmp_path: Path) -> None:
-    played = play("http://127.0.0.1:9", tmp_path / "user.jsonl")
-    assert [trajectory.status for trajectory in played] == [Status.ABORTED] * len(TASKS)
 
 
 def test_credits_that_run_out_end_the_run_at_once(tmp_path: Path) -> None:
@@ -176,12 +165,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--user", "gpt-4o"], "scripted, openai:MODEL"),
         (["--user-url", "http://localhost:1"], "--user-url needs a --user"),
-        (["--user-max-usd", "0"], "--user-max-usd"),
         (["--user-max-usd", "1"], "--user-max-usd needs a --user"),
         (["--user", "azure:my-deployment", "--user-max-usd", "1"], "azure:my-deployment, whose price is unknown"),
-        (["--user", "local:m"], "--user-url"),
     ],
 )
 def test_a_wrong_user_is_one_line(

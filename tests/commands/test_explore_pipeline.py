@@ -16,7 +16,7 @@ from reflectkit.agents.scripted import Replay
 from reflectkit.cli.main import main
 from reflectkit.commands import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
 from reflectkit.console import Quiet
-from reflectkit.data.trajectories import demonstration_steps, read_records
+from reflectkit.data.trajectories import read_records
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.errors import DataError
@@ -103,7 +103,7 @@ def test_every_sft_prompt_is_what_the_agent_sees_and_every_demonstration_succeed
     gen_sft.run(config, Quiet())
     for record in records:
         for item in record.trajectories:
-            recorder = Recorder(Replay(demonstration_steps(item), "here"))
+            recorder = Recorder(Replay(item.trajectory, "here"))
             (played,) = rollout(
                 [Episode(record.task, item.seed)],
                 lambda: make(ENV, 15, repos_dir=data / "repos_filtered"),
