@@ -19,8 +19,15 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.envs.setup import distinct_names
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.figures import Curve, draw_bars, draw_curves, number_in, read_curves
-from reflectkit.evals.seeds import curve_figures, curve_table
+from reflectkit.evals.plot import (
+    Curve,
+    curve_figures,
+    curve_table,
+    draw_bars,
+    draw_curves,
+    number_in,
+    read_curves,
+)
 from reflectkit.jsonl import read_json, rows_so_far
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.locks import is_locked

@@ -45,8 +45,6 @@ from reflectkit.data.episodes import no_share
 from reflectkit.envs.setup import share_models
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
 from reflectkit.evals import tables as eval_tables
-from reflectkit.evals.breakdowns import aspect_tables, passes_table
-from reflectkit.evals.seeds import seed_differences, seed_differences_table
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.hub import PACKAGED
 from reflectkit.recipe import (
@@ -354,16 +352,17 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
             outputs.append(path)
             current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
             every = [episode for part in episodes for episode in part]
-            current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
+            current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
+            current.tables += eval_tables.figures_tables(rows)
         current.tables += ablated
         if outside := no_share([one for parts in by_step.values() for part in parts for one in part], recipe.measure):
             raise ConfigError(
                 f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again"
             )
-        if apart := seed_differences(by_step, recipe.measure):
+        if apart := eval_tables.seed_differences(by_step, recipe.measure):
             outputs.append(current.folder / "differences.json")
             write_json(outputs[-1], apart)
-            current.tables.append(seed_differences_table(apart, recipe.measure))
+            current.tables.append(eval_tables.seed_differences_table(apart, recipe.measure))
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn_from |= {

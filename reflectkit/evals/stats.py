@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -179,16 +179,6 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
         least = min(least, p_values[index] * len(p_values) / rank)
         result[index] = least
     return result
-
-
-def smooth(values: list[float], window: int) -> list[float]:
-    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`.
-
-    A window of 1 leaves them as they are: each mean is of its own sum, so that no rounding is carried on.
-    """
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,25 +428,3 @@ def _replicates(by_seed: Sequence[Clusters], seed: int, replicates: int) -> Arra
         )
         np.add.at(sums_B, replicate_of_draw, (counts_DC @ totals_C) / (counts_DC @ sizes_C))
     return sums_B / len(by_seed)
-
-
-def area(places: Sequence[float], values: Sequence[float]) -> float:
-    """The mean height of the curve between its first and last place, by the trapezoidal rule.
-
-    >>> area([0, 10, 20], [0.0, 1.0, 1.0])
-    0.75
-    """
-    points = list(zip(places, values, strict=True))
-    if len(points) == 1:
-        return values[0]
-    parts = ((right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(points))
-    return sum(parts) / (places[-1] - places[0])
-
-
-def first_reaching(places: Sequence[float], values: Sequence[float], wanted: float) -> float | None:
-    """The first place where the curve is at least `wanted`; None if it never is.
-
-    >>> first_reaching([128, 256, 384], [0.5, 0.9, 0.8], 0.9)
-    256
-    """
-    return next((place for place, value in zip(places, values, strict=True) if value >= wanted), None)

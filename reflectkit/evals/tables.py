@@ -9,16 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from reflectkit.console import Table
-from reflectkit.data.episodes import SUCCESS
-from reflectkit.envs import ENVS, cluster_of
+from reflectkit.data.episodes import SUCCESS, has, measured
 from reflectkit.evals.stats import (
     adjusted,
     amount_interval,
     by_cluster,
     by_task,
+    interval_over_seeds,
     mean_interval,
     mean_p,
     paired,
@@ -27,7 +28,6 @@ from reflectkit.evals.stats import (
     rate_interval,
 )
 from reflectkit.rollout.checked import TAKEN
-from reflectkit.types import Task
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
 MANY = 6  # with more players than this, the table compares each with the first only
@@ -134,8 +134,8 @@ class TurnCounts:
 
 def lean(episode: Json) -> dict[str, Any]:
     """A line of episodes.jsonl for the tables: with `TurnCounts` for its turns, and without what they do not need."""
-    unused = {"turns", "ending"} | ({"data"} if episode.get("cluster") is not None else set())
-    return {name: value for name, value in episode.items() if name not in unused} | {"turns": turn_counts(episode)}
+    needed = {name: value for name, value in episode.items() if name not in ("turns", "ending", "data")}
+    return needed | {"turns": turn_counts(episode)}
 
 
 def turn_counts(episode: Json) -> TurnCounts:
@@ -230,19 +230,8 @@ def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dic
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
-    """The cluster of each task, from lines of episodes.jsonl.
-
-    Lines of earlier versions have none. It is then computed for our envs; for others, each task is a cluster.
-    """
-    task_clusters = {}
-    for episode in episodes:
-        if (cluster := episode.get("cluster")) is None and episode.get("env") in ENVS:
-            task = Task(
-                episode["task"], episode["env"], episode["level"], episode.get("group", ""), episode.get("data", {})
-            )
-            cluster = cluster_of(task.env, task)
-        task_clusters[episode["task"]] = episode["task"] if cluster is None else str(cluster)
-    return task_clusters
+    """The cluster of each task, from lines of episodes.jsonl; by default the task is its own cluster."""
+    return {episode["task"]: str(episode.get("cluster") or episode["task"]) for episode in episodes}
 
 
 def _illegal(turn: Json) -> bool:
@@ -368,6 +357,71 @@ def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, An
     return compared
 
 
+def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = SUCCESS) -> list[dict[str, Any]]:
+    """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
+    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
+    one of the env's figures that is a share, instead of success; an episode without it counts 0.
+
+    Each is `{level, first, second, difference, low, high, p, seeds, tasks, by_seed}`: first minus second, the mean over
+    seeds of the mean over the tasks that both finished. low, high: the widest of three intervals, within -1 to 1: those
+    of `interval_over_seeds`, and the paired one over tasks, since seeds that play the same tasks are not independent.
+    p: the largest of the three. Of two players, the one that is met first is the first one, in whatever order other
+    seeds have them.
+    """
+    gaps: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+    cluster_of: dict[str, str] = {}
+    places: dict[str, int] = {}
+    levels = {one["level"] for parts in by_step.values() for part in parts for one in part if has(one, measure)}
+    steps_of = Counter(name for parts in by_step.values() for name in {one["name"] for part in parts for one in part})
+    for seed in zip(*by_step.values(), strict=True):
+        cluster: dict[str, str] = {}
+        outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
+        for step, part in zip(by_step, seed, strict=True):
+            counted = [episode for episode in part if episode["status"] != "aborted"]
+            cluster |= clusters_of(counted)
+            cluster_of |= cluster
+            for episode in counted:
+                if episode["level"] not in levels:
+                    continue  # its env does not report the measure there
+                name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
+                places.setdefault(name, len(places))
+                played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
+                played.append((episode["task"], measured(episode, measure)))
+        for level, players in outcomes.items():
+            means = {name: by_task(played) for name, played in players.items()}
+            for first, second in combinations(sorted(means, key=places.__getitem__), 2):
+                both = {
+                    task: value - means[second][task] for task, value in means[first].items() if task in means[second]
+                }
+                if both:
+                    gaps.setdefault((level, first, second), []).append(both)
+                    clusters.setdefault((level, first, second), []).append(by_cluster(both, cluster))
+    compared = []
+    for (level, first, second), by_seed in gaps.items():
+        low, high, p = interval_over_seeds(clusters[level, first, second])
+        if not math.isfinite(low):
+            continue
+        means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
+        over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
+        means_of_seeds = [fmean(both.values()) for both in by_seed]
+        compared.append(
+            {
+                "level": level,
+                "first": first,
+                "second": second,
+                "difference": fmean(means_of_seeds),
+                "low": max(-1.0, min(low, over_tasks.low)),
+                "high": min(1.0, max(high, over_tasks.high)),
+                "p": max(p, over_tasks.p),
+                "seeds": len(by_seed),
+                "tasks": sum(map(len, by_seed)),
+                "by_seed": means_of_seeds,
+            }
+        )
+    return compared
+
+
 def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
 
@@ -449,6 +503,64 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
     return tables
 
 
+def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
+    """A table for each aspect in the lines of episodes.jsonl: success by its values, with 95 % intervals over clusters
+    of tasks. Aspects with one value are left out.
+    """
+    tables = []
+    for aspect in dict.fromkeys(name for episode in episodes for name in episode.get("aspects", {})):
+        having = [episode for episode in episodes if aspect in episode.get("aspects", {})]
+        values = sorted({str(episode["aspects"][aspect]) for episode in having})
+        if len(values) < 2:
+            continue
+        rows = []
+        for name, level in dict.fromkeys((episode["name"], episode["level"]) for episode in having):
+            own = [episode for episode in having if (episode["name"], episode["level"]) == (name, level)]
+            for value in values:
+                part = [episode for episode in own if str(episode["aspects"][aspect]) == value]
+                figures = row(name, str(own[0].get("env", "")), level, part)
+                if figures["episodes"]:
+                    low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
+                    share = f"{100 * figures['success']:.1f} %"
+                    rows.append((name, level, value, share, f"{low} to {high} %", str(figures["tasks"])))
+        columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
+        tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
+    return tables
+
+
+def passes_table(rows: Sequence[Json]) -> list[Table]:
+    """pass@k (one of k tries succeeds) and pass^k (all of them do) of rows of eval.json, with 95 % intervals; no table
+    if the problems were played once.
+    """
+    ladder = list(dict.fromkeys(k for one in rows for k in one.get("pass_at", {})))
+    if not ladder:
+        return []
+    columns = tuple(f"{sign}{k}" for k in ladder for sign in ("pass@", "pass^") if (k, sign) != ("1", "pass^"))
+    cells = tuple(
+        (
+            one["name"],
+            one["level"],
+            *(
+                _chance(one, kind, k)
+                for k in ladder
+                for kind in ("pass_at", "pass_all")
+                if (k, kind) != ("1", "pass_all")
+            ),
+        )
+        for one in rows
+    )
+    return [
+        Table("Tries, %: pass@k is one success or more in k, pass^k is k of k", ("policy", "level", *columns), cells)
+    ]
+
+
+def _chance(one: Json, kind: str, k: str) -> str:
+    if k not in one.get(kind, {}):
+        return ""
+    low, high = (round(100 * one[f"{kind}_{end}"][k]) for end in ("low", "high"))
+    return f"{100 * one[kind][k]:.0f} ({low} to {high})"
+
+
 def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
     players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
@@ -464,6 +576,25 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
     of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
     title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
     return _paired_table(title, "ablation", effects, measure)
+
+
+def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
+    """`seed_differences` as a table, in percentage points."""
+    title = f"Differences in {measure.replace('_', ' ')}, in points (the widest interval of seeds and problems)"
+    headings, p_cells = p_columns([one["p"] for one in compared])
+    cells = tuple(
+        (
+            f"{one['first']} − {one['second']}",
+            one["level"],
+            f"{100 * one['difference']:+.1f}",
+            f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}",
+            *shown,
+            str(one["seeds"]),
+            str(one["tasks"]),
+        )
+        for one, shown in zip(compared, p_cells, strict=True)
+    )
+    return Table(title, ("first − second", "level", "difference", "95 % interval", *headings, "seeds", "tasks"), cells)
 
 
 def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:

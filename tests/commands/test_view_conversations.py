@@ -139,11 +139,6 @@ def _message(row: dict[str, str]) -> list[str]:
     return [row["role"], row["content"], row.get("name", "")]
 
 
-def test_policy_is_stored_once_in_a_block(tmp_path: Path, quiet: Quiet) -> None:
-    page = view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, [conversation()] * 9),)), quiet).outputs[0]
-    assert len([text for text in unpacked(page.read_text(), "block-0")["texts"] if "service desk" in text]) == 1
-
-
 def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
     file = write(tmp_path, [conversation("half \ud800"), episode_to_json("SFT", played(Demonstrator(0.0), 40))])
     logs = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
@@ -172,31 +167,6 @@ def test_inspect_itself_reads_conversations(tmp_path: Path, quiet: Quiet) -> Non
     answer, result = log.samples[1].messages[4:6]
     assert answer.tool_calls[0].arguments == {"order": "W17", "note": "It is fine."}
     assert result.tool_call_id == answer.tool_calls[0].id
-
-
-DAMAGED = {
-    "messages": ({"messages": "hello"}, "turns[0].messages", "a list"),
-    "message": ({"messages": ["hello"]}, "turns[0].messages[0]", "an object"),
-    "role": ({"messages": [{"role": "narrator", "content": "x"}]}, "turns[0].messages[0].role", "narrator"),
-    "content": ({"messages": [{"role": "user", "content": [1]}]}, "turns[0].messages[0].content", "text"),
-    "anew": ({"messages": [], "anew": 1}, "turns[0].anew", "true or false"),
-    "calls": ({"calls": [3]}, "turns[0].calls[0]", "an object"),
-    "arguments": ({"calls": [{"name": "a", "arguments": "{}"}]}, "turns[0].calls[0].arguments", "an object"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_turn_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turn, *parts = DAMAGED[name]
-    assert main(["view", str(write(tmp_path, [conversation(), {"turns": [turn]}]))]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(part in error for part in ("2: field", *parts))
-
-
-def test_damaged_ending_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(write(tmp_path, [conversation(ending=[{}])]))]) == 2
-    assert "field 'ending[0].role'" in capsys.readouterr().err
 
 
 @pytest.fixture

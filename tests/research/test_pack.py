@@ -19,17 +19,8 @@ from PIL import Image
 from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_compared
 from reflectkit.errors import DataError
-from reflectkit.evals.figures import (
-    LONGEST_NAME,
-    MOST_COLUMNS,
-    TALLEST,
-    Interval,
-    _shown,
-    draw_intervals,
-    in_columns,
-)
-from reflectkit.evals.seeds import curve_figures, seed_differences
-from reflectkit.evals.tables import differences, pooled
+from reflectkit.evals.plot import LONGEST_NAME, curve_figures, label_text
+from reflectkit.evals.tables import differences, pooled, seed_differences
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.runs.identity import digest
 from reflectkit.seeding import generator
@@ -43,6 +34,7 @@ from research.effects import (
     success_rows,
 )
 from research.figures import draw_packs
+from research.forest import MOST_COLUMNS, TALLEST, Interval, draw_intervals, in_columns
 from research.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
 from tests.command_lines import error_of
 
@@ -449,8 +441,8 @@ def test_one_figure_of_curves_in_a_pack_and_titles_apart(runs: list[str], capsys
 
 
 def test_a_long_name_is_cut_in_figures() -> None:
-    assert len(_shown("x" * 10_000)) == LONGEST_NAME
-    assert _shown("$a\nb$") == "$a b$"
+    assert len(label_text("x" * 10_000)) == LONGEST_NAME
+    assert label_text("$a\nb$") == "$a b$"
 
 
 def test_levels_are_named_where_there_are_several() -> None:
