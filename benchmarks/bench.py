@@ -23,6 +23,7 @@ and the same command then goes on with what is missing; it is 2 without a GPU.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import statistics
 import sys
 import tempfile
@@ -162,7 +163,13 @@ class BenchConfig(Config):
     @property
     def taken(self) -> int:
         """Total number of steps."""
-        return self.steps if self.steps is not None else 2_000 if self.env.kind.awaited else 100_000
+        return (
+            self.steps
+            if self.steps is not None
+            else 2_000
+            if inspect.iscoroutinefunction(self.env.kind.step)
+            else 100_000
+        )
 
 
 def run(config: BenchConfig, progress: Progress) -> Report:
@@ -250,7 +257,7 @@ def _environment(config: BenchConfig, progress: Progress) -> Report:
     ):
         env: Any = configured.setup.maker(tasks[0].level)()
         stack.callback(env.close)
-        if config.env.kind.awaited:
+        if inspect.iscoroutinefunction(config.env.kind.step):
             result_of(env.reset(tasks[0], config.run.seed))  # starts its processes before the first round
         rates, resets = [], []
         with progress.bar(f"{config.setup.env_name}: steps", config.taken) as bar:
@@ -268,7 +275,7 @@ def _environment(config: BenchConfig, progress: Progress) -> Report:
             "reset_cpu_ms_p95": 1000 * sorted(resets)[int(0.95 * len(resets))],
             "resets": len(resets),
         }
-        if config.env.kind.awaited:
+        if inspect.iscoroutinefunction(config.env.kind.step):
             figures |= _side_by_side(configured.setup.maker(tasks[0].level), tasks, config.run.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")
@@ -320,7 +327,9 @@ def play_round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[floa
             observation = result_of(env.reset(tasks[number % len(tasks)], derive(seed, number)))
             resets.append(clock.now() - before)
             number += 1
-        result = result_of(env.step(int(draw * len(observation.choices)) if observation.choices else env.oracle()))
+        result = result_of(
+            env.step(int(draw * len(observation.choices)) if observation.choices else env.teacher().action())
+        )
         observation = None if result.terminated or result.truncated else result.observation
     return steps / (clock.now() - started), resets
 

@@ -14,7 +14,7 @@ from reflectkit.version import VERSION
 
 if TYPE_CHECKING:
     from reflectkit.config import Config, option
-    from reflectkit.env import StepResult
+    from reflectkit.env import Env, StepResult, Taskset, Teacher
     from reflectkit.envs import env_class, make
     from reflectkit.envs.base import BaseEnv, ChoiceEnv
     from reflectkit.errors import ReflectkitError
@@ -30,6 +30,7 @@ __all__ = [
     "ChoiceEnv",
     "Config",
     "Decision",
+    "Env",
     "Episode",
     "LoadedAgent",
     "Message",
@@ -37,6 +38,8 @@ __all__ = [
     "ReflectkitError",
     "StepResult",
     "Task",
+    "Taskset",
+    "Teacher",
     "Trajectory",
     "Turn",
     "__version__",
@@ -50,7 +53,7 @@ __all__ = [
 _MODULES = {
     "reflectkit.config": ("Config", "option"),
     "reflectkit.errors": ("ReflectkitError",),
-    "reflectkit.env": ("StepResult",),
+    "reflectkit.env": ("Env", "StepResult", "Taskset", "Teacher"),
     "reflectkit.rollout.episode": ("Episode", "rollout"),
     "reflectkit.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
     "reflectkit.envs": ("env_class", "make"),

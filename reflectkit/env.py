@@ -1,14 +1,24 @@
-"""The protocols of an env and an agent, what they exchange in a step, and who answers at the other end."""
+"""The nouns of playing: env, taskset, teacher and agent, what they exchange in a step, and who answers an env."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Awaitable, Sequence
+import random
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+from reflectkit.config import Config, NoSettings, build
 from reflectkit.errors import ConfigError
-from reflectkit.types import Decision, Message, Observation, Task, ToolUse, Turn
+from reflectkit.types import Decision, Message, Observation, Task, ToolUse, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from reflectkit.console import Progress
+
+Action = int | str | ToolUse
+"""The index of a choice, a text, or calls of tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,38 +37,268 @@ class StepResult:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Env(Protocol):
-    """An environment. It knows no model, no tokenizer and no horizon.
+class Taskset:
+    """The problems of an env, which has it as its attribute `taskset`. Looked up there, it knows the env's class."""
 
-    `reset` and `step` return their results, or awaitables of them if the env waits for an engine in another process, a
-    server or a simulated user. An env that waits in blocking calls sets `remote = True`.
+    env: Any
+    """The env's class."""
+    problem_generator: ClassVar[str] = ""
+    """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there is none."""
+    repositories_folder: ClassVar[str] = ""
+    """Where the problems are questions about the files of repositories (`Explorer`): the folder of these in the env's
+    data folder, which `filter-repo` fills. `gen-task` and `filter-task` then make the problems.
+    """
+    records_folder: ClassVar[str] = ""
+    """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself."""
+    problems_advice: ClassVar[str] = ""
+    """How to make problems, as advice to users who have none."""
+    split_by: ClassVar[tuple[str, ...]] = ("group",)
+    """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number of its problems) or
+    "question" (each problem alone); the first unless told otherwise.
+    """
+    keeps_other_levels: ClassVar[bool] = True
+    """Whether the records keep problems of levels other than the demonstrated one, for evaluation."""
 
-    `close()` is optional: it gives back what the env holds, e.g. a process or a connection. Whoever made the env calls
-    it once. After an episode that took too long, a call of a `remote` env may still be under way then.
+    def __get__(self, env: Any, kind: Any) -> Self:
+        bound = copy.copy(self)
+        bound.env = kind
+        return bound
 
-    `truncation_penalty(steps_left) -> float` is optional: the reward for ending now without an answer, 0 by default.
-    `cluster(task) -> str` is an optional classmethod that names what a task is about, e.g. a file; tasks of one cluster
-    are not independent in the statistics. By default each task is its own cluster.
+    def __iter__(self) -> Iterator[Task]:
+        """All problems of all levels, the easiest level first."""
+        for level in self.env.levels:
+            yield from self.tasks(level)
+
+    def has(self, name: str) -> bool:
+        """Whether method `name` is defined here or, in the case of `tasks`, in the env's class."""
+        return getattr(type(self), name) is not getattr(Taskset, name) or (name == "tasks" and hasattr(self.env, name))
+
+    def tasks(self, level: str) -> list[Task]:
+        """All problems of `level`, by default those that the env's classmethod `tasks` lists. An env that lists none
+        takes its problems from a file.
+        """
+        if not hasattr(self.env, "tasks"):
+            raise ConfigError(f"env '{self.env.name}' does not list its own problems; give --task-file")
+        tasks: list[Task] = self.env.tasks(level)
+        return tasks
+
+    def example(self, level: str, seed: int) -> Task:
+        """A problem for users without a file of them."""
+        raise ConfigError(f"env '{self.env.name}' has no example of a problem; give --task-file")
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The same problem at another curriculum level, or None where it has no such version."""
+        return task if task.level == level else None
+
+    def cluster(self, task: Task) -> str:
+        """What a problem is about, e.g. a file; problems of one cluster are not independent in the statistics."""
+        return task.id
+
+    def aspects(self, task: Task) -> Mapping[str, str]:
+        """What the results of problems are broken down by, e.g. {"mood": "terse"}."""
+        return {}
+
+    def split_of(self, task: Task) -> str:
+        """The split that a problem comes with: "train", "validate" or "test"; "" leaves it to `split`."""
+        return ""
+
+    def room_of(self, task: Task) -> str:
+        """The room of a problem, if `split` can hold out rooms; else ""."""
+        return str(task.data.get("room", ""))
+
+    def kind_of_room(self, room: str) -> str:
+        """The kind of a room; `split --unseen-rooms` holds out a share of each kind."""
+        return room.rstrip("0123456789")
+
+    def episode_steps(self, task: Task) -> int | None:
+        """Number of steps of an episode of `task`, if it is known in advance."""
+        return None
+
+    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The files and folders that these tasks are set in, besides their records: inputs of a run.
+
+        folder: the env's data folder.
+        """
+        return []
+
+    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """(problems to measure the env on, settings to play them with). Raises ConfigError where a file is needed.
+
+        folder: empty, for what the problems are set in. files: how many files a repository gets.
+        """
+        return self.tasks(self.env.levels[-1]), {}
+
+
+class Explorer(Protocol):
+    """The further methods of a taskset with a `repositories_folder`. Its env's levels are folder depths."""
+
+    env: Any
+    repositories_folder: ClassVar[str]
+
+    def open_repository(self, folder: Path) -> Any:
+        """The repository in `folder`: `sizes` by path, `view(path, tokens)`. Raises DataError."""
+
+    def way_to(self, path: str) -> tuple[str, ...]:
+        """The commands from the root that read file `path` and name it, which is the last of them."""
+
+    def reaches(self, repository: Any, path: str) -> bool:
+        """Whether the offered commands can reach and name file `path`."""
+
+    def answer_of(self, repository: Any, commands: Sequence[str]) -> str:
+        """The file that the sequence `commands` ends by naming; "" if none."""
+
+
+class Teacher:
+    """What would be right in the current state of `env`. A subclass writes `action`, `comment`, or what else it knows.
+
+    It keeps nothing between calls: `Env.teacher()` makes a new one each time.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the env; may be a class attribute."""
-        ...
+    noise: ClassVar[float] = 0.2
+    """Probability that a step of a demonstration is a mistake."""
+    negatives: ClassVar[int] = 0
+    """Number of demonstrations with one mistake per problem."""
 
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Curriculum stages, easiest first; the last is the full task. May be a class attribute."""
-        ...
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    @classmethod
+    def has(cls, *methods: str) -> bool:
+        """Whether these are defined, instead of inherited from this base."""
+        return all(inspect.getattr_static(cls, name) is not vars(Teacher)[name] for name in methods)
+
+    def action(self) -> Action:
+        """A best action: its index, the calls, or the text."""
+        raise ConfigError(f"env '{self.env.name}' has no oracle teacher: it lacks action()")
+
+    def mistakes(self) -> Sequence[Action]:
+        """Suboptimal actions that do not end the episode, for noisy demonstrations."""
+        return ()
+
+    def slips(self) -> Sequence[Action]:
+        """The mistakes that a negative example can make now; none after it has made one."""
+        return ()
+
+    def note(self) -> str:
+        """The mark of the last action: "" at the start, "good" or "mistake"."""
+        return ""
+
+    def comment(self, generator: random.Random) -> str:
+        """A comment on the state, in one line; the generator picks the wording."""
+        raise ConfigError(f"env '{self.env.name}' has no oracle teacher: it lacks comment()")
+
+    def confirms(self, comment: str) -> bool:
+        """Whether `comment` is readable and true of the state."""
+        raise ConfigError(f"the teacher of env '{self.env.name}' lacks confirms()")
+
+    @classmethod
+    def check(cls, settings: Any) -> None:
+        """Raises ConfigError if it cannot act and comment with these settings of the env."""
+
+    @classmethod
+    def taught_by_chat(cls, settings: Any) -> bool:
+        """Whether a chat model can act in its place, in an env whose actions are not chosen from a list."""
+        return False
+
+    @classmethod
+    def drops_choices(cls, settings: Any) -> bool:
+        """Whether choices depend on the seed, so that a demonstration cannot be replayed with every seed."""
+        return False
+
+    @classmethod
+    def reward_of(cls, trajectory: Trajectory) -> float:
+        """What `gen-trajectory --min-reward` looks at."""
+        return trajectory.total_return
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """Whether a teacher's episode is kept as a demonstration."""
+        return True
+
+    @classmethod
+    def fault(cls, trajectory: Trajectory) -> str:
+        """Why a demonstration gives no SFT rows, as text after "3 demonstrations: "; "" if it gives some."""
+        return ""
+
+
+class Env:
+    """An environment: what happens. It knows no model and no tokenizer.
+
+    A subclass sets `name` and writes `reset` and `step`; the rest has defaults. `reset` and `step` return their
+    results, or awaitables of them if the env waits for an engine in another process, a server or a simulated user.
+
+    An env may also have: `rules`, the text that people and chat models read first (default: the docstring of the
+    class); `choices`, the actions, if they are the same in every state; `legal()`, the legal texts where actions are
+    free text; `state`, a short JSON name of the current state; and a classmethod `tasks(level)`, the problems of a
+    level.
+    """
+
+    name: ClassVar[str]
+    """Name of the env in tasks and records."""
+    levels: ClassVar[tuple[str, ...]] = ("all",)
+    """Curriculum stages, easiest first; the last is the full task."""
+    horizons: ClassVar[Mapping[str, int]] = {}
+    """Steps after which an episode is truncated, by level; default: 15."""
+    Settings: ClassVar[type[Config]] = NoSettings
+    """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of the constructor.
+
+    `chat_models`, a mapping in it, has the settings that name a chat model which the env asks, each with the class that
+    asks it, as "module:Class". The constructor gets an instance, made from the endpoint, a journal's path, the timeout
+    in seconds, the number of calls at once and the budget in US dollars or None; or None where the setting is at its
+    default. The server's address is the setting called the same plus `_url`; its budget, if any, the same plus
+    `_max_usd`.
+    """
+    taskset: ClassVar[Taskset] = Taskset()
+    """Which problems it has."""
+    teacher_type: ClassVar[type[Teacher]] = Teacher
+    """What would be right; the default knows nothing, which is enough for training by reward and for evaluation."""
+    remote: ClassVar[bool] = False
+    """Whether `reset` and `step` block while they wait; they are then called in threads."""
+    max_concurrency: ClassVar[int] = 2**31
+    """Maximum number of concurrent episodes."""
+    baselines: ClassVar[tuple[str, ...]] = ()
+    """Names of the rule-based players that `baseline(name)` implements."""
+    methods: ClassVar[Mapping[str, int]] = {}
+    """Published methods that play with any model, `--policy NAME:MODEL`, each with the most tokens of an answer.
+    `method_messages(name)` is what the model is asked, and `method_action(name, answer)` the action that its answer
+    stands for; it raises ValueError with the reason if it stands for none.
+    """
+
+    horizon: int | None = None
+    """Steps after which the episode will be truncated; set by `make`, None if it is not known."""
+    data_folder: Path | None = None
+    """The env's folder for data, set by `make`."""
+
+    def __init__(self, *, horizon: int | None = None, **settings: Any) -> None:
+        if horizon is not None:
+            self.horizon = horizon
+        self.settings: Any = build(self.Settings, settings, f"env '{self.name}'")
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
+        """How the agent acts: by a choice from a list, by calls of tools, or in words."""
+        return "choice"
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises DataError if `task.data` is not valid for this env."""
-        ...
+        raise NotImplementedError
 
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Raises IllegalActionError for an action that was not offered, and after the end."""
-        ...
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the env holds, e.g. a process or a connection; whoever made it calls this once. After an
+        episode that took too long, a call of a `remote` env may still be under way.
+        """
+
+    def teacher(self) -> Teacher:
+        """The teacher of the current state, and of those to come."""
+        return self.teacher_type(self)
+
+    def truncation_penalty(self, steps_left: int) -> float:
+        """The reward for ending the episode now, without an answer."""
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,45 +337,79 @@ def rules_of(env: Env) -> str:
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")
 
 
-TEACHER = ("oracle", "mistakes", "note", "reflection")
-"""What an oracle teacher needs of an env."""
+DEMONSTRATES = ("action", "comment")
+"""What a teacher needs for demonstrations."""
 
 
-def require_oracle(env: Any, needed: Sequence[str] = TEACHER) -> Any:
-    """`env`, or an env's class, if it has an oracle, with what is `needed` of it. Raises ConfigError naming what it
-    lacks.
-    """
-    missing = [name for name in needed if not env.has(name)]
-    if missing:
-        raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(missing)}()")
-    return env
+def check_teacher(teacher: Teacher | type[Teacher], env: str, *needed: str) -> None:
+    """Raises ConfigError unless the teacher of `env` has the methods `needed`; by default, those for demonstrations."""
+    if missing := [name for name in needed or DEMONSTRATES if not teacher.has(name)]:
+        raise ConfigError(f"env '{env}' has no oracle teacher: it lacks {', '.join(missing)}()")
 
 
-class Wrapper:
-    """Forwards everything to `env`, including the oracle."""
+def teacher_of(env: Env, *needed: str) -> Teacher:
+    """The teacher of `env`. Raises ConfigError unless it has the methods `needed`; see `check_teacher`."""
+    teacher = env.teacher()
+    check_teacher(teacher, env.name, *needed)
+    return teacher
+
+
+class Wrapper(Env):
+    """Forwards everything to `env`, also the attributes for which `Env` has defaults."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
-
-    @property
-    def name(self) -> str:
-        """The wrapped env's."""
-        return self.env.name
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """The wrapped env's."""
-        return self.env.levels
 
     @property
     def rules(self) -> str:
         """The wrapped env's, and what the wrapper adds."""
         return rules_of(self.env)
 
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """The wrapped env's."""
+        return self.env.reset(task, seed)
+
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
+        """The wrapped env's."""
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """The wrapped env's, if it has anything to close."""
+        if (close := getattr(self.env, "close", None)) is not None:
+            close()
+
+    def teacher(self) -> Any:
+        """The wrapped env's, one that knows nothing if it has none."""
+        own = getattr(self.env, "teacher", None)
+        return Teacher(self.env) if own is None else own()
+
+    def truncation_penalty(self, steps_left: int) -> float:
+        """The wrapped env's, 0 if it defines none."""
+        own: Any = getattr(self.env, "truncation_penalty", None)
+        return 0.0 if own is None else float(own(steps_left))
+
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):  # looked up before __init__, during copying or unpickling
             raise AttributeError(name)
         return getattr(self.env, name)
+
+
+def _forwarded(name: str) -> Any:
+    return property(lambda wrapper: getattr(wrapper.env, name, vars(Env).get(name)))
+
+
+for _name in Env.__annotations__:
+    setattr(Wrapper, _name, _forwarded(_name))
+
+
+class WrappedTeacher:
+    """Forwards everything to `inner`, the teacher of a wrapped env."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @dataclass(frozen=True, slots=True)

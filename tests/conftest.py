@@ -63,7 +63,7 @@ def observations() -> list[Observation]:
     """A few taxi observations of different states, one of them after a move, so that prompts differ in length."""
     env = Taxi()
     seen = [env.reset(task, 0) for task in Taxi.taskset.tasks("full")[::40]]
-    seen.append(env.step(env.oracle()).observation)
+    seen.append(env.step(env.teacher().action()).observation)
     return seen
 
 

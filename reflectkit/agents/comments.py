@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from reflectkit.env import Context, require_oracle
+from reflectkit.env import Context, teacher_of
 from reflectkit.seeding import generator
 from reflectkit.types import Observation
 
@@ -26,7 +26,7 @@ class TeacherComments:
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
-        return str(require_oracle(context.env, ["reflection"]).reflection(generator(context.seed, "comment")))
+        return teacher_of(context.env, "comment").comment(generator(context.seed, "comment"))
 
 
 class NoComments:

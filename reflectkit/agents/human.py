@@ -163,7 +163,7 @@ def keys(env: Any) -> str:
     >>> keys(Corridor())
     'h or ?: help; o: what the oracle would do; q: leave'
     """
-    oracle = "; o: what the oracle would do" if env.has("oracle") else ""
+    oracle = "; o: what the oracle would do" if env.teacher().has("action") else ""
     return f"h or ?: help{oracle}; q: leave"
 
 
@@ -182,10 +182,10 @@ def help_text(observation: Observation, env: Env) -> str:
 
 def oracle_text(observation: Observation, env: Any) -> str:
     """The oracle's action in words."""
-    if not env.has("oracle"):
+    if not env.teacher().has("action"):
         return f"Env '{env.name}' has no oracle."
     try:
-        action = env.oracle()
+        action = env.teacher().action()
     except ReflectkitError as error:
         return str(error)
     return f"The oracle would: {action_text(observation, action)}"

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
 from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
-from reflectkit.env import Agent
+from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
-from reflectkit.envs.base import BaseEnv
 from reflectkit.envs.setup import model_source
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import TOKENIZERS, model_facts
@@ -210,7 +209,7 @@ def journal_of(folder: Path, endpoint: Endpoint) -> Path:
 class PlayersSetup:
     """What players are made with."""
 
-    kind: type[BaseEnv]
+    kind: type[Env]
     """The env's class."""
     env_folder: Path
     """Where the answers of chat models are kept."""
@@ -334,10 +333,10 @@ class Players:
     def _open_reflector(self, checkpoint: Path) -> Any:
         from reflectkit.agents.comments import NoComments, TeacherComments
         from reflectkit.agents.two_player import Reflector
-        from reflectkit.env import require_oracle
+        from reflectkit.env import check_teacher
 
         if checkpoint == TEACHER:
-            require_oracle(self.settings.kind, ["reflection"])
+            check_teacher(self.settings.kind.teacher_type, self.settings.kind.name, "comment")
             return TeacherComments()
         if checkpoint == SILENCE:
             return NoComments()

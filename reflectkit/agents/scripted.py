@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.env import Agent, Context, require_oracle
+from reflectkit.env import Agent, Context, teacher_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
 from reflectkit.tools import PLAIN, parse, use_of
@@ -29,13 +29,13 @@ class Demonstrator:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The oracle's action, or a mistake."""
         chance = generator(context.seed, "demonstrator")
-        env: Any = require_oracle(context.env)
-        after_mistake = env.note() == "mistake"
-        reflection = env.reflection(chance)
-        wrong = env.mistakes()
+        teacher = teacher_of(context.env)
+        after_mistake = teacher.note() == "mistake"
+        reflection = teacher.comment(chance)
+        wrong = teacher.mistakes()
         if wrong and chance.random() < self.noise:
             return Decision(chance.choice(wrong), reflection, note="mistake")
-        return Decision(env.oracle(), reflection, note="correction" if after_mistake else "positive")
+        return Decision(teacher.action(), reflection, note="correction" if after_mistake else "positive")
 
 
 class RandomAgent:
@@ -54,7 +54,7 @@ class Oracle:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The env's own answer."""
-        return Decision(require_oracle(context.env).oracle())
+        return Decision(teacher_of(context.env, "action").action())
 
 
 class Baseline:
@@ -106,21 +106,21 @@ class Relabel(Replay):
         super().__init__(steps, where)
         self.best: list[str] = []
         self._marks: list[str] = []
-        self._env: Any = None
+        self._teacher: Any = None
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
-        self._env = require_oracle(context.env)
-        self._marks.append(self._env.note())
-        reflection = self._env.reflection(generator(context.seed, "demonstrator"))
-        best = self._env.oracle()
+        self._teacher = teacher_of(context.env, "action", "note", "comment")
+        self._marks.append(self._teacher.note())
+        reflection = self._teacher.comment(generator(context.seed, "demonstrator"))
+        best = self._teacher.action()
         self.best.append(observation.choices[best] if observation.choices and isinstance(best, int) else "")
         decision = await super().decide(observation, context)
         return replace(decision, reflection=reflection)
 
     def mistakes(self) -> list[bool]:
         """Whether each action so far was a mistake, as the env marks it."""
-        return [mark == "mistake" for mark in [*self._marks[1:], self._env.note()]]
+        return [mark == "mistake" for mark in [*self._marks[1:], self._teacher.note()]]
 
 
 class Marker:
@@ -132,15 +132,14 @@ class Marker:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next action, for the one episode in play."""
-        env: Any = context.env
-        self.notes.append(env.note())
+        self.notes.append(context.env.teacher().note())
         return Decision(self.actions[len(self.notes) - 1])
 
 
 def _any_choice(observation: Observation, env: Any, chance: random.Random) -> Decision:
     if observation.choices:
         return Decision(chance.randrange(len(observation.choices)))
-    if not env.has("legal"):
+    if not hasattr(env, "legal"):
         raise ConfigError(
             f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave out the player random,"
             " or define legal(), a list of texts"
@@ -186,12 +185,10 @@ class Recovery:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
-        env: Any = require_oracle(context.env)
-        if not env.has("slips"):
-            raise ConfigError(f"env '{env.name}' has no negative examples (no slips()); use --noise, and --negatives 0")
-        if env.note() == "mistake":
+        teacher = teacher_of(context.env, "action", "slips", "note", "comment")
+        if teacher.note() == "mistake":
             return await self.teacher.decide(observation, context)
         chance = generator(context.seed, "slip")
-        if slips := env.slips():
-            return Decision(chance.choice(slips), env.reflection(chance), note="mistake")
-        return Decision(env.oracle(), env.reflection(chance), note="positive")
+        if slips := teacher.slips():
+            return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
+        return Decision(teacher.action(), teacher.comment(chance), note="positive")

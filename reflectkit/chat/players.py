@@ -1,4 +1,4 @@
-"""Chat models as players: policies, reflectors, and the published methods of an env (`BaseEnv.methods`)."""
+"""Chat models as players: policies, reflectors, and the published methods of an env (`Env.methods`)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from reflectkit.chat.client import ChatClient, Outcome, Request
 from reflectkit.chat.templates import (
@@ -17,7 +16,7 @@ from reflectkit.chat.templates import (
     parse_reply,
     teaching_request,
 )
-from reflectkit.env import Agent, Context, require_oracle
+from reflectkit.env import Agent, Context, teacher_of
 from reflectkit.types import Decision, Observation
 
 
@@ -57,7 +56,7 @@ class ChatTeacher:
         if self.actor is None:
             request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
             return Lesson(request, observation)
-        right: Action = require_oracle(context.env).oracle()
+        right: Action = teacher_of(context.env).action()
         words = action_words(observation, right)
         request = commenting_request(observation, context, words, _mistaken(context), self.history_tokens)
         return Lesson(request, observation, right)
@@ -105,5 +104,4 @@ def _corrects(observation: Observation, context: Context) -> bool:
 
 
 def _mistaken(context: Context) -> bool:
-    env: Any = context.env
-    return bool(env.note() == "mistake")
+    return context.env.teacher().note() == "mistake"

@@ -187,9 +187,9 @@ class EvaluateConfig(Config):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         if self.score_oracle or ORACLE in names:
-            self.env.require_oracle(["oracle"])
+            self.env.require_teacher("action")
         if TEACHER in reflectors:
-            self.env.require_oracle(["reflection"])
+            self.env.require_teacher("comment")
         if self.sampler.swap_comments and not any(reflectors):
             raise ConfigError("--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR")
         if given := non_default(self, "top_p", "top_k", "min_p"):

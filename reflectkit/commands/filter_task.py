@@ -17,8 +17,8 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
+from reflectkit.env import Explorer
 from reflectkit.envs.setup import EnvSetup, explorer
-from reflectkit.envs.taskset import Explorer
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json_list, write_json
 from reflectkit.runs.folders import RunConfig, write_permission

@@ -25,10 +25,10 @@ from reflectkit.data.questioning import Excerpts, File, ask_teacher, estimate_qu
 from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import Explorer
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.problems import ProblemGenerator
 from reflectkit.envs.setup import EnvSetup, explorer
-from reflectkit.envs.taskset import Explorer
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import write_json
 from reflectkit.registry import code_files, resolve

@@ -122,16 +122,16 @@ class GenTrajectoryConfig(Config):
             return self
         if self.task_file is not None and not self.from_file:
             raise ConfigError(f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}")
-        if self.negatives and not kind.has("slips"):
+        if self.negatives and not kind.teacher_type.has("slips"):
             raise ConfigError(
                 f"env '{self.env.name}' has no negative examples (no slips()); use --noise, and --negatives 0"
             )
         if self.level:
             check_level(self.env.name, self.level)
         if self.oracle_acts:
-            self.env.require_oracle()
+            self.env.require_teacher()
             return self
-        if not kind.taught_by_chat(self.env.settings):
+        if kind.action_kind(self.env.settings) != "choice" and not kind.teacher_type.taught_by_chat(self.env.settings):
             raise ConfigError(
                 f"--teacher {teacher.name} acts by choosing from a list, and env '{self.env.name}' has none here; add"
                 " --actor oracle"
@@ -145,7 +145,7 @@ class GenTrajectoryConfig(Config):
 
     def _check_states(self) -> None:
         """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
-        self.env.require_oracle()
+        self.env.require_teacher("action", "note", "comment")
         names = (
             "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
             "max_cost_usd", "base_url", "history_tokens", "horizon",
@@ -180,7 +180,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
     count = _count(config, level, len(eligible))
     chosen = sorted(generator(config.run.seed, "chosen").sample(eligible, count))
-    negatives = config.env.kind.negatives if config.negatives is None else config.negatives
+    negatives = config.env.kind.teacher_type.negatives if config.negatives is None else config.negatives
     planned = [("positive", 0, tasks[index]) for index in chosen]
     planned += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
     journal = config.setup.env_folder / "journal.jsonl"
@@ -288,7 +288,7 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low
 
 
 def _oracle(config: GenTrajectoryConfig) -> Demonstrator:
-    return Demonstrator(config.env.kind.noise if config.noise is None else config.noise)
+    return Demonstrator(config.env.kind.teacher_type.noise if config.noise is None else config.noise)
 
 
 def _chat_teacher(config: GenTrajectoryConfig, client: ChatClient) -> ChatTeacher:
@@ -350,7 +350,7 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal:
     A teacher that acts is assumed to act like the oracle after the end of the journal; with tools, like the env's first
     baseline, which needs no oracle.
     """
-    called = config.env.kind.offers_tools and not config.oracle_acts
+    called = config.env.kind.action_kind(config.env.settings) == "tools" and not config.oracle_acts
     stand_in: Agent = Baseline(config.env.kind.baselines[0]) if called else Demonstrator(0.0)
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)

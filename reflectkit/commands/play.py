@@ -43,6 +43,7 @@ from reflectkit.envs.setup import (
     EnvSetup,
     at_level,
     chat_endpoint,
+    chat_models,
     check_level,
     refuse_uncounted,
 )
@@ -139,9 +140,9 @@ class PlayConfig(Config):
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
         if self.policy == ORACLE:
-            self.env.require_oracle(["oracle"])
+            self.env.require_teacher("action")
         if self.teacher or self.player[2] == TEACHER:
-            self.env.require_oracle(["reflection"])
+            self.env.require_teacher("comment")
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         for endpoint in self.asked_endpoints:
             self.chat.check_budget(endpoint)
@@ -153,7 +154,7 @@ class PlayConfig(Config):
 
     def _check_user(self) -> None:
         """Raises ConfigError where a person cannot be the user."""
-        if USER not in self.env.kind.chat_settings:
+        if USER not in chat_models(self.env.settings):
             raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
         if chat_endpoint(self.env.settings, USER):
             raise ConfigError("--as user and --user are both the user; leave one out")

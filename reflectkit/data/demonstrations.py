@@ -28,7 +28,7 @@ def add_demonstrations(
     with a correction.
     """
     for (kind, _, task), trajectory in zip(planned, played, strict=True):
-        if trajectory.status is Status.ABORTED or not config.env.kind.is_demonstration(trajectory):
+        if trajectory.status is Status.ABORTED or not config.env.kind.teacher_type.is_demonstration(trajectory):
             continue
         if low_rewards(config, [trajectory]):
             continue
@@ -51,7 +51,7 @@ def low_rewards(config: Any, played: Sequence[Trajectory]) -> list[float]:
     if config.min_reward is None:
         return []
     ended = (trajectory for trajectory in played if trajectory.status is not Status.ABORTED)
-    rewards = [float(config.env.kind.reward_of(trajectory)) for trajectory in ended]
+    rewards = [float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended]
     return [reward for reward in rewards if reward < config.min_reward]
 
 
@@ -60,7 +60,7 @@ def _marked(config: Any, level: str, trajectory: Trajectory) -> Trajectory:
 
     Calls are in the teacher's own words, so that only those that could not be executed are wrong.
     """
-    if config.env.kind.offers_tools:
+    if config.env.kind.action_kind(config.env.settings) == "tools":
         notes = ["mistake" if turn.info.get("refused") else "" for turn in trajectory.turns]
         return _with_mistakes(trajectory, notes)
     marker = Marker([turn.decision.action for turn in trajectory.turns])

@@ -43,7 +43,7 @@ def replayed_lessons(
                     try:
                         played = _replayed(setup, source, record, demonstration, repeat)
                     except DataError as error:
-                        if error.field == "cmd" and setup.kind.drops_choices(setup.settings):
+                        if error.field == "cmd" and setup.kind.teacher_type.drops_choices(setup.settings):
                             continue
                         raise
                     if unchecked:
@@ -54,7 +54,7 @@ def replayed_lessons(
                         steps += _taught(replayed_steps, demonstration)
                     elif demonstration.negative:
                         steps += [step for step in replayed_steps if step.note == "correction"]
-                    elif fault := setup.kind.fault(played):
+                    elif fault := setup.kind.teacher_type.fault(played):
                         faults[fault] += repeat == 0
                     else:
                         steps += replayed_steps

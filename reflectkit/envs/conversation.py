@@ -10,13 +10,12 @@ marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
-from reflectkit.env import StepResult, User, UserTurn
-from reflectkit.envs.base import BaseEnv
+from reflectkit.env import Action, Env, StepResult, Teacher, User, UserTurn
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.seeding import derive
@@ -57,7 +56,7 @@ class Refusal:
     parts: int = 1
 
 
-def read_action(action: int | str | ToolUse, env: str, *, first: bool = False) -> ToolCall | Reply | Refusal:
+def read_action(action: Action, env: str, *, first: bool = False) -> ToolCall | Reply | Refusal:
     """What `action` is. Text is a reply. env: the env's name. first: of several calls without an error, the first one
     counts.
 
@@ -129,7 +128,7 @@ class Transcript:
         self.messages.append(message)
         self.spoken.append(message)
 
-    def add_action(self, action: int | str | ToolUse) -> ToolCall | Reply | Refusal:
+    def add_action(self, action: Action) -> ToolCall | Reply | Refusal:
         """The agent acts. A refusal is told to it at once; the result of a call (`add_result`) and the user's answer to
         a reply (`add_user`) are the caller's to add.
 
@@ -151,13 +150,10 @@ class Transcript:
         return shown
 
 
-CHAT_USER = {"user": "reflectkit.chat.env_models:ChatUser"}
-"""The `chat_settings` of an env whose user may be a chat model."""
-
-
 class UserSettings(Config):
     """Settings of a conversation with a user who may be a chat model; a subclass adds `user`, which names it."""
 
+    chat_models: ClassVar[Mapping[str, str]] = {"user": "reflectkit.chat.env_models:ChatUser"}
     several_calls: Literal["refuse", "first"] = option(
         REFUSE,
         help="What several calls in one turn do: refuse (none is carried out, and the agent is told why) or first (the"
@@ -167,26 +163,47 @@ class UserSettings(Config):
     user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.", gt=0)
 
 
-class ConversationEnv(BaseEnv):
+class ConversationTeacher(Teacher):
+    """The base of teachers of a `ConversationEnv`."""
+
+    noise: ClassVar[float] = 0.05
+
+    def note(self) -> str:
+        """The mark of the last action: "" at the start, "good", or "mistake" if it brought nothing."""
+        mark: str = self.env.mark
+        return mark
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """Whether it succeeded."""
+        return trajectory.success
+
+
+class ConversationEnv(Env):
     """An env in which an agent serves a user with tools, with one call or one reply a turn.
 
-    A subclass writes `_begin`, `_tools`, `_user_turn`, `_execute` and `_verdict`. With `chat_settings = CHAT_USER` and
-    `Settings` that inherit from `UserSettings` and have a field `user`, a chat model or a person may be the user:
-    `_user_turn` then returns `self._asked(self.user, instructions)` wherever `self.user` is not None.
+    A subclass writes `_begin`, `_tools`, `_user_turn`, `_execute` and `_verdict`, and sets `mark` for its teacher, a
+    `ConversationTeacher`. With `Settings` that inherit from `UserSettings` and have a field `user`, a chat model or a
+    person may be the user: `_user_turn` then returns `self._asked(self.user, instructions)` wherever `self.user` is not
+    None.
 
-    user: who talks with the agent; None: whom the subclass has for it. horizon: that of the wrapper around the env, at
-    which the verdict is given as well.
+    user: who talks with the agent; None: whom the subclass has for it. At the `horizon` the verdict is given as well.
     """
 
-    needs_horizon: ClassVar[bool] = True
-    noise: ClassVar[float] = 0.05
-    offers_tools: ClassVar[bool] = True
+    teacher_type: ClassVar[type[Teacher]] = ConversationTeacher
     transcript: Transcript
+    mark: str
+    """The teacher's mark of the last action."""
 
-    def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
+    def __init__(self, user: User | None = None, **settings: Any) -> None:
         super().__init__(**settings)
-        self.user, self.horizon = user, horizon
-        self._over, self._steps, self._mark, self._seed = True, 0, "", 0
+        self.user = user
+        self._over, self._steps, self.mark, self._seed = True, 0, "", 0
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["tools"]:
+        """By calls."""
+        return "tools"
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.
@@ -196,11 +213,11 @@ class ConversationEnv(BaseEnv):
         DataError: another env's task, or a level or data that this env does not know. ConfigError: something to be
         installed is missing. EnvironmentFailure: the user cannot be asked.
         """
-        self._over, self._steps, self._mark, self._seed = True, 0, "", seed
+        self._over, self._steps, self.mark, self._seed = True, 0, "", seed
         self.transcript = Transcript(self.name, self._begin(task, seed), first=self._first)
         return followed(self._user_turn(""), self._opened)
 
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Carry out a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply.
         The result is awaitable if the user's answer is.
 
@@ -233,15 +250,6 @@ class ConversationEnv(BaseEnv):
     @property
     def _first(self) -> bool:
         return getattr(self.settings, "several_calls", REFUSE) == FIRST
-
-    def note(self) -> str:
-        """The mark of the last action: "" at the start, "good", or "mistake" if it brought nothing."""
-        return self._mark
-
-    @classmethod
-    def is_demonstration(cls, trajectory: Trajectory) -> bool:
-        """Whether it succeeded."""
-        return trajectory.success
 
     def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
         """Raises ConfigError unless what the subclass's `method` returned `fits`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,8 @@ from reflectkit.chat.config import ChatConfig
 from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import TEACHER, Env, User, require_oracle
+from reflectkit.env import Env, Explorer, User, check_teacher
 from reflectkit.envs import ENVS, data_folder, env_class, make
-from reflectkit.envs.base import BaseEnv
-from reflectkit.envs.taskset import Explorer
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.models.hub import PACKAGED
 from reflectkit.registry import code_files, resolve
@@ -56,25 +54,25 @@ class EnvConfig(Config):
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
-        for name in self.kind.chat_settings:
+        for name in chat_models(self.settings):
             _check_budget(self.settings, name)
         return self
 
     @property
-    def kind(self) -> type[BaseEnv]:
+    def kind(self) -> type[Env]:
         """The env's class."""
         return env_class(self.name)
 
     @property
     @override
     def environment(self) -> dict[str, str]:
-        endpoints = (chat_endpoint(self.settings, name) for name in self.kind.chat_settings)
+        endpoints = (chat_endpoint(self.settings, name) for name in chat_models(self.settings))
         return address_in_use(endpoint for endpoint in endpoints if endpoint)
 
-    def require_oracle(self, needed: Sequence[str] = TEACHER) -> None:
-        """Raises ConfigError if the env has no oracle with what is `needed`, or it cannot act with these settings."""
-        require_oracle(self.kind, needed)
-        self.kind.check_oracle(self.settings)
+    def require_teacher(self, *needed: str) -> None:
+        """Raises ConfigError if the env's teacher lacks a method that is `needed`, or cannot act with the settings."""
+        check_teacher(self.kind.teacher_type, self.kind.name, *needed)
+        self.kind.teacher_type.check(self.settings)
 
 
 class RolloutConfig(Config):
@@ -116,7 +114,7 @@ class EnvSetup:
         return cls(env.name, run.data_dir, env.settings, env.shuffle_action, horizon, *limits)
 
     @property
-    def kind(self) -> type[BaseEnv]:
+    def kind(self) -> type[Env]:
         """The env's class."""
         return env_class(self.env)
 
@@ -156,21 +154,21 @@ class EnvSetup:
 
     def make(self, horizon: int | None, user: User | None = None) -> Env:
         """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""
-        arguments = self.kind.constructor_arguments(self.settings, self.env_folder)
-        for name, target in self.kind.chat_settings.items():
+        arguments = {name: getattr(self.settings, name) for name in type(self.settings).model_fields}
+        for name, target in chat_models(self.settings).items():
             arguments.pop(_address_of(name), None)
             arguments.pop(_budget_of(name), None)
             arguments[name] = self._asker_of(name, target)
         if user is not None:
             arguments["user"] = user
-        return make(self.env, horizon, shuffle=self.shuffle_action, **arguments)
+        return make(self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments)
 
     def asked(self, progress: Progress) -> dict[str, dict[str, float]]:
         """What this process has asked the env's chat models, by setting and model, e.g. "user openai:MODEL": see
         `ChatClient.usage`. It is reported to `progress`, too.
         """
         usages = {}
-        for name, target in self.kind.chat_settings.items():
+        for name, target in chat_models(self.settings).items():
             usage = getattr(self._asker_of(name, target), "usage", {})  # an env of your own may ask otherwise
             if not usage:
                 continue
@@ -201,7 +199,7 @@ def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | Non
     """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, as
     neither counts that.
     """
-    for name in env.kind.chat_settings:
+    for name in chat_models(env.settings):
         endpoint = chat_endpoint(env.settings, name)
         budgeted = getattr(env.settings, _budget_of(name), None) is not None
         if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local" and not budgeted)):
@@ -223,6 +221,12 @@ def _check_budget(settings: Any, name: str) -> None:
             f"{flag(_budget_of(name))} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
             " out, or name a model with a known price"
         )
+
+
+def chat_models(settings: Any) -> Mapping[str, str]:
+    """The settings of an env that name a chat model, each with the class that asks it; see `Env.Settings`."""
+    models: Mapping[str, str] = getattr(settings, "chat_models", {})
+    return models
 
 
 def chat_endpoint(settings: Any, name: str) -> Endpoint | None:

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from reflectkit.env import Env, StepResult, Wrapper
+from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.rollout.checked import checked
 from reflectkit.seeding import generator
-from reflectkit.types import Observation, Task, ToolUse
+from reflectkit.types import Observation, Task
 
 
 class Horizon(Wrapper):
@@ -34,7 +34,7 @@ class Horizon(Wrapper):
         self.taken = 0
         return self.env.reset(task, seed)
 
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step; the last step of the horizon is marked as truncated unless the env ended the episode there."""
         if self.taken >= self.steps:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
@@ -49,8 +49,7 @@ class Horizon(Wrapper):
 
     def truncation_penalty(self, steps_left: int = 0) -> float:
         """The wrapped env's, for the remaining steps of the horizon."""
-        env: Any = self.env
-        return float(env.truncation_penalty(self.steps - self.taken))
+        return self.env.truncation_penalty(self.steps - self.taken)
 
 
 class Shuffled(Wrapper):
@@ -61,7 +60,8 @@ class Shuffled(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(checked(env))
-        self._order: list[int] = []
+        self.order: list[int] = []
+        """The wrapped env's choice at each position."""
 
     @property
     def rules(self) -> str:
@@ -73,32 +73,44 @@ class Shuffled(Wrapper):
         self._seed, self._steps = seed, 0
         return followed(self.env.reset(task, seed), self._shuffled)
 
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take the choice at position `action` of the shuffled order."""
-        if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self._order):
-            action = self._order[action]
+        if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self.order):
+            action = self.order[action]
         return followed(self.env.step(action), self._stepped)
+
+    def teacher(self) -> Any:
+        """The wrapped env's, with actions as positions in the shuffled order."""
+        return ShuffledTeacher(self.env.teacher(), self.order)
 
     def _stepped(self, result: StepResult) -> StepResult:
         self._steps += 1
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 
-    def oracle(self) -> int | str | ToolUse:
-        """The wrapped env's action, as its position in the shuffled order."""
-        return self._places([self.env.oracle()])[0]  # type: ignore[attr-defined]
-
-    def mistakes(self) -> list[int | str | ToolUse]:
-        """Likewise."""
-        return self._places(self.env.mistakes())  # type: ignore[attr-defined]
-
-    def slips(self) -> list[int | str | ToolUse]:
-        """Likewise."""
-        return self._places(self.env.slips())  # type: ignore[attr-defined]
-
-    def _places(self, actions: Sequence[int | str | ToolUse]) -> list[int | str | ToolUse]:
-        return [*sorted(map(self._order.index, actions))] if self._order else [*actions]  # type: ignore[arg-type]
-
     def _shuffled(self, observation: Observation) -> Observation:
-        self._order = list(range(len(observation.choices)))
-        generator(self._seed, "order", self._steps).shuffle(self._order)
-        return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self._order))
+        self.order = list(range(len(observation.choices)))
+        generator(self._seed, "order", self._steps).shuffle(self.order)
+        return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self.order))
+
+
+class ShuffledTeacher(WrappedTeacher):
+    """Translates choices into positions of the shuffled `order`."""
+
+    def __init__(self, inner: Any, order: Sequence[int]) -> None:
+        super().__init__(inner)
+        self.order = order
+
+    def action(self) -> Action:
+        """The teacher's."""
+        return self._places([self.inner.action()])[0]
+
+    def mistakes(self) -> list[Action]:
+        """The teacher's."""
+        return self._places(self.inner.mistakes())
+
+    def slips(self) -> list[Action]:
+        """The teacher's."""
+        return self._places(self.inner.slips())
+
+    def _places(self, actions: Sequence[Any]) -> list[Action]:
+        return [*sorted(map(self.order.index, actions))] if self.order else [*actions]

@@ -16,7 +16,7 @@ from reflectkit.agents.players import Players
 from reflectkit.console import Progress
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.env import StepResult, Wrapper
-from reflectkit.envs import aspects_of, cluster_of
+from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.evals.tables import lean
@@ -39,8 +39,7 @@ class Advised(Wrapper):
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """One step, with the oracle's choice in the state before it."""
-        env: Any = self.env
-        told = {ORACLE_CHOICE: env.oracle()}
+        told = {ORACLE_CHOICE: self.env.teacher().action()}
         return followed(self.env.step(action), lambda result: replace(result, info=result.info | told))
 
     def _checked(self, observation: Observation) -> Observation:
@@ -191,7 +190,7 @@ class Evaluation:
     def _line(self, match: Match, trajectory: Trajectory) -> dict[str, Any]:
         cluster = cluster_of(self.setup.env, trajectory.task)
         line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
-        if aspects := aspects_of(self.setup.env, trajectory.task):
+        if aspects := dict(self.setup.kind.taskset.aspects(trajectory.task)):
             line["aspects"] = aspects
         if self.score_oracle:
             line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}

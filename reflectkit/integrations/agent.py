@@ -32,9 +32,8 @@ from reflectkit.chat.endpoints import key_of
 from reflectkit.chat.templates import HISTORY_TOKENS
 from reflectkit.config import Config, build, option
 from reflectkit.console import Quiet
-from reflectkit.env import Agent, Context
+from reflectkit.env import Agent, Context, Env
 from reflectkit.envs import env_class
-from reflectkit.envs.base import BaseEnv
 from reflectkit.errors import AgentError, ConfigError, DataError, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
@@ -58,13 +57,13 @@ class AgentConfig(Config):
     run: RunConfig = RunConfig()
 
 
-class _Program(BaseEnv):
+class _Program(Env):
     """Stands for the env where there is only a program: chat models read its rules."""
 
     name, levels = "program", ()
 
     def __init__(self, rules: str) -> None:
-        self.rules = rules  # type: ignore[misc]
+        self.rules = rules
 
 
 def load_agent(
@@ -115,7 +114,7 @@ def load_agent(
     given["thinking"] = thinking or _trained_with(policy_place).get("thinking", THINKING[0])
     config = build(AgentConfig, given, "load_agent")
     settings = PlayersSetup(
-        BaseEnv,
+        Env,
         Path(folder.name if folder else "."),
         Path(),
         config.sampler,
@@ -144,7 +143,7 @@ class LoadedAgent:
     def __init__(
         self,
         agent: Agent,
-        trained_env: tuple[type[BaseEnv], Any] | None = None,
+        trained_env: tuple[type[Env], Any] | None = None,
         *,
         seed: int = 0,
         rules: str = "",
@@ -230,11 +229,11 @@ class LoadedAgent:
         if observation.choices or observation.tools or observation.replies or self._trained_env is None:
             return observation
         env, settings = self._trained_env
-        if env.choices:
-            return dataclasses.replace(observation, choices=tuple(env.choices))
-        if env.offers_tools:
+        if isinstance(choices := getattr(env, "choices", None), tuple | list):
+            return dataclasses.replace(observation, choices=tuple(choices))
+        if env.action_kind(settings) == "tools":
             raise ConfigError(f"the policy was trained in env '{env.name}', which offers tools: pass its Observation")
-        if env.offers_choices(settings):
+        if env.action_kind(settings) == "choice":
             raise ConfigError(f"the policy was trained in env '{env.name}', where it chooses: give choices=[…]")
         return observation
 
@@ -287,7 +286,7 @@ def _trained_with(policy: Path | None) -> dict[str, Any]:
     return recorded if isinstance(recorded, dict) else {}
 
 
-def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
+def _trained_env(policy: Path | None) -> tuple[type[Env], Any] | None:
     """The env that the policy was trained in, with its settings there; None if that is not on record."""
     name = None if policy is None else model_facts(policy).get("env")
     if policy is None or not isinstance(name, str):

@@ -59,7 +59,7 @@ class TextEnv(gymnasium.Env[str, int]):
         self.inner: Any = make(env, steps, **settings)
         self.render_mode = render_mode
         self.observation_space = spaces.Text(min_length=0, max_length=LONGEST, charset=PRINTABLE)
-        self.action_space: Any = spaces.Discrete(len(kind.choices or LABELS))
+        self.action_space: Any = spaces.Discrete(len(getattr(kind, "choices", None) or LABELS))
         self._text = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -91,8 +91,8 @@ class TextEnv(gymnasium.Env[str, int]):
         return self._text
 
     def _info(self, observation: Observation, info: dict[str, Any]) -> dict[str, Any]:
-        state = {} if self.inner.state is None else {"state": self.inner.state}
-        return {"choices": list(observation.choices)} | state | info
+        state = getattr(self.inner, "state", None)
+        return {"choices": list(observation.choices)} | ({} if state is None else {"state": state}) | info
 
 
 def _register() -> None:

@@ -1,4 +1,4 @@
-"""Checks what an env returns where it returns it, so that a mistake in an env of one's own is named in one line."""
+"""Checks what an env and its teacher return, so that a mistake in an env is one line that names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from reflectkit import tools
-from reflectkit.env import Env, StepResult, Wrapper
+from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import followed
 from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
@@ -20,8 +20,7 @@ ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("", "good", "mistake")
 TAKEN = frozenset({"success", "agreement", "choice_nll", "comment_tokens"})
 """Figures of an episode that reflectkit measures itself."""
-
-Action = int | str | ToolUse
+NUMBER = f"a number of at most {LARGEST:g} in size"
 
 
 def checked(env: Env) -> Checked:
@@ -31,17 +30,15 @@ def checked(env: Env) -> Checked:
 
 
 class Checked(Wrapper):
-    """Raises ConfigError for a return that nobody can play with, learn from or count."""
+    """Raises ConfigError for a return that cannot be played with, learned from or counted."""
 
     is_checked = True
-
-    def __init__(self, env: Env) -> None:
-        super().__init__(env)
-        self._seen: Observation | None = None
+    seen: Observation | None = None
+    """The last observation."""
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises ConfigError for an observation that cannot be read or answered."""
-        self._seen = None
+        self.seen = None
         return followed(self.env.reset(task, seed), self._observed)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
@@ -50,197 +47,119 @@ class Checked(Wrapper):
         """
         return followed(self.env.step(action), self._stepped)
 
-    def close(self) -> None:
-        """Close the env, if it has anything to close."""
-        if (close := getattr(self.env, "close", None)) is not None:
-            close()
-
-    def oracle(self) -> Action:
-        """The env's best action. Raises ConfigError if it was not offered."""
-        return self._offered("oracle", self._own.oracle())
-
-    def mistakes(self) -> Sequence[Action]:
-        """Likewise, each of them."""
-        return self._all_offered("mistakes", self._own.mistakes())
-
-    def slips(self) -> Sequence[Action]:
-        """Likewise, each of them."""
-        return self._all_offered("slips", self._own.slips())
-
-    def note(self) -> str:
-        """The env's mark of the last action. Raises ConfigError if it is no mark."""
-        mark = self._own.note()
-        if mark not in MARKS:
-            raise self._wrong("note", mark, '"good" or "mistake", or "" at the start')
-        return str(mark)
-
-    def reflection(self, generator: random.Random) -> str:
-        """The env's comment on the state. Raises ConfigError if it is no text."""
-        comment = self._own.reflection(generator)
-        if not isinstance(comment, str):
-            raise self._wrong("reflection", comment, "a text")
-        return comment
+    def teacher(self) -> Any:
+        """The env's teacher, whose returns are checked."""
+        return CheckedTeacher(super().teacher(), self)
 
     def truncation_penalty(self, steps_left: int) -> float:
-        """The env's reward for ending now, 0 if it defines none. Raises ConfigError if it is no finite number."""
-        truncation_penalty = getattr(self.env, "truncation_penalty", None)
-        reward = 0.0 if truncation_penalty is None else truncation_penalty(steps_left)
-        if not _is_number(reward):
-            raise self._wrong("truncation_penalty", reward, f"a number of at most {LARGEST:g} in size")
+        """The env's. Raises ConfigError if it is not a finite number."""
+        own: Any = getattr(self.env, "truncation_penalty", None)
+        reward = 0.0 if own is None else own(steps_left)
+        self.need(_is_number(reward), "truncation_penalty() returned", reward, NUMBER)
         return float(reward)
 
-    @property
-    def _own(self) -> Any:
-        return self.env
+    def need(self, fits: bool, returned: str, value: object, wanted: str) -> None:
+        """Raises ConfigError unless `fits`."""
+        if not fits:
+            if inspect.iscoroutine(value):
+                value.close()  # otherwise Python warns that it was never awaited
+            raise ConfigError(f"env '{self.name}': {returned} {value!r:.60}; return {wanted}")
 
-    def _observed(self, observation: Observation) -> Observation:
-        self._seen = check_observation(observation, self.env.name, self._seen)
-        return self._seen
+    def _observed(self, seen: Any) -> Any:
+        """`seen`, its lists as tuples."""
+        self.need(isinstance(seen, Observation), "the observation is", seen, "an Observation (reflectkit.types)")
+        if seen is self.seen:
+            return self.seen
+        for name in ("messages", "choices", "tools"):
+            value = getattr(seen, name)
+            self.need(isinstance(value, tuple | list), f"{name} of the observation are", value, "a tuple")
+            if isinstance(value, list):
+                seen = dataclasses.replace(seen, **{name: tuple(value)})
+        for message in seen.messages:
+            fits = isinstance(message, Message) and isinstance(message.content, str) and message.role in ROLES
+            self.need(fits, "the observation shows", message, f"Message(ROLE, TEXT), its role from {', '.join(ROLES)}")
+        for choice in seen.choices:
+            fits = isinstance(choice, str) and bool(choice.strip()) and "\n" not in choice
+            self.need(fits, "the observation offers the choice", choice, "a text of one line")
+        self.need(len(set(seen.choices)) == len(seen.choices), "choices are", seen.choices, "choices that all differ")
+        for tool in seen.tools:
+            fits = isinstance(tool, ToolSpec) and re.fullmatch(tools.NAME, tool.name) is not None
+            self.need(
+                fits, "the observation offers the tool", tool, "a ToolSpec, named with letters, digits, _, - and ."
+            )
+        names = [tool.name for tool in seen.tools]
+        self.need(len(set(names)) == len(names), "tools are named", names, "tools whose names differ")
+        self.seen = seen
+        return seen
 
-    def _stepped(self, result: StepResult) -> StepResult:
-        check_result(result, self.env.name)
-        self._seen = seen = check_observation(result.observation, self.env.name, self._seen)
+    def _stepped(self, result: Any) -> Any:
+        self.need(isinstance(result, StepResult), "step() returned", result, "a StepResult (reflectkit.env)")
+        info = result.info
+        self.need(isinstance(info, dict), "info is", info, "a dict, {} for nothing")
+        for name in ("terminated", "truncated"):
+            self.need(is_flag(flag := getattr(result, name)), f"'{name}' is", flag, "True or False")
+        try:
+            json.dumps([result.reward, info], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env '{self.name}': reward {result.reward!r:.40} or info {info!r:.200} is not valid JSON ({error});"
+                " return Python's own finite numbers, texts, True or False, e.g. float(reward), bool(success)"
+            ) from None
+        figures = info.get("figures", {})
+        self.need(
+            isinstance(figures, dict), "'figures' are", figures, 'a dict of numbers by name, e.g. {"points": 0.5}'
+        )
+        for name, value in [("reward", result.reward), *figures.items()]:
+            self.need(bool(name.strip()) and name not in TAKEN, "a figure is named", name, "another name")
+            self.need(_is_number(value), f"'{name}' is", value, NUMBER)
+        if result.terminated:
+            success = info.get("success")
+            self.need(isinstance(success, bool), "info['success'] of the last step is", success, "True or False")
+        seen = self._observed(result.observation)
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
 
-    def _all_offered(self, method: str, actions: object) -> Sequence[Action]:
-        if not isinstance(actions, Sequence) or isinstance(actions, str):
-            raise self._wrong(method, actions, "a list of actions")
-        return [self._offered(method, action) for action in actions]
 
-    def _offered(self, method: str, action: object) -> Action:
+class CheckedTeacher(WrappedTeacher):
+    """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment that is not a text."""
+
+    def __init__(self, inner: Any, env: Checked) -> None:
+        super().__init__(inner)
+        self.checked = env
+
+    def action(self) -> Action:
+        """The teacher's."""
+        return self._offered("action", self.inner.action())
+
+    def mistakes(self) -> Sequence[Action]:
+        """The teacher's."""
+        return [self._offered("mistakes", action) for action in self.inner.mistakes()]
+
+    def slips(self) -> Sequence[Action]:
+        """The teacher's."""
+        return [self._offered("slips", action) for action in self.inner.slips()]
+
+    def note(self) -> str:
+        """The teacher's."""
+        mark: str = self.inner.note()
+        self.checked.need(mark in MARKS, "the teacher's note() returned", mark, '"good" or "mistake", "" at the start')
+        return mark
+
+    def comment(self, generator: random.Random) -> str:
+        """The teacher's."""
+        comment: str = self.inner.comment(generator)
+        self.checked.need(isinstance(comment, str), "the teacher's comment() returned", comment, "a text")
+        return comment
+
+    def _offered(self, method: str, action: Action) -> Action:
         """`action`, if the last observation offers it."""
-        choices = self._seen.choices if self._seen is not None else ()
-        if choices:
-            if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(choices):
-                raise self._wrong(method, action, f"the index of a choice, an int from 0 to {len(choices) - 1}")
-            return action
-        if isinstance(action, str | ToolUse) or (isinstance(action, int) and self._seen is None):
-            return action
-        wanted = "a ToolUse, or a text" if self._seen is not None and self._seen.tools else "a text"
-        raise self._wrong(method, action, f"{wanted}, as it offers no choices here")
-
-    def _wrong(self, method: str, value: object, wanted: str) -> ConfigError:
-        if inspect.iscoroutine(value):
-            value.close()  # otherwise Python warns that nobody awaited it
-        return ConfigError(f"{method}() of env '{self.env.name}' returned {value!r:.60}; return {wanted}")
-
-
-def check_observation(observation: object, name: str, before: Observation | None = None) -> Observation:
-    """`observation` of env `name`, its lists as tuples. before: the one before it, which need not be checked again.
-
-    Raises ConfigError if it is none, or has texts, choices or tools that cannot be shown or chosen.
-    """
-    if not isinstance(observation, Observation):
-        raise ConfigError(
-            f"env '{name}' returned {observation!r:.40} as an observation; return an Observation (reflectkit.types)"
-        )
-    parts: list[Any] = [observation.messages, observation.choices, observation.tools]
-    for part in parts:
-        if not isinstance(part, tuple | list):
-            raise ConfigError(f"env '{name}' returned an observation with {part!r:.40} for a tuple; return a tuple")
-    if any(isinstance(part, list) for part in parts):
-        messages, choices, offered = map(tuple, parts)
-        observation = dataclasses.replace(observation, messages=messages, choices=choices, tools=offered)
-    for message in observation.messages:
-        _check_message(message, name)
-    if before is None or observation.choices is not before.choices:
-        _check_choices(observation.choices, name)
-    if before is None or observation.tools is not before.tools:
-        _check_tools(observation.tools, name)
-    return observation
-
-
-def _check_message(message: object, name: str) -> None:
-    if not isinstance(message, Message):
-        raise ConfigError(
-            f"env '{name}' shows {message!r:.40}, which is no message; write Message(\"user\", TEXT) (reflectkit.types)"
-        )
-    if not isinstance(message.content, str):
-        raise ConfigError(
-            f"env '{name}' shows {message.content!r:.40}, which is no text; return a str for each message and choice"
-        )
-    if message.role not in ROLES:
-        raise ConfigError(f"env '{name}' shows a message of role {message.role!r:.40}; choose from {', '.join(ROLES)}")
-
-
-def _check_choices(choices: Sequence[object], name: str) -> None:
-    earlier: set[str] = set()
-    for choice in choices:
-        if not isinstance(choice, str):
-            raise ConfigError(
-                f"env '{name}' shows {choice!r:.40}, which is no text; return a str for each message and choice"
-            )
-        if not choice.strip() or "\n" in choice:
-            raise ConfigError(f"env '{name}' offers the choice {choice!r:.60}; a choice is one line, and not empty")
-        if choice in earlier:
-            raise ConfigError(f"env '{name}' offers the choice {choice!r:.60} twice; make each differ from the others")
-        earlier.add(choice)
-
-
-def _check_tools(offered: Sequence[object], name: str) -> None:
-    names = [getattr(tool, "name", None) for tool in offered]
-    for tool, called in zip(offered, names, strict=True):
-        if not isinstance(tool, ToolSpec):
-            raise ConfigError(f"env '{name}' offers {tool!r:.40} as a tool; make it a ToolSpec (reflectkit.types)")
-        if not isinstance(called, str) or re.fullmatch(tools.NAME, called) is None:
-            raise ConfigError(
-                f"env '{name}' offers a tool named {called!r:.40}; name it with letters, digits, '_', '-' and '.'"
-            )
-        if names.count(called) > 1:
-            raise ConfigError(f"env '{name}' offers two tools named '{called}'; give each its own name")
-
-
-def check_result(result: object, name: str) -> None:
-    """Raises ConfigError for a reward or info of env `name` that is not finite or not valid JSON, figures that are no
-    numbers, and a last step that does not say whether the problem is solved.
-    """
-    if not isinstance(result, StepResult):
-        raise ConfigError(f"step() of env '{name}' returned {result!r:.80}; return a StepResult (reflectkit.env)")
-    if not isinstance(result.info, dict):
-        raise ConfigError(f"env '{name}' returned {result.info!r:.40} as info; return a dict, {{}} for nothing")
-    for part in ("terminated", "truncated"):
-        if not is_flag(flag := getattr(result, part)):
-            raise ConfigError(f"env '{name}' returned {flag!r:.40} as '{part}'; return True or False")
-    try:
-        json.dumps([result.reward, result.info], allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise _no_json(result, error, name) from None
-    figures = result.info.get("figures", {})
-    if not isinstance(figures, dict):
-        raise ConfigError(
-            f"env '{name}' returned {figures!r:.40} as 'figures'; return a dict of numbers by name,"
-            ' e.g. {"accuracy": 0.5}'
-        )
-    for figure in figures:
-        if not isinstance(figure, str) or not figure.strip() or figure in TAKEN:
-            taken = "a name that reflectkit uses itself" if figure in TAKEN else "which is no name"
-            raise ConfigError(f"env '{name}' reports the figure {figure!r:.40}, {taken}; call it otherwise")
-    for figure, value in [("reward", result.reward), *figures.items()]:
-        if not _is_number(value):
-            raise ConfigError(
-                f"env '{name}' returned {value!r:.40} as '{figure}'; return a number of at most {LARGEST:g} in size"
-            )
-    if result.terminated and not isinstance(result.info.get("success"), bool):
-        success = f"{result.info['success']!r:.20} as" if "success" in result.info else "no"
-        raise ConfigError(
-            f"env '{name}' ended an episode with {success} info['success']; say whether the problem is solved, True or"
-            " False"
-        )
-
-
-def _no_json(result: StepResult, error: Exception, name: str) -> ConfigError:
-    """The error for what is not valid JSON in a result."""
-    wrong = "something"
-    for key, value in [("reward", result.reward), *result.info.items()]:
-        try:
-            json.dumps({key: value}, allow_nan=False)
-        except (TypeError, ValueError):
-            wrong = f"{value!r:.40} as {key!r:.40}, of type {type(value).__module__}.{type(value).__qualname__}"
-            break
-    return ConfigError(
-        f"env '{name}' returned a reward or info that is not valid JSON: {wrong} ({error}); return Python's own finite"
-        " numbers, texts, True or False, e.g. float(reward), bool(success)"
-    )
+        seen = self.checked.seen
+        if seen is not None and seen.choices:
+            fits = type(action) is int and 0 <= action < len(seen.choices)
+            wanted = f"the index of a choice, from 0 to {len(seen.choices) - 1}"
+        else:
+            fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
+        self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
+        return action
 
 
 def is_flag(value: object) -> bool:

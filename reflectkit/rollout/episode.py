@@ -77,7 +77,7 @@ async def play_all(
     make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
         closed at the end.
     agent: decides for one observation at a time, or acts on batches of all waiting observations.
-    width: number of concurrent episodes; fewer if the env's `widest` is smaller.
+    width: number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
     patience: seconds without progress of any episode, after which waiting ones are served without the others.
     timeout_s: see `play`.
     on_end: called with each trajectory as it ends.
@@ -92,7 +92,7 @@ async def play_all(
     waiting = iter(enumerate(episodes))
     opened = [checked(make_env())]
     spare = [*opened]
-    widest = getattr(spare[0], "widest", width)
+    widest = spare[0].max_concurrency
     table = BatchBarrier(patience)
 
     async def player() -> None:
@@ -179,7 +179,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
     """The result of a method of `env`, awaited if necessary; a blocking env is called in a thread."""
-    value = await in_thread(method, *arguments) if getattr(env, "remote", False) else method(*arguments)
+    value = await in_thread(method, *arguments) if env.remote else method(*arguments)
     return await value if inspect.isawaitable(value) else value
 
 

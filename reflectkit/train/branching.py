@@ -12,9 +12,10 @@ import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from reflectkit.agents.two_player import TwoPlayerAgent
-from reflectkit.env import Context, Env, require_oracle
+from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError
 from reflectkit.rollout.episode import Episode, play_all
 from reflectkit.seeding import derive, generator
@@ -169,7 +170,7 @@ class _Judge(_Retold):
     async def _at(self, branch: Branch, observation: Observation, context: Context) -> Decision:
         if not observation.choices:
             raise ConfigError("--reflector-reward judgement compares enumerated actions; use --reflector-reward return")
-        better = require_oracle(context.env, ["oracle"]).oracle()
+        better: Any = teacher_of(context.env, "action").action()
         reflection = branch.trajectory.turns[branch.turn].decision.reflection
         comments = await asyncio.gather(
             *(self._sampled(observation, context, number) for number in range(self.trial.count))
@@ -190,10 +191,8 @@ class _Judge(_Retold):
 
 def _confirmed(env: Env, comment: str | None) -> bool | None:
     """Whether `env` confirms `comment` on its state; None if it cannot tell, or there is none."""
-    has = getattr(env, "has", None)
-    if comment is None or has is None or not has("confirms"):
-        return None
-    return bool(env.confirms(comment))  # type: ignore[attr-defined]
+    teacher = env.teacher()
+    return teacher.confirms(comment) if comment is not None and teacher.has("confirms") else None
 
 
 def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:

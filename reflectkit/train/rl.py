@@ -54,7 +54,7 @@ def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
     for names in config.curriculum.stages(config.env.kind.levels[-1]):
         problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
         chosen = list(problems.values())[: config.curriculum.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.widest))
+        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.max_concurrency))
     return levels
 
 
@@ -67,7 +67,9 @@ def validation_of(config: RLConfig, source: Path) -> Level | None:
     path = source.with_name("validate.json")
     tasks = [record.task for record in read_records(path, config.setup.env_name)]
     name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    return Level(name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.widest)
+    return Level(
+        name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.max_concurrency
+    )
 
 
 def check_prompts(config: RLConfig, levels: list[Level]) -> None:

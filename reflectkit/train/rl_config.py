@@ -422,7 +422,7 @@ class RLConfig(Config):
                 self.sampler.swap_comments
             ),
             f"--reflector-reward judgement needs an oracle, which {self.setup.env_name} lacks; use return": (
-                training.reward == JUDGEMENT and not self.env.kind.has("oracle")
+                training.reward == JUDGEMENT and not self.env.kind.teacher_type.has("action")
             ),
             "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
         }

@@ -94,7 +94,7 @@ def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -
             digest.update(
                 (policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode()
             )
-            result = result_of(env.step(env.oracle()))
+            result = result_of(env.step(env.teacher().action()))
             seen = result.observation
             if result.terminated or result.truncated:
                 break

@@ -22,7 +22,7 @@ from reflectkit.commands import evaluate
 from reflectkit.commands.evaluate import EvaluateConfig
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs.base import BaseEnv
+from reflectkit.env import Taskset, Teacher
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.envs.wrappers import Horizon, Shuffled
@@ -90,12 +90,14 @@ def test_an_env_that_lists_its_problems_needs_no_split(capsys: pytest.CaptureFix
     assert "data/memory/test.json" in error_of(["evaluate", "--env=memory", "--policy=oracle"], capsys)
 
 
+class NoTasks(Taskset):
+    def tasks(self, level: str) -> list[Task]:
+        return []
+
+
 class Empty(Corridor):
     name = "empty"
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        return []
+    taskset = NoTasks()
 
 
 @pytest.mark.parametrize("command", ["evaluate --policy random", "benchmarks.bench env", "benchmarks.bench rl"])
@@ -181,14 +183,16 @@ def test_damaged_lines_are_dropped_and_their_episodes_played_again(
 LENGTH = 20_000
 
 
+class LongTasks(Taskset):
+    def tasks(self, level: str) -> list[Task]:
+        return [dataclasses.replace(task, env="long-texts") for task in TASKS]
+
+
 class LongTexts(Corridor):
     """Each observation is another text of 20 kB."""
 
     name = "long-texts"
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        return [dataclasses.replace(task, env=cls.name) for task in TASKS]
+    taskset = LongTasks()
 
     def _text(self) -> str:
         return super()._text() + "x" * LENGTH
@@ -331,11 +335,16 @@ def test_the_oracle_is_asked_before_the_step_and_in_the_order_shown(shuffled: bo
     assert any(len({turn.info["oracle"] for turn in one.turns}) > 1 for one in played)
 
 
+class ActsOnly(Teacher):
+    def action(self) -> int:
+        return 1
+
+
 class OracleAlone(Corridor):
     """An env that knows the best action, and nothing else that a teacher needs."""
 
     name = "oracle-alone"
-    mistakes, note, reflection = BaseEnv.mistakes, BaseEnv.note, BaseEnv.reflection
+    teacher_type = ActsOnly
 
 
 def test_scores_by_the_oracle_need_no_teacher() -> None:

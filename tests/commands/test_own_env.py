@@ -83,9 +83,7 @@ def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None
 
 
 CODE = """
-import dataclasses
-from reflectkit import Config, option
-from reflectkit.envs.base import ChoiceEnv
+from reflectkit import Taskset
 from reflectkit.envs.corridor import Corridor
 
 class Plain(Corridor):
@@ -104,61 +102,35 @@ class Nothing:
 
 number = 3
 
-class Untold(Lock):
-    name = 3
-
 class OneLevel(Lock):
     levels = ("one-digit")
-
-class NoLevel(Lock):
-    levels = ()
-
-class Numbers(Lock):
-    choices = (1, 2, 3)
-
-class Same(Lock):
-    choices = ("up", "up", "open")
-
-class Asks(Lock):
-    chat_settings = {"user": "reflectkit.chat.env_models:ChatUser"}
 
 class Twice(Lock):
     @classmethod
     def tasks(cls, level):
         return [Task("a", cls.name, level, "a", {"digit": 1, "wanted": 2})] * 2
 
-class Others(Twice):
-    name = "others"
+class Others(Lock):
     @classmethod
     def tasks(cls, level):
-        return [Task("a", "lock", level, "a", {"digit": 1, "wanted": 2})]
+        return [Task("a", "lift", level, "a", {"digit": 1, "wanted": 2})]
 
-class Elsewhere(Twice):
-    @classmethod
-    def tasks(cls, level):
-        return [Task("a", cls.name, "hard", "a", {"digit": 1, "wanted": 2})]
-
-class Words(Twice):
+class Words(Lock):
     @classmethod
     def tasks(cls, level):
         return ["a"]
 
-class Silent(Twice):
+class Silent(Lock):
     @classmethod
     def tasks(cls, level):
         return None
 
-class Empty(Twice):
+class Empty(Lock):
     @classmethod
     def tasks(cls, level):
-        return (one for one in ())
+        return (task for task in ())
 
-class Groupless(Twice):
-    @classmethod
-    def tasks(cls, level):
-        return [Task("a", cls.name, level, None, {"digit": 1, "wanted": 2})]
-
-class Sets(Twice):
+class Sets(Lock):
     @classmethod
     def tasks(cls, level):
         return [Task("a", cls.name, level, "a", {"digit": {1}})]
@@ -168,68 +140,29 @@ class Asked(Lock):
         return []
 
 class Clustered(Lock):
-    def cluster(self, task):
+    @classmethod
+    def cluster(cls, task):
         return "a"
 
-class Short(Lock):
-    horizons = 8
+class Knows(Lock):
+    def oracle(self):
+        return 0
 
 class Endless(Lock):
     horizons = {"one-digit": 0}
 
-class Begins(Lock):
-    def _begin(self, task):
-        pass
-
-class Everything(Lock):
-    @classmethod
-    def tasks(cls):
-        return []
-
-class Unmoved(ChoiceEnv):
-    name, levels, choices = "unmoved", ("one-digit",), ("up",)
-    def _begin(self, task, seed):
-        pass
-    def _text(self):
-        return "x"
-
-class Loud(Lock):
+class LoudTeacher(LockTeacher):
     noise = 3
 
-class Narrow(Lock):
-    widest = 0
+class Loud(Lock):
+    teacher_type = LoudTeacher
 
-class Keyed(Twice):
-    @classmethod
-    def tasks(cls, level):
-        return [Task("a", cls.name, level, "a", {"digit": {1: "a"}})]
-
-class Moods(Lock):
-    @classmethod
-    def aspects(cls, task):
-        return ["terse"]
-
-class Graded(Lock):
-    @property
-    def levels(self):
-        return ("one-digit",)
-
-class Filed(Lock):
-    records_folder = None
-
-class Reads(Lock):
-    @classmethod
-    def input_files(cls, settings, folder, tasks):
-        return ["rules.txt"]
-
-class Split(Lock):
-    @classmethod
-    def split_of(cls, task):
+class DevTasks(Taskset):
+    def split_of(self, task):
         return "dev"
 
-class Deaf(Lock):
-    def __init__(self):
-        super().__init__()
+class Split(Lock):
+    taskset = DevTasks()
 
 class Sized(Lock):
     def __init__(self, size, **settings):
@@ -242,38 +175,21 @@ class Sized(Lock):
     [
         ("Lost", "", "defines no 'Lost'; did you mean '"),
         ("lock", "", ":Lock'?"),
-        ("Untold", "", "its name is 3; give it a text"),
-        ("OneLevel", "", "its levels are 'one-digit'; write a tuple of texts"),
-        ("NoLevel", "", "its levels are (); write a tuple of texts"),
-        ("Numbers", "", "its choices are (1, 2, 3); write a tuple of texts"),
-        ("Same", "", "its choices are ('up', 'up', 'open'); each must differ"),
-        ("Asks", "", "chat_settings names 'user', which its Settings do not have; add it"),
+        ("OneLevel", "", "its levels are 'one-digit': Input should be a valid tuple"),
         ("Twice", "", "lists 'a' twice; give each problem its own id"),
-        ("Others", "", "lists 'a' as a task of env 'lock'; write 'others'"),
-        ("Elsewhere", "", "lists 'a' at level 'hard'; its levels are one-digit"),
+        ("Others", "", "lists 'a' as a task of env 'lift' at level 'one-digit'; write 'lock' and one of one-digit"),
         ("Words", "", "lists 'a'; return a list of Task"),
         ("Silent", "", "tasks('one-digit') returned None; return a list of Task"),
         ("Empty", "", "lists no problems at level 'one-digit'"),
-        ("Groupless", "", "lists a task whose group is None; give it a text"),
         ("Sets", "", "lists 'a' with data that is not valid JSON"),
         ("Asked", "", "its tasks() is asked of the class; write @classmethod above it"),
-        ("Clustered", "", "its cluster() is asked of the class; write @classmethod above it"),
-        ("Short", "", "its horizons are 8; write steps by level"),
-        ("Endless", "", "its horizons are {'one-digit': 0}; write steps by level"),
+        ("Clustered", "", "its cluster belongs in a Taskset"),
+        ("Knows", "", "its oracle belongs in a Teacher, as action"),
+        ("Endless", "", "its horizons are {'one-digit': 0}: Input should be greater than 0"),
+        ("Loud", "", "its noise are 3: Input should be less than or equal to 1"),
         ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
-        ("Begins", "", "its _begin() takes other arguments; write _begin(self, task, seed)"),
-        ("Everything", "", "its tasks() takes other arguments; write tasks(cls, level)"),
-        ("Unmoved", "", "is no env: it lacks _move"),
-        ("Loud", "", "its noise is 3; write a probability"),
-        ("Narrow", "", "its widest is 0; write a whole number of at least 1"),
-        ("Keyed", "", "lists 'a' with the key 1 in its data; JSON has only texts as keys"),
-        ("Moods", "", "aspects must return a dict of texts"),
-        ("Graded", "", "its levels is a property; write a value"),
-        ("Filed", "", "its records_folder is None; give it a text"),
-        ("Reads", "", "input_files must return a list of Path, it returned ['rules.txt']"),
-        ("Deaf", "", "cannot be made: its constructor: got an unexpected keyword argument 'turn_cost'; it takes"),
-        ("number", "", "is no env: it lacks name, levels, reset, step"),
-        ("Nothing", "", "is no env: it lacks levels, reset, step"),
+        ("number", "", "is no env: it lacks name, reset, step"),
+        ("Nothing", "", "is no env: it lacks reset, step"),
         ("Plain", "", "its settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
         ("Required", "", "its setting 'length' needs a default"),
         ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
@@ -402,15 +318,11 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
 
 
 WITHOUT_A_BASE = """
-from reflectkit import Config
-from reflectkit.env import StepResult
-from reflectkit.types import Message, Observation, Task
-from reflectkit.envs.taxi import Taxi
-from reflectkit.envs.wrappers import Wrapper
+from reflectkit import Config, Message, Observation, StepResult, Task
 
 class Bare:
     "Press until it opens."
-    name, levels = "bare", ("all",)
+    name = "bare"
 
     class Settings(Config):
         presses: int = 2
@@ -432,40 +344,14 @@ class Bare:
     @classmethod
     def tasks(cls, level):
         return [Task("only", "bare", level, "only", {})]
-
-class Quiet(Wrapper):
-    "A taxi of one's own."
-    name, levels, tasks = "taxi", ("pickup",), Taxi.taskset.tasks
-
-    def __init__(self):
-        super().__init__(Taxi())
-
-    def reset(self, task, seed):
-        return self.env.reset(task, seed)
-
-    def step(self, action):
-        return self.env.step(action)
 """
 
 
-def test_a_class_without_a_base_gets_the_other_traits(module: str) -> None:
+def test_a_class_without_a_base_gets_the_other_attributes(module: str) -> None:
     Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
     assert main(["evaluate", "--env", f"{module}:Bare", "--presses", "3", "--policy", "random", "--name", "bare"]) == 0
     (row,) = read_json(Path("results/bare/eval.json"))["rows"]
     assert (row["steps"], row["return"], row["success"]) == (3, 3, 1)
-    kind = env_class(f"{module}:Bare")
-    assert (kind.noise, kind.horizons, kind.taskset.has("tasks"), kind.has("oracle")) == (0.2, {}, True, False)
-    assert kind(presses=1).note() == ""
-
-
-def test_a_wrapper_of_ones_own_passes_on_what_it_wraps(module: str) -> None:
-    Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
-    assert main(["evaluate", "--env", f"{module}:Quiet", "--policy", "oracle", "--name", "quiet"]) == 0
-    (row,) = read_json(Path("results/quiet/eval.json"))["rows"]
-    assert row["success"] == 1
-    kind: Any = env_class(f"{module}:Quiet")
-    assert kind().truncation_penalty(2) == pytest.approx(-0.1)
-    assert kind.widest == kind().widest
 
 
 def test_packages_offer_environments_and_players(

@@ -33,11 +33,15 @@ class Steps(Corridor):
         return reward, over, info | ({"figures": {"points": 5.0, "got": 0.5, "return": 9.0}} if action == 1 else {})
 
 
-class Left(Steps):
-    """Its oracle never goes right."""
+class LeftTeacher(Corridor.teacher_type):
+    """Never goes right."""
 
-    def oracle(self):
+    def action(self):
         return 0
+
+
+class Left(Steps):
+    teacher_type = LeftTeacher
 
 
 class Drifting(Corridor):
@@ -49,7 +53,7 @@ class Drawn(Corridor):
     """Begins alike, and goes on differently."""
 
     def _text(self):
-        return super()._text() + ("" if self.note() == "" else f" {random.random()}")
+        return super()._text() + ("" if self.note == "" else f" {random.random()}")
 
 
 class Failing(Corridor):
@@ -59,10 +63,14 @@ class Failing(Corridor):
         super()._begin(task, seed)
 
 
-class Generated(Corridor):
+class GeneratedTasks(type(Corridor.taskset)):
     """Lists problems, and has a generator of others."""
 
     problem_generator = "MODULE:Problems"
+
+
+class Generated(Corridor):
+    taskset = GeneratedTasks()
 '''
 
 

@@ -56,7 +56,7 @@ class Graded(Corridor):
 
     def _move(self, action):
         reward, ended, info = super()._move(action)
-        return reward, ended, info | {"figures": ({"half": 0.5} if ended else {}) | {"place": float(self._place)}}
+        return reward, ended, info | {"figures": ({"half": 0.5} if ended else {}) | {"place": float(self.place)}}
 """
 
 

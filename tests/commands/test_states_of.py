@@ -61,16 +61,16 @@ def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(fo
         task = next(task for task in Taxi.taskset.tasks("full") if task.data == data)
         seen = env.reset(task, 0)
         for step in one.trajectory:
-            best = Taxi.choices[env.oracle()]
+            best = Taxi.choices[env.teacher().action()]
             taken = Taxi.choices.index(step.cmd)
             assert f"row {env.state // 100} column {env.state // 20 % 5}." in step.reflection
-            assert ("mistake" in step.reflection or "wrong" in step.reflection) == (env.note() == "mistake")
+            assert ("mistake" in step.reflection or "wrong" in step.reflection) == (env.teacher().note() == "mistake")
             right = best if step.note == "mistake" else step.cmd
             rows["sft_reflection"].append((reflection_prompt(seen), f" {step.reflection}"))
             rows["sft"].append((policy_prompt(seen), f" {Taxi.choices.index(right)}"))
             rows["sft_policy"].append((policy_prompt(seen, step.reflection), f" {Taxi.choices.index(right)}"))
             seen = env.step(taken).observation
-            assert (env.note() == "mistake") == (step.note == "mistake") == bool(step.best)
+            assert (env.teacher().note() == "mistake") == (step.note == "mistake") == bool(step.best)
             assert step.best in ("", best)
     out = folder / "rows"
     settings = shared(folder) | {"task_file": path, "out_dir": out}

@@ -193,7 +193,7 @@ def test_a_hung_engine_is_stopped_and_the_next_reset_has_another(root: Path, tas
 def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -> None:
     class Killing(RandomAgent):
         async def decide(self, observation: Any, context: Any) -> Any:
-            if context.env.task.startswith("look at") and context.env.note() != "":
+            if context.env.task.startswith("look at") and context.env.teacher().note() != "":
                 os.kill(context.env.engine.pid, signal.SIGKILL)
             return await super().decide(observation, context)
 
@@ -447,10 +447,10 @@ def test_a_negative_example_slips_once(root: Path, tasks: list[Task]) -> None:
 def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> None:
     env = Alfworld(root)
     observation = result_of(env.reset(one_of(tasks, PLACE), 0))
-    wrong = [observation.choices[index] for index in env.mistakes()]
+    wrong = [observation.choices[index] for index in env.teacher().mistakes()]
     assert wrong == ["inventory", "look"]  # any receptacle may hold it
     observation = result_of(env.step(observation.choices.index("go to drawer 1"))).observation
-    wrong = [observation.choices[index] for index in env.mistakes()]
+    wrong = [observation.choices[index] for index in env.teacher().mistakes()]
     assert [choice for choice in wrong if choice.startswith("go to ")]  # there is a drawer to open
     assert "open drawer 1" not in wrong
     assert "help" not in wrong
@@ -477,7 +477,7 @@ def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     )
     assert result.observation.choices[8:] == ("open drawer 1", "help", "inventory", "look")
     while not result.terminated:
-        result = result_of(env.step(env.oracle()))
+        result = result_of(env.step(env.teacher().action()))
     assert (result.reward, result.info) == (1.0, {"success": True, "score": 1.0})
 
 
@@ -488,7 +488,7 @@ def test_typed_commands(root: Path, tasks: list[Task]) -> None:
         result = result_of(env.step(wrong))
         assert (result.reward, result.terminated, result.info["refused"]) == (0.0, False, 1)
         assert result.observation.text.endswith(": Nothing happens.")
-        assert env.note() == "mistake"
+        assert env.teacher().note() == "mistake"
     observation = result_of(env.step("  go to  drawer 1\n")).observation
     assert observation.text.endswith(" go to drawer 1: The drawer 1 is closed.")
     with pytest.raises(IllegalActionError, match="takes a command's text"):

@@ -364,12 +364,12 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
     assert shortest_path("app/rules/fees.py") == ["cd app", "cd rules", "cat fees.py", "id fees.py"]
     env = start(repos)
     take(env, "cd docs")
-    assert env.note() == "mistake"
+    assert env.teacher().note() == "mistake"
     done = []
     while not env.over:
-        done.append(env.choices[env.oracle()])
-        last = env.step(env.oracle())
-        assert env.note() == "good"
+        done.append(env.choices[env.teacher().action()])
+        last = env.step(env.teacher().action())
+        assert env.teacher().note() == "good"
     assert done == ["cd ..", "cd app", "cd rules", "cat fees.py", "id fees.py"]
     assert last.info["success"]
 
@@ -378,12 +378,12 @@ def test_a_comment_quotes_the_words_it_found_and_names_the_missing_ones(repos: P
     env = start(repos)
     take(env, "cd app")
     take(env, "cat fees.py")
-    wrong = env.reflection(random.Random(0))
+    wrong = env.teacher().comment(random.Random(0))
     assert wrong.startswith('late no, fee in "Fees that". fees.py ')
     assert " not " in wrong
     take(env, "cd rules")
     take(env, "cat fees.py")
-    right = env.reflection(random.Random(0))
+    right = env.teacher().comment(random.Random(0))
     assert right.startswith('late in "late fee", fee in "fee: ten". fees.py ')
     assert " not " not in right
 
@@ -397,7 +397,7 @@ def test_a_comment_quotes_only_what_the_prompt_shows(repos: Path, prompt_tokens:
     env = Watched(repos, result_tokens=200, prompt_tokens=prompt_tokens)
     env.reset(explore_task("long.txt", question="Where is the late fee that two guests pay worked out?"), 0)
     shown = take(env, "cat long.txt").observation.text
-    comment = env.reflection(random.Random(0))
+    comment = env.teacher().comment(random.Random(0))
     quoted = re.findall(r'(\w+) in "([^"]*)"', comment)
     assert all(place in shown for _, place in quoted)
     assert ("late" in dict(quoted)) == (" the late fee" in shown.partition("Output:")[2])
@@ -407,13 +407,13 @@ def test_a_comment_quotes_only_what_the_prompt_shows(repos: Path, prompt_tokens:
 def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) -> None:
     (repos / "library" / "app" / "rules" / "loans.py").write_text("LOAN_DAYS = 21  # and nothing else")
     env = start(repos)
-    assert env.slips() == []
+    assert env.teacher().slips() == []
     take(env, "cd app")
     take(env, "cd rules")
-    assert [env.choices[index] for index in env.slips()] == ["cat loans.py"]
+    assert [env.choices[index] for index in env.teacher().slips()] == ["cat loans.py"]
     take(env, "cat loans.py")
-    assert env.note() == "mistake"
-    assert env.slips() == []
+    assert env.teacher().note() == "mistake"
+    assert env.teacher().slips() == []
 
 
 def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
@@ -424,8 +424,8 @@ def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
         assert sorted(seen.choices) == sorted(start(repos).choices)
         orders.add(seen.choices)
         while True:
-            best = env.oracle()
-            assert best not in env.mistakes()
+            best = env.teacher().action()
+            assert best not in env.teacher().mistakes()
             result = env.step(best)
             if result.terminated:
                 break
@@ -478,7 +478,7 @@ def test_a_failed_decision_aborts_its_episode_alone(repos: Path) -> None:
     class Fails:
         def act(self, observations: Any, contexts: Any) -> list[Decision]:
             return [
-                Decision(0, failure="no answer") if "README" in seen.text else Decision(context.env.oracle())
+                Decision(0, failure="no answer") if "README" in seen.text else Decision(context.env.teacher().action())
                 for seen, context in zip(observations, contexts, strict=True)
             ]
 

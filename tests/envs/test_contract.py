@@ -22,9 +22,11 @@ from gymnasium.utils.env_checker import check_env
 
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
+from reflectkit.env import Taskset
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.auto_explore.repo import open_repository
+from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
@@ -141,7 +143,8 @@ class Overflowing(RandomAgent):
 
     def harmless(self, observation: Observation, env: Any) -> Any:
         """An action that neither ends the episode nor succeeds: a mistake if there is one, else as the oracle does."""
-        return next(iter(env.mistakes()), None) if observation.choices and env.mistakes() else env.oracle()
+        teacher = env.teacher()
+        return next(iter(teacher.mistakes() if observation.choices else ()), teacher.action())
 
 
 @pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name != "memory"])
@@ -193,7 +196,7 @@ def test_no_step_before_reset_or_past_the_end(name: str, level: str) -> None:
     with pytest.raises(IllegalActionError, match="call reset first"):
         result_of(env.step(0))
     result_of(env.reset(some(name, level)[0], 0))
-    while not result_of(env.step(env.oracle())).terminated:
+    while not result_of(env.step(env.teacher().action())).terminated:
         pass
     with pytest.raises(IllegalActionError, match="call reset first"):
         result_of(env.step(0))
@@ -211,9 +214,9 @@ def test_nothing_is_kept_across_a_reset(name: str, level: str) -> None:
     used: Any = make(name)
     first, second = some(name, level)[:2]
     result_of(used.reset(first, 0))
-    result_of(used.step(used.oracle()))
+    result_of(used.step(used.teacher().action()))
     assert result_of(used.reset(second, 0)) == result_of(make(name).reset(second, 0))
-    assert used.note() == ""
+    assert used.teacher().note() == ""
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
@@ -243,41 +246,41 @@ def test_mistakes_are_wrong_and_survivable(name: str, level: str) -> None:
     for task in some(name, level):
         env: Any = make(name)
         result_of(env.reset(task, 0))
-        for action in env.mistakes():
+        for action in env.teacher().mistakes():
             other: Any = make(name)
             result_of(other.reset(task, 0))
             assert not result_of(other.step(action)).terminated
-            assert other.note() == "mistake"
-        result_of(env.step(env.oracle()))
-        assert env.note() == "good"
+            assert other.teacher().note() == "mistake"
+        result_of(env.step(env.teacher().action()))
+        assert env.teacher().note() == "good"
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
 def test_reflections_are_one_seeded_line_with_variety(name: str, level: str) -> None:
     env: Any = make(name)
     result_of(env.reset(some(name, level)[0], 0))
-    texts = [env.reflection(random.Random(seed)) for seed in range(40)]
-    assert texts == [env.reflection(random.Random(seed)) for seed in range(40)]
+    texts = [env.teacher().comment(random.Random(seed)) for seed in range(40)]
+    assert texts == [env.teacher().comment(random.Random(seed)) for seed in range(40)]
     assert len(set(texts)) > 1
     assert all(text and "\n" not in text for text in texts)
 
 
-CONFIRMING = [(name, level) for name, level in EVERY if env_class(name).has("confirms")]
+CONFIRMING = [(name, level) for name, level in EVERY if env_class(name).teacher_type.has("confirms")]
 
 
 @pytest.mark.parametrize(("name", "level"), CONFIRMING)
 def test_a_teachers_comment_is_confirmed_until_the_state_is_another(name: str, level: str) -> None:
     env: Any = make(name)
     result_of(env.reset(some(name, level)[0], 0))
-    before = env.reflection(random.Random(0))
-    assert env.confirms(before)
-    for action in (*env.mistakes()[:1], env.oracle()):
+    before = env.teacher().comment(random.Random(0))
+    assert env.teacher().confirms(before)
+    for action in (*env.teacher().mistakes()[:1], env.teacher().action()):
         result_of(env.step(action))
-        comments = [env.reflection(random.Random(seed)) for seed in range(10)]
-        assert all(map(env.confirms, comments))
-        assert not env.confirms("Go.")
+        comments = [env.teacher().comment(random.Random(seed)) for seed in range(10)]
+        assert all(map(env.teacher().confirms, comments))
+        assert not env.teacher().confirms("Go.")
         if before not in comments:
-            assert not env.confirms(before)
+            assert not env.teacher().confirms(before)
 
 
 def test_observation_holds_the_choices_that_the_prompt_lists() -> None:
@@ -339,7 +342,7 @@ def test_a_cluster_is_what_a_task_is_about_at_every_level(name: str) -> None:
             assert cluster_of(name, replace(task, id="another id")) == (
                 cluster if name not in ("corridor", "memory", "support") else "another id"
             )
-            others = [kind.taskset.at_level(task, other) for other in kind.levels] if hasattr(kind, "at_level") else []
+            others = [kind.taskset.at_level(task, other) for other in kind.levels]
             same = {cluster_of(name, other) for other in others if other is not None and other.data == task.data}
             assert same <= {cluster}
 
@@ -355,17 +358,15 @@ def test_questions_about_one_file_are_one_cluster() -> None:
     )
 
 
-class Numbered:
-    """An env whose cluster is no text."""
-
-    name, levels = "numbered", ("all",)
-    reset = step = None
-
-    @classmethod
-    def cluster(cls, task: Task) -> Any:
+class NumberedTasks(Taskset):
+    def cluster(self, task: Task) -> Any:
         return 7
+
+
+class Numbered(Corridor):
+    taskset = NumberedTasks()
 
 
 def test_a_cluster_that_is_no_text_is_one_line() -> None:
     with pytest.raises(ConfigError, match="cluster must return a text that is not empty, it returned 7"):
-        cluster_of(f"{__name__}:Numbered", Task("a", "numbered", "all", "", {}))
+        cluster_of(f"{__name__}:Numbered", Task("a", "corridor", "long", "", {}))

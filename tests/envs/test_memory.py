@@ -212,7 +212,7 @@ def test_a_conversation_is_its_seeds_and_a_perfect_keeper_answers_all() -> None:
     for number in range(20):
         env = Memory()
         env.reset(conversation(number, 40, "long", 2), 0)
-        while not (result := env.step(env.oracle())).terminated:
+        while not (result := env.step(env.teacher().action())).terminated:
             pass
         assert result.info["figures"]["accuracy"] == 1.0
 

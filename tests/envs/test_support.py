@@ -57,7 +57,7 @@ def begun(task: Task, **settings: Any) -> Support:
 def follow(env: Support, until: str) -> None:
     """Act as the oracle does until it is about to `until`."""
     while env.desk.need[0] != until:
-        assert not result_of(env.step(env.oracle())).terminated
+        assert not result_of(env.step(env.teacher().action())).terminated
 
 
 def test_there_are_fifteen_typed_tools_of_which_six_only_read() -> None:
@@ -181,7 +181,7 @@ def verdict_of(env: Support, *actions: ToolUse) -> dict[str, Any]:
 def proceed(env: Support) -> None:
     """Act as the oracle does until it is about to change a record, or to refuse."""
     while env.desk.need[0] not in (DO, REPORT, REFUSAL):
-        assert not result_of(env.step(env.oracle())).terminated
+        assert not result_of(env.step(env.teacher().action())).terminated
 
 
 def ready(task: Task) -> Support:
@@ -264,7 +264,7 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
         passed["asked"] += insisting(ready(task), asked)["success"]
         blind = begun(task)
         result_of(blind.step(ToolUse("What is your email?")))
-        result_of(blind.step(blind.oracle()))
+        result_of(blind.step(blind.teacher().action()))
         passed["blind"] += insisting(blind, why)["success"]
     needs_none = sum(not RULES[task.data["requests"][0]["rule"]].needs_look_up for task in tasks)
     assert passed == {"all": 0, "asked": 0, "blind": needs_none}
@@ -303,7 +303,7 @@ def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
             step, subject = env.desk.need
             guesses = subject == "product" if not looks else step == ANSWER
             guesses = guesses and env.persona.current.kind == STOCK
-            result = result_of(env.step(reply if guesses else env.oracle()))
+            result = result_of(env.step(reply if guesses else env.teacher().action()))
             over = result.terminated
         successes += result.info["success"]
     return successes
@@ -407,7 +407,7 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
     assert task.data["user"]["name"] in listened[0][0]
     assert task.data["requests"][0]["facts"]["order"] in listened[0][0]
     with pytest.raises(ConfigError, match="leave out --user"):
-        env.oracle()
+        env.teacher().action()
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
     while True:
         comments.append(None if len(comments) == 1 else f"Note {len(comments)}.")
         prompt = policy_prompt(with_comments(seen, comments[:-1]), comments[-1])
-        action = env.oracle()
+        action = env.teacher().action()
         result = result_of(env.step(action))
         if result.terminated:
             break

@@ -147,7 +147,7 @@ def test_numbers_of_another_type_are_a_change_as_in_the_package(price: Any) -> N
     result = played(env, call("set_price", order_id="3", price=price), call("transfer_to_human_agents", summary=""))
     assert result.info["figures"]["forbidden_change"] == 1.0
     same = begun("airline-test-1")
-    assert played(same, call("set_price", order_id="3", price=10), *[env.oracle()]).reward == 1
+    assert played(same, call("set_price", order_id="3", price=10), *[env.teacher().action()]).reward == 1
 
 
 def test_the_original_database_and_the_tasks_stay_as_they_are() -> None:
@@ -335,7 +335,7 @@ def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
     result = played(env, action)
     assert result.info["refused"] >= 1
     assert "nothing was executed" in result.observation.messages[-1].content
-    assert env.note() == "mistake"
+    assert env.teacher().note() == "mistake"
 
 
 @pytest.mark.parametrize("several", ["first", "refuse"])

@@ -76,7 +76,7 @@ def test_the_oracle_ends_in_the_least_number_of_steps_and_below_the_horizon() ->
         env.reset(task, 0)
         wanted = world(task.data["map"]).distance[env.state]
         while True:
-            result = env.step(env.oracle())
+            result = env.step(env.teacher().action())
             steps += 1
             if result.terminated:
                 break

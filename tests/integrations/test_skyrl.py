@@ -62,7 +62,7 @@ def oracle_answers(env: Any) -> Iterator[dict[str, Any]]:
     """The steps of an episode that the oracle answers."""
     done = False
     while not done:
-        action = env.inner.oracle()
+        action = env.inner.teacher().action()
         step = env.step(action.text if isinstance(action, ToolUse) else f"Answer: {action}")
         yield step
         done = step["done"]
@@ -105,7 +105,7 @@ def test_conversations_in_both_forms_of_calls(support_file: Path, form: str) -> 
         assert prompt[0]["content"].endswith("or your reply to the user.")
         done, reward = False, 0.0
         while not done:
-            action = one.inner.oracle()
+            action = one.inner.teacher().action()
             text = form_text(action.calls, HERMES) if form == "hermes" and action.calls else action.text
             step = one.step(text)
             reward, done = step["reward"], step["done"]

@@ -383,7 +383,7 @@ def test_tau_bench_is_one_more_environment(stubbed: SimpleNamespace, tmp_path_fa
             env, over = make("tau", 30), False
             result_of(env.reset(task, 0))
             while not over:
-                action = env.oracle()
+                action = env.teacher().action()
                 stubbed.answers.append([*byte_by_byte(tokenizer, dialogue.completion(action)), tokenizer.eos_token_id])
                 over = result_of(env.step(action)).terminated
             sample = FakeSample(index=0, metadata=prompt_of(task, "tau", "test"))

@@ -152,7 +152,7 @@ def oracle(slime: Any, args: Namespace, task: Task) -> list[str]:
     env, texts, over = Support(horizon=Support.horizons["one"]), [], False
     result_of(env.reset(task, episode_of(args, sample, read_prompt(args, sample.metadata), False).start or 0))
     while not over:
-        action = env.oracle()
+        action = env.teacher().action()
         texts.append(Dialogue(make_tokenizer("qwen")).completion(action))
         over = result_of(env.step(action)).terminated
     return texts

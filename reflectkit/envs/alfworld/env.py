@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import StepResult
+from reflectkit.env import Env, StepResult, Taskset, Teacher
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import LOOK, SEARCH, TYPES, Goal, good, progress, rules
@@ -40,8 +40,7 @@ from reflectkit.envs.alfworld.games import FOLDER, inside, read, room_kind
 from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
-from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
-from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.seeding import uniform
 from reflectkit.text import count_short, shorten
@@ -101,11 +100,55 @@ class GameTasks(Taskset):
         return [task_of(game) for game in games], {"games_dir": folder}
 
 
-class Alfworld(BaseEnv):
+class AlfworldTeacher(Teacher):
+    """What would be right in `Alfworld`."""
+
+    env: Alfworld
+
+    def action(self) -> int | str:
+        """The expert's next command."""
+        (action,) = self.env._actions(self.env._good()[:1])
+        return action
+
+    def mistakes(self) -> list[int] | list[str]:
+        """Commands that make no progress: neither the expert's nor equally good as far as the player can know. At most
+        two per verb, which change with each step.
+        """
+        right = self.env._good()
+        by_verb: dict[str, list[int]] = {}
+        for index, command in enumerate(self.env._choices):
+            if command not in right and command != HELP:
+                by_verb.setdefault(command.split()[0], []).append(index)
+        step = len(self.env._history)
+        chosen = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
+        return self.env._actions([self.env._choices[index] for index in sorted(chosen)])
+
+    def slips(self) -> list[int] | list[str]:
+        """The mistake that a negative example makes once: at a random search step, or while the object is held."""
+        if self.env._slipped:
+            return []
+        holds_goal, _ = progress(self.env._belief, self.env.goal)
+        return (
+            self.mistakes()
+            if holds_goal or uniform(self.env._seed, "slip", len(self.env._history)) < SLIP_SHARE
+            else []
+        )
+
+    def note(self) -> str:
+        """The mark of the last command: "" at the start, "good", or "mistake" if it made no progress."""
+        return self.env._last_note
+
+    def comment(self, generator: random.Random) -> str:
+        """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
+        return write_reflection(self.env._belief, self.env.goal, self.env._last_note == "mistake", generator)
+
+
+class Alfworld(Env):
     """See the module's text for the rules, and `AlfworldSettings`."""
 
     name: ClassVar[str] = "alfworld"
-    taskset_type: ClassVar[type[Taskset]] = GameTasks
+    taskset: ClassVar[Taskset] = GameTasks()
+    teacher_type: ClassVar[type[Teacher]] = AlfworldTeacher
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
     """The type of the task; "all" is any type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
@@ -122,8 +165,7 @@ class Alfworld(BaseEnv):
         "End: the episode ends when the task is done, which is success, or when the game is lost.\n"
         "Reward: 1 for the step that completes the task, else 0."
     )
-    awaited: ClassVar[bool] = True
-    widest: ClassVar[int] = 32
+    max_concurrency: ClassVar[int] = 32
     """Concurrent games; each takes a process."""
     load_seconds: ClassVar[float] = 120.0
     """Seconds for an engine to load a game, including the planner's first plan."""
@@ -132,21 +174,21 @@ class Alfworld(BaseEnv):
     def __init__(self, games_dir: Path | str | None = None, **settings: Any) -> None:
         super().__init__(games_dir=games_dir, **settings)
         check_installed()
-        self.games_dir, self.expert = Path(games_dir or Path("data/alfworld") / FOLDER), self.settings.expert
+        self.expert = self.settings.expert
         self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
         self.typed = self.settings.typed
         self.engine: Engine | None = None
         self._over = True
 
-    @classmethod
-    def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
-        """The settings, with the folder of the games."""
-        return super().constructor_arguments(settings, folder) | {"games_dir": settings.games_dir or folder / FOLDER}
+    @property
+    def games_dir(self) -> Path:
+        """The folder of the games."""
+        return Path(self.settings.games_dir or (self.data_folder or Path("data/alfworld")) / FOLDER)
 
     @classmethod
-    def offers_choices(cls, settings: Any) -> bool:
-        """Unless commands are typed."""
-        return not settings.typed
+    def action_kind(cls, settings: Any) -> Literal["choice", "text"]:
+        """A choice, unless commands are typed."""
+        return "text" if settings.typed else "choice"
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing in a game is drawn; `seed` is for `slips`.
@@ -214,44 +256,9 @@ class Alfworld(BaseEnv):
             pool().give(self.engine)
             self.engine = None
 
-    # ---------------------------------------------------------------------------------------- the oracle teacher
-
-    def oracle(self) -> int | str:
-        """The expert's next command."""
-        (action,) = self._actions(self._good()[:1])
-        return action
-
     def legal(self) -> tuple[str, ...]:
         """The admissible commands."""
         return self._choices
-
-    def mistakes(self) -> list[int] | list[str]:
-        """Commands that make no progress: neither the expert's nor equally good as far as the player can know. At most
-        two per verb, which change with each step.
-        """
-        right = self._good()
-        by_verb: dict[str, list[int]] = {}
-        for index, command in enumerate(self._choices):
-            if command not in right and command != HELP:
-                by_verb.setdefault(command.split()[0], []).append(index)
-        step = len(self._history)
-        chosen = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
-        return self._actions([self._choices[index] for index in sorted(chosen)])
-
-    def slips(self) -> list[int] | list[str]:
-        """The mistake that a negative example makes once: at a random search step, or while the object is held."""
-        if self._slipped:
-            return []
-        holds_goal, _ = progress(self._belief, self.goal)
-        return self.mistakes() if holds_goal or uniform(self._seed, "slip", len(self._history)) < SLIP_SHARE else []
-
-    def note(self) -> str:
-        """The mark of the last command: "" at the start, "good", or "mistake" if it made no progress."""
-        return self._last_note
-
-    def reflection(self, generator: random.Random) -> str:
-        """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
-        return write_reflection(self._belief, self.goal, self._last_note == "mistake", generator)
 
     def _actions(self, commands: list[str]) -> list[int] | list[str]:
         """`commands` as actions."""

@@ -29,14 +29,13 @@ from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import StepResult
+from reflectkit.env import Env, StepResult, Taskset, Teacher
 from reflectkit.envs.auto_explore import costs
 from reflectkit.envs.auto_explore.commands import UP, Output, Walk, offered, shortest_path
 from reflectkit.envs.auto_explore.keyword import keyword_choice
 from reflectkit.envs.auto_explore.reflections import write_reflection
 from reflectkit.envs.auto_explore.repo import Folder, Repository, open_repository
-from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
-from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform
@@ -134,21 +133,83 @@ class Questions(Taskset):
         return outputs[-1] if outputs and isinstance(outputs[-1], str) else ""
 
 
-class AutoExplore(BaseEnv):
-    """See the module's text for the rules, and `AutoExploreSettings`.
+class AutoExploreTeacher(Teacher):
+    """What would be right in `AutoExplore`."""
 
-    horizon: in the cost; the wrapper that cuts an episode off is given the same.
-    """
+    env: AutoExplore
+
+    noise: ClassVar[float] = 0.0
+    negatives: ClassVar[int] = 2
+
+    def action(self) -> int:
+        """The next command of the shortest path that reads a target and names it."""
+        return self.env._choices.index(self.env._way(self.env._walk.here)[0])
+
+    def mistakes(self) -> list[int]:
+        """Everything but the oracle's command and naming a file."""
+        best = self.action()
+        return [
+            index for index, command in enumerate(self.env._choices) if index != best and not command.startswith("id ")
+        ]
+
+    def slips(self) -> list[int]:
+        """The mistake that a negative example makes once: reading another file when a target should be read next."""
+        read_another = any(path not in self.env.targets for path in self.env._walk.shown)
+        if read_another or not self.env._choices[self.action()].startswith("cat "):
+            return []
+        return [index for index in self.mistakes() if self.env._choices[index].startswith("cat ")]
+
+    def note(self) -> str:
+        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
+        if self.env._last is None:
+            return ""
+        here, shown = self.env._before
+        return "good" if self.env._last == self.env._way(here, shown)[0] else "mistake"
+
+    def comment(self, generator: random.Random) -> str:
+        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
+        read = self.env._walk.shown[-1] if self.env._last is not None and self.env._last.startswith("cat ") else None
+        following = self.env._choices[self.action()]
+        return write_reflection(
+            self.env.question,
+            read,
+            self.env._shown,
+            self.env._walk.folder,
+            following,
+            self.note() == "mistake",
+            generator,
+        )
+
+    @classmethod
+    def drops_choices(cls, settings: Any) -> bool:
+        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
+        return bool(settings.leaveout_prob)
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """An episode that names a file."""
+        return bool(trajectory.turns[-1].info.get("answer"))
+
+    @classmethod
+    def fault(cls, trajectory: Trajectory) -> str:
+        """An episode that names a wrong file."""
+        wrong = trajectory.turns[-1].info.get("answer") and not trajectory.success
+        return (
+            "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them" if wrong else ""
+        )
+
+
+class AutoExplore(Env):
+    """See the module's text for the rules, and `AutoExploreSettings`."""
 
     name: ClassVar[str] = "auto_explore"
-    taskset_type: ClassVar[type[Taskset]] = Questions
+    taskset: ClassVar[Taskset] = Questions()
+    teacher_type: ClassVar[type[Teacher]] = AutoExploreTeacher
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
     """Depth of the target's folder; "all" is any depth."""
     Settings: ClassVar[type[Config]] = AutoExploreSettings
     settings: AutoExploreSettings
-    needs_horizon: ClassVar[bool] = True
-    noise: ClassVar[float] = 0.0
-    negatives: ClassVar[int] = 2
+    horizon: int = 15
     baselines: ClassVar[tuple[str, ...]] = ("keyword",)
     rules: ClassVar[str] = (
         "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
@@ -162,16 +223,15 @@ class AutoExplore(BaseEnv):
         " file or none. The reward is minus the cost, divided by that number."
     )
 
-    def __init__(self, repos_dir: Path | str | None = None, *, horizon: int = 15, **settings: Any) -> None:
+    def __init__(self, repos_dir: Path | str | None = None, **settings: Any) -> None:
         super().__init__(repos_dir=repos_dir, **settings)
-        self.repos_dir, self.horizon = Path(repos_dir or Path("data/auto_explore") / REPOSITORIES), horizon
         self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
         self._over = True
 
-    @classmethod
-    def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
-        """The settings, with the folder of the repositories."""
-        return super().constructor_arguments(settings, folder) | {"repos_dir": _repositories(settings, folder)}
+    @property
+    def repos_dir(self) -> Path:
+        """The folder of the filtered repositories."""
+        return _repositories(self.settings, self.data_folder or Path("data/auto_explore"))
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`.
@@ -235,60 +295,11 @@ class AutoExplore(BaseEnv):
 
     # -------------------------------------------------------------------------------- its problems and demonstrations
 
-    @classmethod
-    def drops_choices(cls, settings: Any) -> bool:
-        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
-        return bool(settings.leaveout_prob)
-
-    @classmethod
-    def is_demonstration(cls, trajectory: Trajectory) -> bool:
-        """An episode that names a file."""
-        return bool(trajectory.turns[-1].info.get("answer"))
-
-    @classmethod
-    def fault(cls, trajectory: Trajectory) -> str:
-        """An episode that names a wrong file."""
-        wrong = trajectory.turns[-1].info.get("answer") and not trajectory.success
-        return (
-            "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them" if wrong else ""
-        )
-
     def baseline(self, name: str) -> int:
         """The choice of the keyword player; it sees what `reset` and `step` return, and nothing else."""
         return keyword_choice(self._text(), self._choices)
 
     # --------------------------------------------------------------------------------------------- the oracle teacher
-
-    def oracle(self) -> int:
-        """The next command of the shortest path that reads a target and names it."""
-        return self._choices.index(self._way(self._walk.here)[0])
-
-    def mistakes(self) -> list[int]:
-        """Everything but the oracle's command and naming a file."""
-        best = self.oracle()
-        return [index for index, command in enumerate(self._choices) if index != best and not command.startswith("id ")]
-
-    def slips(self) -> list[int]:
-        """The mistake that a negative example makes once: reading another file when a target should be read next."""
-        read_another = any(path not in self.targets for path in self._walk.shown)
-        if read_another or not self._choices[self.oracle()].startswith("cat "):
-            return []
-        return [index for index in self.mistakes() if self._choices[index].startswith("cat ")]
-
-    def note(self) -> str:
-        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
-        if self._last is None:
-            return ""
-        here, shown = self._before
-        return "good" if self._last == self._way(here, shown)[0] else "mistake"
-
-    def reflection(self, generator: random.Random) -> str:
-        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
-        read = self._walk.shown[-1] if self._last is not None and self._last.startswith("cat ") else None
-        following = self._choices[self.oracle()]
-        return write_reflection(
-            self.question, read, self._shown, self._walk.folder, following, self.note() == "mistake", generator
-        )
 
     def _way(self, here: str, shown: int | None = None) -> list[str]:
         """The commands of the shortest path from folder `here` to naming a target. shown: number of files read."""
@@ -360,8 +371,7 @@ class AutoExplore(BaseEnv):
 
 def _repositories(settings: Any, folder: Path) -> Path:
     """The folder of the filtered repositories. folder: the env's data folder."""
-    place: Path = settings.repos_dir or folder / REPOSITORIES
-    return place
+    return Path(settings.repos_dir or folder / REPOSITORIES)
 
 
 def _way(here: str, target: str, read: bool) -> list[str]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
+from reflectkit.env import Taskset, Teacher
 from reflectkit.envs.base import ChoiceEnv, task_int
-from reflectkit.envs.taskset import Taskset
 from reflectkit.types import Task
 
 STEP_REWARD = -0.1
@@ -40,11 +40,45 @@ class CorridorTasks(Taskset):
         ]
 
 
+class CorridorTeacher(Teacher):
+    """What would be right in `Corridor`."""
+
+    env: Corridor
+
+    def action(self) -> int:
+        """Right, always."""
+        return 1
+
+    def mistakes(self) -> list[int]:
+        """Left, except in the first cell, where it would change nothing."""
+        return [0] if self.env.place > 0 else []
+
+    def note(self) -> str:
+        """The mark of the last action."""
+        return self.env.note
+
+    def comment(self, generator: random.Random) -> str:
+        """Where you are, whether the last move was wrong, and the way on."""
+        wrong = WRONG if self.env.note == "mistake" else ""
+        return wrong + generator.choice(self._ways())
+
+    def confirms(self, comment: str) -> bool:
+        """Whether it names the way; only a mistake may be called one."""
+        blames = comment.startswith(WRONG)
+        return comment.removeprefix(WRONG) in self._ways() and (self.env.note == "mistake" or not blames)
+
+    def _ways(self) -> tuple[str, str]:
+        """Where the goal is, in two wordings."""
+        steps = self.env.size - 1 - self.env.place
+        return f"The goal is {steps} to the right.", f"Go right, {steps} to go."
+
+
 class Corridor(ChoiceEnv):
     """See the module's text for the rules."""
 
     name: ClassVar[str] = "corridor"
-    taskset_type: ClassVar[type[Taskset]] = CorridorTasks
+    taskset: ClassVar[Taskset] = CorridorTasks()
+    teacher_type: ClassVar[type[Teacher]] = CorridorTeacher
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     choices: ClassVar[tuple[str, ...]] = ("left", "right")
     horizons: ClassVar[dict[str, int]] = {"short": 8, "long": 16}
@@ -56,48 +90,21 @@ class Corridor(ChoiceEnv):
     )
 
     def _begin(self, task: Task, seed: int) -> None:
-        self._size = CELLS[task.level]
-        self._place = task_int(task, "start", 0, self._size - 2)
-        self._note = ""
+        self.size = CELLS[task.level]
+        self.place = task_int(task, "start", 0, self.size - 2)
+        self.note = ""
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
-        self._note = "good" if action == 1 else "mistake"
-        self._place = max(0, self._place + (1 if action == 1 else -1))
-        reached = self._place == self._size - 1
-        return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self._place, "success": reached}
+        self.note = "good" if action == 1 else "mistake"
+        self.place = max(0, self.place + (1 if action == 1 else -1))
+        reached = self.place == self.size - 1
+        return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self.place, "success": reached}
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""
         return STEP_REWARD * steps_left
 
     def _text(self) -> str:
-        cells = ["."] * (self._size - 1) + ["G"]
-        cells[self._place] = "T"
+        cells = ["."] * (self.size - 1) + ["G"]
+        cells[self.place] = "T"
         return "Reach G. T is you.\n" + " ".join(cells)
-
-    def oracle(self) -> int:
-        """Right, always."""
-        return 1
-
-    def mistakes(self) -> list[int]:
-        """Left, except in the first cell, where it would change nothing."""
-        return [0] if self._place > 0 else []
-
-    def note(self) -> str:
-        """The mark of the last action."""
-        return self._note
-
-    def reflection(self, generator: random.Random) -> str:
-        """Where you are, whether the last move was wrong, and the way on."""
-        wrong = WRONG if self._note == "mistake" else ""
-        return wrong + generator.choice(self._ways())
-
-    def confirms(self, comment: str) -> bool:
-        """Whether it names the way; only a mistake may be called one."""
-        blames = comment.startswith(WRONG)
-        return comment.removeprefix(WRONG) in self._ways() and (self._note == "mistake" or not blames)
-
-    def _ways(self) -> tuple[str, str]:
-        """Where the goal is, in two wordings."""
-        steps = self._size - 1 - self._place
-        return f"The goal is {steps} to the right.", f"Go right, {steps} to go."

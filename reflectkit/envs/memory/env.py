@@ -21,12 +21,12 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config
 from reflectkit.console import Progress
-from reflectkit.env import Judge, Reader, StepResult
-from reflectkit.envs.base import BaseEnv, check_task
+from reflectkit.env import Env, Judge, Reader, StepResult, Taskset, Teacher
+from reflectkit.envs.base import check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.content import LONGEST_SHORT, read
 from reflectkit.envs.memory.copying import BASELINES, LONG_CONTEXT, RAG, copied
@@ -41,7 +41,6 @@ from reflectkit.envs.memory.rewriting import METHODS, rewritten, text_of
 from reflectkit.envs.memory.settings import MemorySettings
 from reflectkit.envs.memory.store import EPISODIC, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply
-from reflectkit.envs.taskset import Taskset
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.text import count_tokens, pluralize
@@ -84,29 +83,61 @@ class MemoryTasks(Taskset):
         return [conversation(number, 8, "short", seed) for number in range(BENCHMARK)], {}
 
 
-class Memory(BaseEnv):
+class MemoryTeacher(Teacher):
+    """What would be right in `Memory`."""
+
+    env: Memory
+
+    noise: ClassVar[float] = 0.1
+
+    def action(self) -> ToolUse:
+        """The best calls given only the prompt. Raises DataError where the conversation's facts are not known."""
+        return use_of(self.env._lesson().calls())
+
+    def mistakes(self) -> list[ToolUse]:
+        """A changed fact inserted as a new item instead of updating the old one."""
+        return self.env._lesson().mistakes() if self.env._at + 1 < len(self.env._chunks) else []
+
+    def note(self) -> str:
+        """The mark of the last chunk's calls: "" at the start, "good", or "mistake" if one of the oracle's calls is
+        missing.
+        """
+        return self.env._note
+
+    def comment(self, generator: random.Random) -> str:
+        """What is new, has changed or is to be forgotten, and the id of its item."""
+        return self.env._lesson().comment(generator)
+
+    @classmethod
+    def taught_by_chat(cls, settings: Any) -> bool:
+        """By calls for each chunk."""
+        return True
+
+    @classmethod
+    def reward_of(cls, trajectory: Trajectory) -> float:
+        """The mean of its chunks' rewards, each with the share that the last chunk got: 2.15 at most by default."""
+        if not trajectory.turns:
+            return trajectory.total_return
+        shared = float(trajectory.turns[-1].info.get("shared_reward", 0.0))
+        return (trajectory.total_return - shared) / len(trajectory.turns) + shared
+
+
+class Memory(Env):
     """See the module's text for the rules, and `MemorySettings`.
 
     reader: answers the questions; default: the offline reader. judge: of answers that have a rubric; default: a rule.
-    horizon: that of the wrapper around the env; longer conversations are refused, because a truncated episode has no
-    answers.
+    Conversations longer than the `horizon` are refused, because a truncated episode has no answers.
     """
 
     name: ClassVar[str] = "memory"
-    taskset_type: ClassVar[type[Taskset]] = MemoryTasks
+    taskset: ClassVar[Taskset] = MemoryTasks()
+    teacher_type: ClassVar[type[Teacher]] = MemoryTeacher
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     horizons: ClassVar[dict[str, int]] = {"short": LONGEST_SHORT, "long": 1000}
     Settings: ClassVar[type[Config]] = MemorySettings
     settings: MemorySettings
-    needs_horizon: ClassVar[bool] = True
-    chat_settings: ClassVar[Mapping[str, str]] = {
-        "reader": "reflectkit.chat.env_models:ChatReader",
-        "judge": "reflectkit.chat.env_models:ChatJudge",
-    }
     baselines: ClassVar[tuple[str, ...]] = BASELINES
     methods: ClassVar[Mapping[str, int]] = {name: 2 * method.tokens for name, method in METHODS.items()}
-    noise: ClassVar[float] = 0.1
-    offers_tools: ClassVar[bool] = True
     rules: ClassVar[str] = (
         "Goal: keep a memory of a conversation from which every question about it can be answered.\n"
         f"{INSTRUCTIONS}\n"
@@ -121,16 +152,18 @@ class Memory(BaseEnv):
         self,
         reader: Reader | None = None,
         judge: Judge | None = None,
-        *,
-        horizon: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.reader: Reader = reader or Extractive()
         self.judge = judge
         self._related = retriever(self.settings.retrieval)
-        self.horizon = horizon
         self._over = True
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["tools"]:
+        """By calls."""
+        return "tools"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
@@ -205,37 +238,6 @@ class Memory(BaseEnv):
             "memory": {"core": self.store.core, "items": items},
         }
         return StepResult(self._observe(), reward + shared, True, info=info)
-
-    @classmethod
-    def taught_by_chat(cls, settings: Any) -> bool:
-        """By calls for each chunk."""
-        return True
-
-    @classmethod
-    def reward_of(cls, trajectory: Trajectory) -> float:
-        """The mean of its chunks' rewards, each with the share that the last chunk got: 2.15 at most by default."""
-        if not trajectory.turns:
-            return trajectory.total_return
-        shared = float(trajectory.turns[-1].info.get("shared_reward", 0.0))
-        return (trajectory.total_return - shared) / len(trajectory.turns) + shared
-
-    def oracle(self) -> ToolUse:
-        """The best calls given only the prompt. Raises DataError where the conversation's facts are not known."""
-        return use_of(self._lesson().calls())
-
-    def mistakes(self) -> list[ToolUse]:
-        """A changed fact inserted as a new item instead of updating the old one."""
-        return self._lesson().mistakes() if self._at + 1 < len(self._chunks) else []
-
-    def note(self) -> str:
-        """The mark of the last chunk's calls: "" at the start, "good", or "mistake" if one of the oracle's calls is
-        missing.
-        """
-        return self._note
-
-    def reflection(self, generator: random.Random) -> str:
-        """What is new, has changed or is to be forgotten, and the id of its item."""
-        return self._lesson().comment(generator)
 
     def baseline(self, name: str) -> ToolUse:
         """The calls of baseline `name`; see `copying`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import field_validator
 
 from reflectkit.config import Config, option
@@ -14,6 +17,10 @@ RULE = "rule"
 class MemorySettings(Config):
     """The env's settings."""
 
+    chat_models: ClassVar[Mapping[str, str]] = {
+        "reader": "reflectkit.chat.env_models:ChatReader",
+        "judge": "reflectkit.chat.env_models:ChatJudge",
+    }
     reader: str = option(
         EXTRACTIVE, help="The reader that answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
     )

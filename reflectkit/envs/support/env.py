@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import UserTurn
+from reflectkit.env import Taskset, Teacher, UserTurn
 from reflectkit.envs.base import check_task
-from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, UserSettings
+from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, UserSettings
 from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
 from reflectkit.envs.support.desk import Desk
@@ -38,7 +38,6 @@ from reflectkit.envs.support.policy import POLICY
 from reflectkit.envs.support.requests import Request, from_json
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import TOOLS, execute
-from reflectkit.envs.taskset import Taskset
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
 from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse
@@ -83,14 +82,44 @@ class Requests(Taskset):
         return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
 
 
+class SupportTeacher(ConversationTeacher):
+    """What would be right in `Support`."""
+
+    env: Support
+
+    def action(self) -> ToolUse:
+        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
+        self._need_script()
+        return self.env.desk.action()
+
+    def mistakes(self) -> list[ToolUse]:
+        """Needless actions, which can be made up for."""
+        return self.env.desk.mistakes()
+
+    def comment(self, generator: random.Random) -> str:
+        """What is known, what the policy allows, and what is missing."""
+        self._need_script()
+        return self.env.desk.comment(generator)
+
+    @classmethod
+    def check(cls, settings: SupportSettings) -> None:
+        """Raises ConfigError unless the user is scripted."""
+        if settings.user != SCRIPTED:
+            raise ConfigError(NO_ORACLE)
+
+    def _need_script(self) -> None:
+        if self.env.user is not None:
+            raise ConfigError(NO_ORACLE)
+
+
 class Support(ConversationEnv):
     """See the module's text for the rules, and `SupportSettings`. user: default: the task's scripted user."""
 
     name: ClassVar[str] = NAME
-    taskset_type: ClassVar[type[Taskset]] = Requests
+    taskset: ClassVar[Taskset] = Requests()
+    teacher_type: ClassVar[type[Teacher]] = SupportTeacher
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
     horizons: ClassVar[dict[str, int]] = {ONE: 20, SEVERAL: 40, REFUSE: 20, ALL: 40}
-    chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Config]] = SupportSettings
     settings: SupportSettings
     rules: ClassVar[str] = (
@@ -169,31 +198,7 @@ class Support(ConversationEnv):
         self._was = self._state()
 
     def _after(self, ended: bool) -> None:
-        self._mark = "mistake" if self._state() == self._was and not ended else "good"
-
-    def oracle(self) -> ToolUse:
-        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
-        self._need_script()
-        return self.desk.action()
-
-    def mistakes(self) -> list[ToolUse]:
-        """Needless actions, which can be made up for."""
-        return self.desk.mistakes()
-
-    def reflection(self, generator: random.Random) -> str:
-        """What is known, what the policy allows, and what is missing."""
-        self._need_script()
-        return self.desk.comment(generator)
-
-    @classmethod
-    def check_oracle(cls, settings: SupportSettings) -> None:
-        """Raises ConfigError unless the user is scripted."""
-        if settings.user != SCRIPTED:
-            raise ConfigError(NO_ORACLE)
-
-    def _need_script(self) -> None:
-        if self.user is not None:
-            raise ConfigError(NO_ORACLE)
+        self.mark = "mistake" if self._state() == self._was and not ended else "good"
 
 
 def _database(task: Task) -> Database:

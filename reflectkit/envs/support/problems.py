@@ -62,7 +62,7 @@ def prove(task: Task) -> int:
     env = Support(horizon=steps)
     result_of(env.reset(task, 0))
     for number in range(1, steps + 1):
-        result = result_of(env.step(env.oracle()))
+        result = result_of(env.step(env.teacher().action()))
         if result.terminated:
             if not result.info["success"]:
                 raise ConfigError(f"internal error: the oracle fails task {task.id}: {result.info}")

@@ -20,17 +20,16 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from reflectkit.config import Config, option
-from reflectkit.env import User, UserTurn
+from reflectkit.env import Taskset, Teacher, User, UserTurn
 from reflectkit.envs.base import check_task, task_int
-from reflectkit.envs.conversation import CHAT_USER, FIRST, ConversationEnv, Refusal, Reply, UserSettings
-from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
 from reflectkit.envs.tau.simulator import parse_simulator, simulator
@@ -101,6 +100,30 @@ class TauTasks(Taskset):
         return FILE_OF_SPLIT.get(str(task.data.get("split")), "")
 
 
+class TauTeacher(ConversationTeacher):
+    """What would be right in `Tau`."""
+
+    env: Tau
+
+    def action(self) -> ToolUse:
+        """The next of the right calls; after the last, a reply with the required texts."""
+        right = self.env._next()
+        return ToolUse(self.env._closing()) if right is None else use_of([right])
+
+    def mistakes(self) -> list[ToolUse]:
+        """A look-up of a customer that does not exist."""
+        offered = any(tool.name == LOOK_UP for tool in self.env._domain.tools)
+        return [use_of([ToolCall(LOOK_UP, {"user_id": "unknown"})])] if offered else []
+
+    def comment(self, generator: random.Random) -> str:
+        """The tool that comes next, and why the last call was of no use."""
+        right = self.env._next()
+        back = "That was of no use. " if self.env.mark == "mistake" else ""
+        if right is None:
+            return back + generator.choice(("Everything is done; tell the user.", "Nothing is left but to reply."))
+        return f"{back}{generator.choice(('Next', 'Now'))}: {right.name}."
+
+
 class Tau(ConversationEnv):
     """See the module's text for the rules, and `TauSettings`.
 
@@ -108,11 +131,11 @@ class Tau(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
-    taskset_type: ClassVar[type[Taskset]] = TauTasks
+    taskset: ClassVar[Taskset] = TauTasks()
+    teacher_type: ClassVar[type[Teacher]] = TauTeacher
     levels: ClassVar[tuple[str, ...]] = (*SPLITS, ALL)
     """The domains; "all" is any of them."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
-    chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Config]] = TauSettings
     settings: TauSettings
     rules: ClassVar[str] = (
@@ -122,8 +145,8 @@ class Tau(ConversationEnv):
         "Reward: 1 if the database ends up as it should and the customer was told what they should be told, else 0."
     )
 
-    def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
-        super().__init__(user, horizon=horizon, **settings)
+    def __init__(self, user: User | None = None, **settings: Any) -> None:
+        super().__init__(user, **settings)
         if self.settings.simulator is not None:
             if user is not None:
                 raise ConfigError("--simulator plays the user, and somebody else does; leave out --simulator")
@@ -149,7 +172,7 @@ class Tau(ConversationEnv):
             )
         right = self._next()
         is_right = isinstance(meaning, Reply) if right is None else meaning == right
-        self._mark = "good" if is_right else "mistake"
+        self.mark = "good" if is_right else "mistake"
 
     def _user_turn(self, said: str) -> UserTurn | Awaitable[UserTurn]:
         return self._asked(self.user or Nobody(), self._problem.instruction)
@@ -190,24 +213,6 @@ class Tau(ConversationEnv):
         return float(success), verdict
 
     # ------------------------------------------------------------------------------------------- the oracle teacher
-
-    def oracle(self) -> ToolUse:
-        """The next of the right calls; after the last, a reply with the required texts."""
-        right = self._next()
-        return ToolUse(self._closing()) if right is None else use_of([right])
-
-    def mistakes(self) -> list[ToolUse]:
-        """A look-up of a customer that does not exist."""
-        offered = any(tool.name == LOOK_UP for tool in self._domain.tools)
-        return [use_of([ToolCall(LOOK_UP, {"user_id": "unknown"})])] if offered else []
-
-    def reflection(self, generator: random.Random) -> str:
-        """The tool that comes next, and why the last call was of no use."""
-        right = self._next()
-        back = "That was of no use. " if self._mark == "mistake" else ""
-        if right is None:
-            return back + generator.choice(("Everything is done; tell the user.", "Nothing is left but to reply."))
-        return f"{back}{generator.choice(('Next', 'Now'))}: {right.name}."
 
     def _next(self) -> ToolCall | None:
         """The next of the right calls."""

@@ -25,8 +25,8 @@ from functools import cache
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
+from reflectkit.env import Taskset
 from reflectkit.envs.base import task_int
-from reflectkit.envs.taskset import Taskset
 from reflectkit.envs.taxi.world import (
     ABOARD,
     ACTIONS,
@@ -99,14 +99,14 @@ class Taxi(DangerousTaxi):
     """See the module's text for the rules, and `TaxiSettings`."""
 
     name: ClassVar[str] = "taxi"
-    taskset_type: ClassVar[type[Taskset]] = TaxiTasks
+    taskset: ClassVar[Taskset] = TaxiTasks()
     Settings: ClassVar[type[Any]] = TaxiSettings
     settings: TaxiSettings
     horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
     """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the paper's."""
 
     @property
-    def rules(self) -> str:  # type: ignore[override]
+    def rules(self) -> str:
         """Rules for people and chat models; of the current level, or of the full task."""
         stands = "; ".join(f"row {row} column {column}" for row, column in world().stands)
         lines = f"five rows and five columns; row 0 is the northmost, column 0 the westmost. {RULES}"

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import ClassVar
 
+from reflectkit.env import Taskset
 from reflectkit.envs.base import task_int
-from reflectkit.envs.taskset import Taskset
 from reflectkit.envs.taxi.world import (
     ABOARD,
     STANDS,
@@ -107,12 +107,12 @@ class TaxiMaps(DangerousTaxi):
     """See the module's text for the rules."""
 
     name: ClassVar[str] = "taxi-maps"
-    taskset_type: ClassVar[type[Taskset]] = TaxiMapsTasks
+    taskset: ClassVar[Taskset] = TaxiMapsTasks()
     horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
     """The longest shortest paths of all starts take 20, 19 and 37 actions."""
 
     @property
-    def rules(self) -> str:  # type: ignore[override]
+    def rules(self) -> str:
         """Rules for people and chat models; of the current level, or of the full task."""
         lines = f"seven rows and seven columns; row 0 is the northmost, column 0 the westmost. {RULES}"
         passenger = "The passenger waits at one of four stands, and the destination is another."
@@ -123,7 +123,7 @@ class TaxiMaps(DangerousTaxi):
         self._start(task, world(number), task_int(task, "state", 0, STATES - 1))
 
     def _text(self) -> str:
-        return f"{RULES}\n{draw(self._world, self.state)}\n{self._last_move()}"
+        return f"{RULES}\n{draw(self.world, self.state)}\n{self._last_move()}"
 
 
 def _starts(level: str, number: int) -> list[int]:

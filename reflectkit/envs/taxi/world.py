@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
+from reflectkit.env import Teacher
 from reflectkit.envs.base import ChoiceEnv
 from reflectkit.types import Task
 
@@ -23,6 +24,13 @@ MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # rows and columns that the first fo
 LEVELS = ("pickup", "dropoff", "full")
 Cell = tuple[int, int]
 """Row and column, from 0 in the north and the west."""
+WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
+WRONG = ("The last move was a mistake, it led away.", "Moving {last} was wrong.", "That {last} was a mistake.")
+WAITING = ("Passenger waiting at {target}.", "The passenger waits at {target}.")
+ABOARD_FOR = ("Passenger aboard for {target}.", "The passenger wants to {target}.")
+FETCH, BRING = ("Drive there.", "Get there first."), ("Drive there.", "Bring the passenger there.")
+PICK_UP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
+SET_DOWN = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
 
 
 @dataclass(frozen=True)
@@ -154,26 +162,83 @@ def distances(next_state: tuple[tuple[int, ...], ...], delivers: tuple[tuple[boo
     return tuple(distance)
 
 
+class TaxiTeacher(Teacher):
+    """What would be right in `DangerousTaxi`."""
+
+    env: DangerousTaxi
+
+    def action(self) -> int:
+        """The first of the best actions."""
+        return self.env.world.best(self.env.state)[0]
+
+    def mistakes(self) -> list[int]:
+        """Suboptimal actions that do not end the episode."""
+        world, state = self.env.world, self.env.state
+        best = world.best(state)
+        return [
+            action
+            for action in range(len(ACTIONS))
+            if action not in best and not world.fatal(state, action) and not world.delivers[state][action]
+        ]
+
+    def note(self) -> str:
+        """The mark of the last action."""
+        return "" if self.env.last is None else "mistake" if self.env.mistaken else "good"
+
+    def comment(self, generator: random.Random) -> str:
+        """The state, what went wrong if the last move was a mistake, and what to do next."""
+        return " ".join(generator.choice(wordings) for wordings in self._parts(self._mistake()))
+
+    def confirms(self, comment: str) -> bool:
+        """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
+        return any(comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, self._mistake()})
+
+    def _mistake(self) -> int | None:
+        """The last action, if it was a mistake."""
+        return self.env.last if self.env.mistaken else None
+
+    def _parts(self, mistake: int | None) -> list[list[str]]:
+        """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong, where the goal is,
+        what to do. A direction is left to the policy, as in the paper.
+        """
+        world, view = self.env.world, decode(self.env.state, self.env.world.side)
+        aboard = view.passenger == ABOARD
+        row, column = world.stands[view.destination if aboard else view.passenger]
+        parts = [[wording.format(taxi=f"row {view.row} column {view.column}") for wording in WHERE]]
+        if mistake is not None:
+            parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
+        parts.append(
+            [wording.format(target=f"row {row} column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
+        )
+        parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), BRING if aboard else FETCH)])
+        return parts
+
+
 class DangerousTaxi(ChoiceEnv):
     """The rules of `env.py`. A subclass sets `name`, and writes `_begin` and `_text`; `_begin` calls `_start`."""
 
     levels: ClassVar[tuple[str, ...]] = LEVELS
     choices: ClassVar[tuple[str, ...]] = ACTIONS
+    teacher_type: ClassVar[type[Teacher]] = TaxiTeacher
 
-    _level = "full"
-    _world: World
+    world: World
     state: int
     """The current state's number."""
+    last: int | None
+    """The last action."""
+    mistaken: bool
+    """Whether it was a mistake."""
+    _level = "full"
 
     def _start(self, task: Task, world: World, state: int) -> None:
-        self._world, self.state, self._level = world, state, task.level
-        self._last: int | None = None
-        self._mistaken = self._picked_up = False
+        self.world, self.state, self._level = world, state, task.level
+        self.last = None
+        self.mistaken = self._picked_up = False
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
-        table, before = self._world, self.state
-        self._mistaken = action not in table.best(before)
-        self._last = action
+        table, before = self.world, self.state
+        self.mistaken = action not in table.best(before)
+        self.last = action
         self.state = table.next_state[before][action]
         delivered = table.delivers[before][action]
         fatal = table.fatal(before, action)
@@ -186,42 +251,11 @@ class DangerousTaxi(ChoiceEnv):
         return reward, over, {"state": self.state, "success": success, "refused": int(fatal)}
 
     def _last_move(self) -> str:
-        return f"Last move: {'none' if self._last is None else ACTIONS[self._last]}"
+        return f"Last move: {'none' if self.last is None else ACTIONS[self.last]}"
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""
         return STEP * steps_left
-
-    def oracle(self) -> int:
-        """The first of the best actions."""
-        return self._world.best(self.state)[0]
-
-    def mistakes(self) -> list[int]:
-        """Suboptimal actions that do not end the episode."""
-        table = self._world
-        best = table.best(self.state)
-        return [
-            action
-            for action in range(len(ACTIONS))
-            if action not in best and not table.fatal(self.state, action) and not table.delivers[self.state][action]
-        ]
-
-    def note(self) -> str:
-        """The mark of the last action."""
-        return "" if self._last is None else "mistake" if self._mistaken else "good"
-
-    def reflection(self, generator: random.Random) -> str:
-        """The state, what went wrong if the last move was a mistake, and what to do next."""
-        view, last = decode(self.state, self._world.side), self._last if self._mistaken else None
-        return write_reflection(view, self._world.stands, last, self.oracle(), generator)
-
-    def confirms(self, comment: str) -> bool:
-        """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
-        view, mistake = decode(self.state, self._world.side), self._last if self._mistaken else None
-        return any(
-            comment in map(" ".join, product(*_parts(view, self._world.stands, blamed, self.oracle())))
-            for blamed in {None, mistake}
-        )
 
 
 def write_rules(level: str, lines: str, passenger: str) -> str:
@@ -251,38 +285,3 @@ def write_rules(level: str, lines: str, passenger: str) -> str:
         " failure.\n"
         f"Reward: {STEP:g} for a step; instead of it {', '.join(rewards)}."
     )
-
-
-WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
-WRONG = ("The last move was a mistake, it led away.", "Moving {last} was wrong.", "That {last} was a mistake.")
-WAITING = ("Passenger waiting at {target}.", "The passenger waits at {target}.")
-ABOARD_FOR = ("Passenger aboard for {target}.", "The passenger wants to {target}.")
-FETCH, BRING = ("Drive there.", "Get there first."), ("Drive there.", "Bring the passenger there.")
-PICK_UP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
-SET_DOWN = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
-
-
-def write_reflection(
-    view: View, stands: tuple[Cell, ...], mistake: int | None, best: int, generator: random.Random
-) -> str:
-    """A comment on a state from templates: where the taxi is, what was wrong, where the goal is, what to do.
-
-    Written knowing the best next action, but a direction is left to the policy, as in the paper.
-
-    mistake: the last action where it was one. best: the best next action.
-    """
-    return " ".join(generator.choice(wordings) for wordings in _parts(view, stands, mistake, best))
-
-
-def _parts(view: View, stands: tuple[Cell, ...], mistake: int | None, best: int) -> list[list[str]]:
-    """The sentences of such a comment, each in all its wordings."""
-    aboard = view.passenger == ABOARD
-    row, column = stands[view.destination if aboard else view.passenger]
-    parts = [[wording.format(taxi=f"row {view.row} column {view.column}") for wording in WHERE]]
-    if mistake is not None:
-        parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
-    parts.append(
-        [wording.format(target=f"row {row} column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
-    )
-    parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(best, BRING if aboard else FETCH)])
-    return parts
