@@ -292,10 +292,10 @@ class Players:
         if chat := chat_parts(name, kind.methods):
             from reflectkit.chat.players import ChatMethod, ChatPolicy
 
-            clients = [self._client(part) for part in chat]
-            return (
-                ChatMethod(method, *clients) if method else ChatPolicy(*clients, history_tokens=settings.history_tokens)
-            )
+            client, *reflectors = [self._client(part) for part in chat]
+            if method:
+                return ChatMethod(method, client)
+            return ChatPolicy(client, reflectors[0] if reflectors else None, settings.history_tokens)
         if policy is None:
             from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 

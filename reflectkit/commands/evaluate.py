@@ -33,7 +33,6 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import read_compared, write_episodes
 from reflectkit.data.sft_rows import FILE_OF_ROLE
-from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, memory_explained
@@ -325,17 +324,24 @@ def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | Non
     """(file of held-out problems, problems by level). There is no file if none was given or made and the env lists its
     own.
     """
-    source: Path | None = config.task_file or config.setup.folder / HELD_OUT
-    if config.task_file is None and not source.exists() and config.env.kind.taskset.has("tasks"):
-        source, by_level = None, {level: listed(config.env.name, level) for level in levels}
+    path = config.task_file or config.setup.folder / HELD_OUT
+    listing = config.task_file is None and not path.exists() and config.env.kind.taskset.has("tasks")
+    if listing:
+        by_level = {level: listed(config.env.name, level) for level in levels}
     else:
-        tasks = [record.task for record in read_records(source, config.setup.env_name)]
-        by_level = {level: at_level(config.env.name, tasks, level, source) for level in levels}
+        tasks = _read_tasks(path, config.setup.env_name)
+        by_level = {level: at_level(config.env.name, tasks, level, path) for level in levels}
     drawn = {}
     for level, tasks in by_level.items():
         clusters = [cluster_of(config.env.name, task) for task in tasks]
         drawn[level] = tuple(tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed))
-    return source, drawn
+    return None if listing else path, drawn
+
+
+def _read_tasks(path: Path, env: str) -> list[Task]:
+    from reflectkit.data.trajectories import read_records
+
+    return [record.task for record in read_records(path, env)]
 
 
 def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:
@@ -344,7 +350,7 @@ def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, S
         return f"All problems that {config.env.name} lists, none held out"
     training = source.with_name("train.json")
     trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
-    trained = [record.task for record in read_records(training, config.setup.env_name)] if trains else []
+    trained = _read_tasks(training, config.setup.env_name) if trains else []
     for level, played in problems.items():
         moved = [config.env.kind.taskset.at_level(task, level) for task in trained]
         if {task.id for task in moved if task is not None} & {task.id for task in played}:

@@ -83,26 +83,6 @@ def test_an_address_from_the_environment_is_shown_and_belongs_to_the_run(
         assert other.requests
 
 
-def test_two_chat_models_reflect_and_act(here: Path) -> None:
-    seen: list[str] = []
-
-    def answer(body: dict[str, Any]) -> str:
-        seen.append(body["model"])
-        asked = body["messages"][-1]["content"]
-        if body["model"] == "thinker":
-            return "The goal lies to the right."
-        return (
-            "Analysis: as said.\nChoice: 1"
-            if "Reflection: The goal lies to the right." in asked
-            else "Analysis: none.\nChoice: 0"
-        )
-
-    with serve(answer) as server:
-        assert evaluate("--policy", "local:doer+local:thinker", "--base-url", server.url) == 0
-    assert found(here)["rows"][0]["success"] == 1.0
-    assert set(seen) == {"doer", "thinker"}
-
-
 def test_a_chat_model_keeps_a_memory_by_calls(here: Path) -> None:
     with serve(
         lambda body: 'new_memory_insert {"memory_type": "semantic_memory", "content": "something"}\nrubbish'
@@ -124,7 +104,6 @@ PRICES = ("--price-in", "1", "--price-out", "2")
     [
         ("Analysis: on we go.\nChoice: 9", "illegal", 1.0, 0.0),
         ("I would rather not.", "no readable answer", 0.0, 1.0),
-        ("Choice: 1", "no readable answer", 0.0, 1.0),
     ],
 )
 def test_answers_that_are_no_choice_end_the_episode(
@@ -142,29 +121,6 @@ def test_answers_that_are_no_choice_end_the_episode(
     header, first, *_ = (run / "eval.md").read_text().partition("\n\n")[2].replace("| --- ", "").splitlines()[0::2]
     assert header.endswith(f"| steps | {column} | US dollars |")
     assert first.endswith("| 100.0 % | 0.0025 |")
-
-
-@pytest.mark.parametrize(
-    ("first", "illegal", "unreadable"), [("Analysis: go on.\nChoice: 9", 1.0, 0.0), ("Choice: left", 0.0, 1.0)]
-)
-def test_an_answer_that_was_corrected_when_asked_again_counts_in_its_turn(
-    here: Path, first: str, illegal: float, unreadable: float
-) -> None:
-    asked: dict[str, int] = {}
-
-    def answer(body: dict[str, Any]) -> str:
-        text = json.dumps(body["messages"])
-        asked[text] = asked.get(text, 0) + 1
-        return first if asked[text] == 1 else "Analysis: go on.\nChoice: 1"
-
-    with serve(answer) as server:
-        assert evaluate("--policy", "local:m", "--base-url", server.url) == 0
-    (row,) = found(here)["rows"]
-    (run,) = (here / "results").glob("*_evaluate")
-    turns = [turn for _, episode in read_jsonl(run / "episodes.jsonl") for turn in episode["turns"]]
-    assert row["success"] == 1.0
-    assert (row["illegal_share"], row["unreadable_share"]) == (illegal, unreadable)
-    assert {turn.get("illegal", 0) + turn.get("unreadable", 0) for turn in turns} == {1}
 
 
 @pytest.mark.slow
@@ -312,9 +268,8 @@ def test_azure_plays_at_its_own_address_beside_a_local_model(
 
 @pytest.mark.parametrize(
     "players",
-    [("evaluate", "--policy", "oracle"), ("evaluate", "--policy", "random", "--score-oracle"),
-    ("evaluate", "--policy", "A=nowhere+oracle"), ("play", "--policy", "oracle", "--auto"),
-    ("gen-trajectory",)],
+    [("evaluate", "--policy", "random", "--score-oracle"), ("evaluate", "--policy", "A=nowhere+oracle"),
+    ("play", "--policy", "oracle", "--auto"), ("gen-trajectory",)],
 )  # fmt: skip
 def test_an_oracle_that_needs_the_scripted_user_is_refused_before_anybody_is_asked(
     here: Path, walker: Server, capsys: pytest.CaptureFixture[str], players: tuple[str, ...]
@@ -360,7 +315,7 @@ def test_a_budget_that_would_not_hold_for_the_reader_is_refused(here: Path, more
     assert main([*command, *more.split()]) == code
 
 
-@pytest.mark.parametrize("policy", ["openai:", "gpt:4", "local:a+nothing", "a=b+openai:x=", "local:a+local:b+local:c"])
+@pytest.mark.parametrize("policy", ["openai:", "local:a+nothing", "local:a+local:b+local:c"])
 def test_names_that_are_no_player(here: Path, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--policy", policy) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -433,11 +388,6 @@ def test_awkward_text_is_kept_and_written(here: Path, monkeypatch: pytest.Monkey
     assert main(["view", str(run)]) == 0
 
 
-def test_a_level_that_is_named_twice_is_played_once(here: Path) -> None:
-    assert evaluate("--policy", "random", "--level", "long", "--level", "long") == 0
-    assert [row["episodes"] for row in found(here)["rows"]] == [6]
-
-
 def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "evals.yaml").write_text(
         "env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n"
@@ -450,8 +400,6 @@ def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: py
     for text, said in (
         ("env: [", "not YAML"),
         ("env: " + "[" * 5000, "nested more than 50 deep"),
-        ("env: &a [*a]", "nested more than 50 deep"),
-        ("- a", "expected settings by name"),
         ("env: corridor\npolicyy: [a]", "did you mean"),
     ):
         (here / "bad.yaml").write_text(text)

@@ -77,13 +77,6 @@ def test_policy_stops_script_that_got_in(browser: Browser, tmp_path: Path) -> No
     browser.errors.clear()
 
 
-def test_unseen_characters_are_shown(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, [episode("a\u0000\u001b\u202e\ud800\nb\tc")]) + "#episode=0")
-    chosen(browser, "turn=1")
-    assert browser.do("document.querySelector('blockquote').textContent") == "aNULESCU+202EU+D800\nb\tc"
-    assert browser.do("document.querySelector('#rows td.column-task').textContent") == "aNULESCU+202EU+D800↵b⇥c"
-
-
 def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path: Path) -> None:
     texts = (
         "<tool_call>" * 200_000,
@@ -112,6 +105,7 @@ def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path:
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:
     url = page(tmp_path, many(10_000))
     browser.open(url)
@@ -166,8 +160,7 @@ def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> 
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_nothing_is_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     url = page(tmp_path, [episode("word " * 50 + "x" * 500), *many(2)])
     browser.open(url + "#episode=0", dark=dark, width=width)
