@@ -460,10 +460,13 @@ def table(title: str, rows: Sequence[Json]) -> Table:
 
 
 def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
-    price = row["price_usd"]
+    price, named = row["price_usd"], "none named"
+    if row.get("named_episodes"):
+        low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
+        named = f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
     last = {
         "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
-        "right, of those named": _right_cell(row),
+        "right, of those named": named,
         "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
         "illegal": f"{100 * row['illegal_share']:.1f} %",
         "thoughts": f"{row.get('thoughts', 0):.0f}",
@@ -481,13 +484,6 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
         f"{row['steps']:.1f}",
         *(last[column] for column in more),
     )
-
-
-def _right_cell(row: Json) -> str:
-    if not row.get("named_episodes"):
-        return "none named"
-    low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
-    return f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
 
 
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
@@ -535,23 +531,11 @@ def passes_table(rows: Sequence[Json]) -> list[Table]:
     ladder = list(dict.fromkeys(k for one in rows for k in one.get("pass_at", {})))
     if not ladder:
         return []
-    columns = tuple(f"{sign}{k}" for k in ladder for sign in ("pass@", "pass^") if (k, sign) != ("1", "pass^"))
-    cells = tuple(
-        (
-            one["name"],
-            one["level"],
-            *(
-                _chance(one, kind, k)
-                for k in ladder
-                for kind in ("pass_at", "pass_all")
-                if (k, kind) != ("1", "pass_all")
-            ),
-        )
-        for one in rows
-    )
-    return [
-        Table("Tries, %: pass@k is one success or more in k, pass^k is k of k", ("policy", "level", *columns), cells)
-    ]
+    shown = [(kind, k) for k in ladder for kind in ("pass_at", "pass_all") if (kind, k) != ("pass_all", "1")]
+    columns = tuple(f"{'pass@' if kind == 'pass_at' else 'pass^'}{k}" for kind, k in shown)
+    cells = tuple((one["name"], one["level"], *(_chance(one, kind, k) for kind, k in shown)) for one in rows)
+    title = "Tries, %: pass@k is one success or more in k, pass^k is k of k"
+    return [Table(title, ("policy", "level", *columns), cells)]
 
 
 def _chance(one: Json, kind: str, k: str) -> str:
@@ -566,7 +550,7 @@ def differences_table(compared: Sequence[Json], figure: str) -> Table:
     players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
     rows_shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
     title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
-    return _paired_table(title, "first − second", rows_shown, figure)
+    return _paired_table(title, "first − second", [gap for gap in rows_shown if gap["figure"] == figure])
 
 
 def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
@@ -575,44 +559,31 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
     """
     of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
     title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
-    return _paired_table(title, "ablation", effects, measure)
+    return _paired_table(title, "ablation", [gap for gap in effects if gap["figure"] == measure])
 
 
 def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
     """`seed_differences` as a table, in percentage points."""
     title = f"Differences in {measure.replace('_', ' ')}, in points (the widest interval of seeds and problems)"
-    headings, p_cells = p_columns([one["p"] for one in compared])
-    cells = tuple(
-        (
-            f"{one['first']} − {one['second']}",
-            one["level"],
-            f"{100 * one['difference']:+.1f}",
-            f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}",
-            *shown,
-            str(one["seeds"]),
-            str(one["tasks"]),
-        )
-        for one, shown in zip(compared, p_cells, strict=True)
-    )
-    return Table(title, ("first − second", "level", "difference", "95 % interval", *headings, "seeds", "tasks"), cells)
+    return _paired_table(title, "first − second", compared, ("seeds", "tasks"))
 
 
-def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:
-    rows_shown = [one for one in compared if one["figure"] == figure]
-    headings, p_cells = p_columns([one["p"] for one in rows_shown])
+def _paired_table(
+    title: str, heading: str, compared: Sequence[Json], counts: tuple[str, str] = ("tasks", "clusters")
+) -> Table:
+    headings, p_cells = p_columns([gap["p"] for gap in compared])
     cells = tuple(
         (
-            one.get("ablation", f"{one['first']} − {one['second']}"),
-            one["level"],
-            f"{100 * one['difference']:+.1f}",
-            _ends(one, 100, "+.1f"),
+            gap.get("ablation", f"{gap['first']} − {gap['second']}"),
+            gap["level"],
+            f"{100 * gap['difference']:+.1f}",
+            _ends(gap, 100, "+.1f"),
             *shown,
-            str(one["tasks"]),
-            str(one["clusters"]),
+            *(str(gap[count]) for count in counts),
         )
-        for one, shown in zip(rows_shown, p_cells, strict=True)
+        for gap, shown in zip(compared, p_cells, strict=True)
     )
-    return Table(title, (heading, "level", "difference", "95 % interval", *headings, "tasks", "clusters"), cells)
+    return Table(title, (heading, "level", "difference", "95 % interval", *headings, *counts), cells)
 
 
 def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

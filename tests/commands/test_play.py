@@ -89,16 +89,6 @@ def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: A
         assert [turn["said"] for turn in episode["turns"]] == ["left"]
 
 
-def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Interrupted(Keys):
-        def readline(self, size: int | None = -1, /) -> str:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "stdin", Interrupted())
-    assert main(["play", "--env", "corridor"]) == 130
-    assert "finished episodes are kept" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [("3", 3), ("cat", "cat a.py, 3 cat ab"), ("CAT  AB", 3), ("202", 202), ("a", 200), ("cd", "0 cd .., 1 cd docs")],
@@ -175,13 +165,6 @@ def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, po
     _, shown, _ = play("--env", "taxi", "--policy", "ours=learnt", "--auto", "--horizon", "1", typed=None)
     assert "Value: +0.25" in shown
     assert episodes()[0]["turns"][0]["value"] == 0.25
-
-
-def test_who_watches_goes_from_step_to_step(play: Any) -> None:
-    code, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\n\nq\n")
-    assert code == 0
-    assert len(episodes()[0]["turns"]) == 2
-    assert "The person left" in shown
 
 
 def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> None:
