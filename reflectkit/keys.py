@@ -50,6 +50,15 @@ def masked(text: str) -> str:
     return text
 
 
+SHOWN = 300
+"""Characters of a message of a server that are shown."""
+
+
+def redacted(text: str) -> str:
+    """The beginning of `text` on one line, without keys."""
+    return " ".join(masked(text).split())[:SHOWN]
+
+
 PLAIN = {"Accept-Encoding": "identity"}
 """The header that asks for a body that is not compressed."""
 

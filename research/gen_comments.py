@@ -22,7 +22,7 @@ from reflectkit.cli.main import main
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.replaying import drawn_records, replayed_lessons
+from reflectkit.data.demonstrations import drawn_records, replayed_lessons
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Lesson, read_rows, reflection_row
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reflectkit.chat.budget import Budget
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
 from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
@@ -191,11 +192,11 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
     ]
 
 
-def journal_of(folder: Path, endpoint: Endpoint) -> Path:
+def journal_path(folder: Path, endpoint: Endpoint) -> Path:
     """Where a chat model's answers are kept. A model whose name cannot be a file's gets a checksum of it into the name
     of its journal, so that no two models share one.
 
-    >>> journal_of(Path(), Endpoint("local", "a_b")).name, journal_of(Path(), Endpoint("local", "a/b")).name
+    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_of(Path(), Endpoint("local", "a/b")).name
     ('evaluate_local_a_b.jsonl', 'evaluate_local_a_b~c14cddc0.jsonl')
     """
     name = endpoint.model
@@ -244,7 +245,7 @@ class Players:
         self.settings = settings
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
-        self._budget: Any = None
+        self._budget = Budget(settings.chat.max_cost_usd)
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
@@ -271,13 +272,10 @@ class Players:
         """The client of chat model `part`, which players share. reflects: for the comments that a checkpoint reads,
         which are greedy and have a journal of their own.
         """
-        from reflectkit.chat.budget import Budget
-
         settings, endpoint = self.settings, self.settings.endpoint_of(part)
         name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
-            self._budget = self._budget or Budget(settings.chat.max_cost_usd)
-            journal = journal_of(settings.env_folder, endpoint)
+            journal = journal_path(settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
             temperature = 0.0 if reflects else settings.temperature

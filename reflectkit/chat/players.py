@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from reflectkit.chat.budget import BudgetSpentError
-from reflectkit.chat.calls import RESUMES
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
-from reflectkit.chat.endpoints import ApiError
+from reflectkit.chat.endpoints import RESUMES, ApiError
 from reflectkit.chat.templates import (
     HISTORY_TOKENS,
     UnreadableError,
@@ -62,23 +61,20 @@ class ChatPolicy:
                 raise
 
         outcome = await self.client.ask(playing_request(observation, context, comment.value, self.history_tokens), read)
-        illegal, price = outcome.unparsed - unreadable, self._price(comment, outcome)
+        decision = Decision(0, comment.value, price_usd=self._price(comment, outcome))
+        reason = f"{self.client.endpoint}: {outcome.reason}"
+        if outcome.value is None and not (outcome.rejected and outcome.unparsed):
+            return replace(decision, failure=reason)
+        decision = replace(decision, illegal=outcome.unparsed - unreadable, unreadable=unreadable)
         if outcome.value is None:
-            reason = f"{self.client.endpoint}: {outcome.reason}"
-            if outcome.rejected and outcome.unparsed:
-                return Decision(
-                    0, comment.value, truncation_reason=reason, illegal=illegal, unreadable=unreadable, price_usd=price
-                )
-            return Decision(0, comment.value, failure=reason, price_usd=price)
+            return replace(decision, truncation_reason=reason)
         thought, action = outcome.value
-        if isinstance(action, ToolUse):
-            unreadable += not (observation.replies or reads_as_calls(action.text, PLAIN))
-        return Decision(
-            action,
-            thought if comment.value is None else comment.value,
-            illegal=illegal,
-            unreadable=unreadable,
-            price_usd=price,
+        if isinstance(action, ToolUse) and not observation.replies and not reads_as_calls(action.text, PLAIN):
+            decision = replace(decision, unreadable=unreadable + 1)
+        return replace(
+            decision,
+            action=action,
+            reflection=thought if comment.value is None else comment.value,
             tokens=outcome.tokens,
             answer=answer_text(thought, action),
         )
@@ -132,7 +128,7 @@ def request_of(name: str, context: Context) -> Request:
 
 
 class ChatMethod:
-    """Method `name` with a chat model, which is asked again, at most twice, after an answer that stands for nothing."""
+    """Method `name` with a chat model, which is asked at most twice more after an answer that names no action."""
 
     def __init__(self, name: str, client: ChatClient) -> None:
         self.name, self.client = name, client

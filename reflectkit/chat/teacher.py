@@ -1,8 +1,10 @@
-"""Chat models as teachers: one acts, or comments while an expert acts, and corrects mistakes."""
+"""Chat models as teachers: they act, or comment while an expert acts, and correct mistakes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from reflectkit.chat.client import ChatClient, Outcome, Request
 from reflectkit.chat.templates import (
@@ -19,22 +21,8 @@ from reflectkit.chat.templates import (
 from reflectkit.env import Agent, Context, teacher_of
 from reflectkit.types import Decision, Observation
 
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """A request to a teacher about one state. right: the best action if an expert acts; None if the teacher acts."""
-
-    request: Request
-    observation: Observation
-    right: Action | None = None
-
-    def read(self, text: str) -> tuple[str, Action | None]:
-        """(comment, action) of an answer; the action is None if an expert acts. Raises ValueError with the reason."""
-        if self.right is None and self.observation.tools:
-            return parse_called(text, self.observation)
-        if self.right is None:
-            return parse_reply(text, self.observation.choices)
-        return parse_comment(text, self.observation, self.right), None
+Lesson = tuple[str, Action | None]
+"""A comment and an action; None if an expert acts."""
 
 
 class ChatTeacher:
@@ -48,22 +36,22 @@ class ChatTeacher:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The teacher's decision; a `failure` if there is no usable answer."""
-        lesson = self.lesson(observation, context)
-        return await self.decision(observation, context, await self.client.ask(lesson.request, lesson.read))
+        request, read = self.ask(observation, context)
+        return await self.decision(observation, context, await self.client.ask(request, read))
 
-    def lesson(self, observation: Observation, context: Context) -> Lesson:
-        """The request about `observation`."""
+    def ask(self, observation: Observation, context: Context) -> tuple[Request, Callable[[str], Lesson]]:
+        """The request about `observation`, and the parser of its answer, which raises ValueError with the reason."""
         if self.actor is None:
             request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
-            return Lesson(request, observation)
+            if observation.tools:
+                return request, partial(parse_called, observation=observation)
+            return request, partial(parse_reply, choices=observation.choices)
         right: Action = teacher_of(context.env).action()
         words = action_words(observation, right)
         request = commenting_request(observation, context, words, _mistaken(context), self.history_tokens)
-        return Lesson(request, observation, right)
+        return request, lambda text: (parse_comment(text, observation, right), None)
 
-    async def decision(
-        self, observation: Observation, context: Context, outcome: Outcome[tuple[str, Action | None]]
-    ) -> Decision:
+    async def decision(self, observation: Observation, context: Context, outcome: Outcome[Lesson]) -> Decision:
         """The decision from an answer: the model's own action, or the expert's with the model's comment."""
         if outcome.value is None:
             text = f" (the answer was: {outcome.rejected.text!r})" if outcome.rejected else ""
@@ -77,8 +65,8 @@ class ChatTeacher:
 
 
 class Rehearsal:
-    """Plays the part of `teacher` with the answers that its journal holds, and asks nobody: where one is missing,
-    `stand_in` acts and comments. requests: all that would be asked for. steps: of its episode, before each of them.
+    """Plays the part of `teacher` with the answers that its journal holds, without calls: where an answer is missing,
+    `stand_in` acts and comments. requests: all that would be sent. steps: of its episode, before each of them.
     """
 
     def __init__(self, teacher: ChatTeacher, stand_in: Agent) -> None:
@@ -87,14 +75,14 @@ class Rehearsal:
         self.steps: list[int] = []
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The teacher's decision, or what the stand-in makes of the same state."""
-        lesson = self.teacher.lesson(observation, context)
-        self.requests.append(lesson.request)
+        """The teacher's decision, or the stand-in's."""
+        request, read = self.teacher.ask(observation, context)
+        self.requests.append(request)
         self.steps.append(len(context.turns))
-        outcome = self.teacher.client.replay(lesson.request, lesson.read)
+        outcome = self.teacher.client.replay(request, read)
         if outcome is None:
             guess = await self.stand_in.decide(observation, context)
-            outcome = Outcome((guess.reflection or "", guess.action if lesson.right is None else None))
+            outcome = Outcome((guess.reflection or "", guess.action if self.teacher.actor is None else None))
         return await self.teacher.decision(observation, context, outcome)
 
 

@@ -25,9 +25,8 @@ from reflectkit.agents.players import (
     resolve_model_path,
     trained_elsewhere,
 )
-from reflectkit.chat.config import ORACLE, ChatConfig
+from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig
 from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
-from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report

@@ -12,7 +12,7 @@ from reflectkit.agents.players import model_folders, resolve_model_path
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.replaying import drawn_records, replayed_lessons
+from reflectkit.data.demonstrations import drawn_records, replayed_lessons
 from reflectkit.data.sft_rows import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained

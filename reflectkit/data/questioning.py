@@ -250,7 +250,7 @@ def estimate_questions(
                 pairs = [(PLACEHOLDER, "")] * per_file if outcome is None else outcome.value
                 if pairs:
                     usual[_check(file, pairs, excerpts[file.root]).request] = TOKENS_A_VERDICT * per_file
-    return estimate(teacher, list(usual), usual.__getitem__, journal)
+    return estimate(teacher, usual, journal)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ episode that another player played has `best` where its action was a mistake: th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -127,8 +126,3 @@ def read_records(path: Path, env: str) -> list[Record]:
         ids.add(task.id)
         records.append(Record(task, demonstrations))
     return records
-
-
-def demonstration_steps(demonstration: Demonstration) -> list[Mapping[str, Any]]:
-    """The steps in the form of `agents.scripted.Replay`."""
-    return [{"reflection": step.reflection, "cmd": step.cmd, "note": step.note} for step in demonstration.trajectory]

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from reflectkit.agents.comments import NoComments, ShuffledComments, TeacherComments
-from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import run_sync
@@ -27,11 +27,6 @@ def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> 
         assert said in (f"The goal is {steps} to the right.", f"Go right, {steps} to go.")
 
 
-def test_nothing_is_a_comment_without_words(policy: LoadedModel, observations: list[Observation]) -> None:
-    agent = TwoPlayerAgent(LocalSampler(policy), NoComments())
-    assert run_sync(agent.decide(observations[0], Context(0, make("taxi")))).reflection == ""
-
-
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_share_of_the_comments_is_on_other_states(share: float, observations: list[Observation]) -> None:
     swapped = ShuffledComments(NoComments(), ["a", "b"], share)
@@ -41,8 +36,3 @@ def test_a_share_of_the_comments_is_on_other_states(share: float, observations: 
     counts = Counter(said)
     assert abs(1 - counts[""] / 400 - share) <= 3 * (share * (1 - share) / 400) ** 0.5
     assert share == 0 or abs(counts["a"] - counts["b"]) <= 3 * (400 * share) ** 0.5
-
-
-def test_a_reflector_is_known_behind_swapped_comments(policy: LoadedModel, reflector_player: LoadedModel) -> None:
-    reflector = Reflector(LocalSampler(reflector_player, frozen=True))
-    assert TwoPlayerAgent(LocalSampler(policy), ShuffledComments(reflector, ["a"], 0.5)).reflector is reflector

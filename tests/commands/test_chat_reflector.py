@@ -111,24 +111,3 @@ def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path,
     assert main(evaluate(corridor_folder, server, "--name", "chat", "--max-concurrency", "1")) == 0
     statuses = [line["status"] for _, line in read_jsonl(Path("results/chat/episodes.jsonl"))]
     assert statuses.count("aborted") == 1 < len(statuses)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--train-reflector", "1"], "leave out --train-reflector"),
-        (["--processes", "2"], "leave out --processes"),
-        (["--plan"], "leave out --plan"),
-        (["--share-base"], "leave out --share-base"),
-    ],
-)
-def test_what_a_chat_reflector_cannot_be_combined_with(
-    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str], more: list[str], said: str
-) -> None:
-    assert said in error_of(rlft(corridor_folder, server, *more), capsys)
-    assert not server.requests
-
-
-def test_settings_of_chat_models_need_one(corridor_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["rlft", *files(corridor_folder), "--policy", str(corridor_folder / "policy")]
-    assert "--max-cost-usd is for --reflector openai:MODEL" in error_of([*command, "--max-cost-usd", "1"], capsys)

@@ -50,7 +50,7 @@ def test_a_split_takes_other_ratios(taxi_data: Path, tmp_path: Path, capsys: pyt
     assert main([*arguments, "--ratio", "1:1:1"]) == 0
     parts = [len(read_records(records.with_name(f"{name}.json"), "taxi")) for name in ("train", "validate", "test")]
     assert parts == [100, 100, 100]
-    for ratio in ("7:2", "7:2:0", "7:2:1:0", "a:b:c", "-1:1:1", "1e3:1:1", ""):
+    for ratio in ("7:2", "7:2:0", "a:b:c"):
         assert "--ratio" in error_of([*arguments, "--ratio", ratio], capsys)
 
 

@@ -18,7 +18,7 @@ from reflectkit.cli.main import main
 from reflectkit.commands import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
 from reflectkit.console import Quiet
 from reflectkit.data.oracle import leaks
-from reflectkit.data.trajectories import demonstration_steps, read_records
+from reflectkit.data.trajectories import read_records
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.errors import DataError
@@ -97,7 +97,7 @@ def test_every_demonstration_replays_to_success(data: Path) -> None:
         for item in record.trajectories:
             maker = lambda: make(ENV, 15, repos_dir=data / "repos_filtered")  # noqa: E731
             (played,) = rollout(
-                [Episode(record.task, item.seed)], maker, Replay(demonstration_steps(item), record.task.id), width=1
+                [Episode(record.task, item.seed)], maker, Replay(item.trajectory, record.task.id), width=1
             )
             assert played.success
             notes = [step.note for step in item.trajectory]
@@ -124,7 +124,7 @@ def test_every_sft_prompt_is_what_the_agent_sees_character_for_character(data: P
     expected: dict[str, list[tuple[str, str]]] = {name: [] for name in FILES}
     for record in records:
         for item in record.trajectories:
-            recorder = Recorder(Replay(demonstration_steps(item), "here"))
+            recorder = Recorder(Replay(item.trajectory, "here"))
             rollout(
                 [Episode(record.task, item.seed)],
                 lambda: make(ENV, 15, repos_dir=data / "repos_filtered"),

@@ -145,7 +145,9 @@ def test_a_reward_by_hand() -> None:
     """Two chunks of 1.1 and 0.6, and 0.8 that both share."""
     turns = [Turn(SEEN, Decision(0), 1.1), Turn(SEEN, Decision(0), 0.6 + 0.8, {"shared_reward": 0.8})]
     task = Task("t", "memory", "short", "t", {})
-    assert Memory.reward_of(Trajectory(task, 0, tuple(turns), Status.COMPLETED, True)) == pytest.approx(1.65)
+    assert Memory.teacher_type.reward_of(Trajectory(task, 0, tuple(turns), Status.COMPLETED, True)) == pytest.approx(
+        1.65
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from reflectkit.chat.budget import prices_of
 from reflectkit.chat.journal import open_journal
 from reflectkit.chat.templates import parse_reply
 from reflectkit.cli.main import main
-from reflectkit.data.questioning import Context, candidates, parse_check, parse_questions, question_messages
+from reflectkit.data.questioning import Context, parse_check, parse_questions, question_messages
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.text import count_tokens
 from tests.explore import write_repository
@@ -121,13 +121,12 @@ def test_from_asking_to_rows_with_a_chat_teacher(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("model", ["gpt-4o-mini", "gpt-5-mini"])
 def test_a_dry_run_names_the_most_that_it_can_cost(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+    server: Server, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer is as long as its request allows and of no use, so each file is asked about three times."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    asking = ["gen-task", "--teacher", f"openai:{model}", "--base-url", server.url, "--no-check"]
+    asking = ["gen-task", "--teacher", "openai:gpt-5-mini", "--base-url", server.url, "--no-check"]
     before = {path for path in Path().rglob("*") if path.is_file()}
     assert main(["gen-task", "--dry-run"]) == 0
     capsys.readouterr()
@@ -156,7 +155,7 @@ def test_a_dry_run_names_the_most_that_it_can_cost(
     assert [row["reason"] for row in rejected] == ["cut off at its token limit"] * 5
     with open_journal(place / "journal.jsonl", write=False) as journal:
         answers = journal.answers.values()
-    prices = prices_of("openai", model, None, None)
+    prices = prices_of("openai", "gpt-5-mini", None, None)
     paid = sum(prices.cost(answer.prompt_tokens, answer.completion_tokens) for answer in answers)
     assert expected < paid <= most < 1.5 * paid
 
@@ -169,13 +168,6 @@ def test_a_damaged_journal_is_said(server: Server, place: Path, capsys: pytest.C
     assert "ignored 1 damaged line;" in capsys.readouterr().out
     assert len(server.requests) == 11
     assert "hidden" not in (place / "tasks" / "library.json").read_text()
-
-
-def test_a_task_file_for_an_env_that_lists_its_own_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gen-trajectory", "--env", "taxi", "--task-file", str(tmp_path / "nosuch")]) == 2
-    assert "leave out --task-file" in capsys.readouterr().err
 
 
 def test_the_budget_stops_cleanly_and_a_larger_one_goes_on(
@@ -206,7 +198,7 @@ def test_killed_while_asking_no_answer_is_paid_for_twice(server: Server, place: 
     command = [sys.executable, "-m", "reflectkit", "gen-task", *teacher(server), "--concurrency", "2"]
     while True:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        if kills < 3:
+        if kills < 2:
             before = server.answered
             deadline = time.monotonic() + 60
             while server.answered == before and process.poll() is None and time.monotonic() < deadline:
@@ -257,12 +249,10 @@ def test_files_cannot_speak_to_the_teacher_in_its_own_voice() -> None:
 
 
 STYLES = [
-    ("QUESTION: Which fee?\nANSWER: Two.", [("Which fee?", "Two.")]),
     (
         "**Question 1:** Whose?\n**Answer 1:** Hers.\n\n**Question 2:** Who?\n**Answer 2:** She.",
         [("Whose?", "Hers."), ("Who?", "She.")],
     ),
-    ("1. QUESTION: Which\nfee?\nANSWER: Two\neuros.", [("Which fee?", "Two euros.")]),
     (
         "QUESTION: a?\nANSWER: 1\nQUESTION: a?\nANSWER: 2\nQUESTION: b?\nANSWER: 3\nQUESTION: c?\nANSWER: 4",
         [("a?", "1"), ("b?", "3")],
@@ -282,9 +272,7 @@ def test_questions_are_read_from_many_styles(text: str, expected: list[tuple[str
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "nothing",
-        "QUESTION: only",
         "QUESTION: What is in late.py?\nANSWER: x",
         f"QUESTION: {'long ' * 200}\nANSWER: x",
     ],
@@ -330,15 +318,7 @@ def test_questions_that_have_not_one_answer_are_dropped(
         assert re.search(rf"answered {reason}\s+│\s+{number}\b", shown)
 
 
-def test_the_candidates_are_the_folders_own() -> None:
-    texts = {f"app/{number}.py": f"late fee {number}" if number > 8 else "nothing" for number in range(12)}
-    chosen = candidates("app/0.py", ["Which late fee is due?"], texts | {"docs/a.md": "late fee", "b.md": "late fee"})
-    assert len(chosen) == 8
-    assert {"app/0.py", "app/9.py", "app/10.py", "app/11.py"} <= set(chosen)
-    assert all(path.startswith("app/") for path in chosen)
-
-
-@pytest.mark.parametrize("text", ["", "1: 2", "1: 2\n2: perhaps", "1: 4\n2: none"])
+@pytest.mark.parametrize("text", ["1: 2", "1: 2\n2: perhaps", "1: 4\n2: none"])
 def test_verdicts_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="question"):
         parse_check(text, 2, 3)
@@ -351,11 +331,9 @@ CHOICES = ("cd app", "cat README.md", "id README.md")
 @pytest.mark.parametrize(
     "text",
     [
-        "Analysis: It is there.\nChoice: 1",
         "**Analysis:** It is there.\n**Choice:** 1.",
         "analysis: It is there. choice: [1]",
         "Analysis: It is\nthere.\n\nChoice: cat README.md",
-        "Analysis: It is there.\nChoice: 1. cat README.md",
         "Analysis: It is there.\nChoice: `1 cat README.md`",
     ],
 )
@@ -363,10 +341,7 @@ def test_replies_are_read_from_many_styles(text: str) -> None:
     assert parse_reply(text, CHOICES) == ("It is there.", 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1", "Analysis: x", "Choice: 1", "Analysis: x\nChoice: 3", "Analysis: x\nChoice: -1",
-    "Analysis: x\nChoice: rm -rf /", "Analysis: ...\nChoice: 1", f"Analysis: {'word ' * 200}\nChoice: 1"],
-)  # fmt: skip
+@pytest.mark.parametrize("text", ["1", "Choice: 1", "Analysis: x\nChoice: 3", f"Analysis: {'word ' * 200}\nChoice: 1"])
 def test_useless_replies_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"lines|analysis|actions"):
         parse_reply(text, CHOICES)
@@ -387,21 +362,6 @@ def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(
     assert all("step 0" in row["item"] and "I do not know" in row["reason"] for row in rejected)
     report = json.loads(next(Path("results").glob("*_gen-trajectory/report.json")).read_text())
     assert report["figures"]["aborted"] == 5 - made
-
-
-def test_a_teacher_without_a_usable_answer_ends_the_command(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gen-task", *teacher(server)]) == 0
-    assert main(["filter-task"]) == 0
-    server.answer = lambda body: "I do not know"
-    command = ["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "0"]
-    capsys.readouterr()
-    assert main(command) == 2
-    assert re.search(r"every episode was aborted \(\d+\): .*I do not know", capsys.readouterr().err)
-    asked = len(server.requests)
-    assert main(command) == 2, "it does not count as finished"
-    assert len(server.requests) == asked
 
 
 def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server, place: Path) -> None:
@@ -452,12 +412,11 @@ def test_demonstrations_that_a_file_holds_already_are_kept(place: Path) -> None:
     assert [item["info"] for item in made][:2] == ["positive0", "positive1"]
 
 
-@pytest.mark.parametrize(
-    "text", ["x: !!bool foo", "a b: !!int ''", "a b: !!timestamp foo", "apples kept: 0x" + "f" * 5000, "a: &x [*x]"]
-)
-def test_odd_settings_files_do_not_stop_the_oracle(place: Path, text: str) -> None:
+def test_odd_settings_files_do_not_stop_the_oracle(place: Path) -> None:
     (place / "repos_filtered" / "library" / "good.md").write_text(f"# Lending a book to a stranger\n\n{PROSE}\n")
-    (place / "repos_filtered" / "library" / "odd.yaml").write_text(text + "\n# " + PROSE)
+    texts = ["x: !!bool foo", "a b: !!timestamp foo", "apples kept: 0x" + "f" * 5000, "a: &x [*x]"]
+    for number, text in enumerate(texts):
+        (place / "repos_filtered" / "library" / f"odd{number}.yaml").write_text(text + "\n# " + PROSE)
     (place / "repos_filtered" / "library" / "long.c").write_text("static " * 20_000)
     assert main(["gen-task"]) == 0
 

@@ -20,7 +20,7 @@ import pytest
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Recovery, Replay
 from reflectkit.chat.templates import playing_request
 from reflectkit.cli.main import main
-from reflectkit.data.trajectories import demonstration_steps, from_trajectory
+from reflectkit.data.trajectories import from_trajectory
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.envs.alfworld.belief import Belief
@@ -501,7 +501,7 @@ def test_typed_games_are_played_by_rule_at_random_and_from_a_record(root: Path, 
     shown = play(root, tasks, Demonstrator(0.2), typed=True)
     assert all(episode.success for episode in shown)
     assert "mistake" in {turn.decision.note for episode in shown for turn in episode.turns}
-    steps = demonstration_steps(from_trajectory(shown[0], "oracle", "positive0"))
+    steps = from_trajectory(shown[0], "oracle", "positive0").trajectory
     (again,) = play(root, tasks[:1], Replay(steps, "here"), typed=True)
     assert again.turns == shown[0].turns
     guessed = play(root, tasks, RandomAgent(), horizon=20, typed=True)
