@@ -186,11 +186,15 @@ def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: f
     """`curve_figures` as a table."""
     columns = ("run", "seeds", "mean height", f"minus {next(iter(figures))}", f"{against} to {wanted:g}, median")
     rows = []
-    for name, one in figures.items():
-        gap = f"{one['difference']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})" if "low" in one else ""
-        middle = median(math.inf if place is None else place for place in one["reached"])
+    for name, summary in figures.items():
+        gap = (
+            f"{summary['difference']:+.3f} ({summary['low']:+.3f} to {summary['high']:+.3f})"
+            if "low" in summary
+            else ""
+        )
+        middle = median(math.inf if place is None else place for place in summary["reached"])
         reached = f"{middle:g}" if math.isfinite(middle) else "not reached"
-        rows.append((name, str(len(one["area"])), f"{fmean(one['area']):.3f}", gap, reached))
+        rows.append((name, str(len(summary["area"])), f"{fmean(summary['area']):.3f}", gap, reached))
     return Table(f"Area below the curve of {figure}, and when it reaches {wanted:g}", columns, tuple(rows))
 
 
@@ -247,7 +251,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
 def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
     pyplot = pyplot_for_files()
-    levels = list(dict.fromkeys(level for one in bars.values() for level in one))
+    levels = list(dict.fromkeys(level for by_level in bars.values() for level in by_level))
     picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
     panel: Any = axes
     wide = 0.8 / max(1, len(bars))

@@ -181,9 +181,9 @@ def row(
     clusters = by_cluster(rates, cluster)
     low, high = rate_interval(clusters, len(counted))
     turns = list(map(turn_counts, counted))
-    comments = sum(one.comments for one in turns)
+    comments = sum(counts.comments for counts in turns)
     unfit = [episode for episode in counted if episode.get("unfit")]
-    tried = max(1, sum(one.turns for one in turns) + len(unfit))
+    tried = max(1, sum(counts.turns for counts in turns) + len(unfit))
     prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
     figures = {
@@ -198,16 +198,16 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
-        "steps": sum(one.turns for one in turns) / count,
-        "illegal_share": (sum(one.illegal for one in turns) + sum(map(_illegal, unfit))) / tried,
+        "steps": sum(counts.turns for counts in turns) / count,
+        "illegal_share": (sum(counts.illegal for counts in turns) + sum(map(_illegal, unfit))) / tried,
         "unreadable_share": (
-            sum(one.unreadable for one in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
+            sum(counts.unreadable for counts in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
         )
         / tried,
         "price_usd": None if None in prices else sum(prices),
-        "reflection_words": sum(one.words for one in turns) / comments if comments else None,
-        "tokens": sum(one.tokens for one in turns) / count,
-        "thoughts": sum(one.thoughts for one in turns) / count,
+        "reflection_words": sum(counts.words for counts in turns) / comments if comments else None,
+        "tokens": sum(counts.tokens for counts in turns) / count,
+        "thoughts": sum(counts.thoughts for counts in turns) / count,
         "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
     return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
@@ -318,7 +318,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
             | {SUCCESS: by_task((episode["task"], float(episode["success"])) for episode in played)}
             for name, played in players.items()
         }
-        for figure in dict.fromkeys([SUCCESS, *(name for one in means.values() for name in one)]):
+        for figure in dict.fromkeys([SUCCESS, *(name for rates in means.values() for name in rates)]):
             having = [name for name in means if figure in means[name]]
             for first, second in combinations(having, 2):
                 trials = min(len(players[name]) for name in (first, second)) if figure == SUCCESS else None
@@ -343,17 +343,17 @@ def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, An
     gaps: dict[tuple[str, ...], list[list[float]]] = {}
     limits = ranges_of(episode for part in parts for episode in part) | {SUCCESS: (0.0, 1.0)}
     for part in parts:
-        for one in differences(part):
+        for gap in differences(part):
             for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
-                key = one["figure"], one["level"], one[first], one[second]
-                gaps.setdefault(key, []).append([sign * one["difference"]])
-    for one in compared:
-        of_seeds = gaps.get((one["figure"], one["level"], one["first"], one["second"]), [])
-        if len(of_seeds) > 1 and one["low"] is not None:
+                key = gap["figure"], gap["level"], gap[first], gap[second]
+                gaps.setdefault(key, []).append([sign * gap["difference"]])
+    for gap in compared:
+        of_seeds = gaps.get((gap["figure"], gap["level"], gap["first"], gap["second"]), [])
+        if len(of_seeds) > 1 and gap["low"] is not None:
             low, high = mean_interval(of_seeds)
-            limit = 1.0 if is_share(limits[one["figure"]]) else math.inf
-            one["low"], one["high"] = max(-limit, min(low, one["low"])), min(limit, max(high, one["high"]))
-            one["p"] = max(one["p"], mean_p(of_seeds))
+            limit = 1.0 if is_share(limits[gap["figure"]]) else math.inf
+            gap["low"], gap["high"] = max(-limit, min(low, gap["low"])), min(limit, max(high, gap["high"]))
+            gap["p"] = max(gap["p"], mean_p(of_seeds))
     return compared
 
 
@@ -372,8 +372,9 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
     clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
     cluster_of: dict[str, str] = {}
     places: dict[str, int] = {}
-    levels = {one["level"] for parts in by_step.values() for part in parts for one in part if has(one, measure)}
-    steps_of = Counter(name for parts in by_step.values() for name in {one["name"] for part in parts for one in part})
+    every = {step: [episode for part in parts for episode in part] for step, parts in by_step.items()}
+    levels = {episode["level"] for played in every.values() for episode in played if has(episode, measure)}
+    steps_of = Counter(name for played in every.values() for name in {episode["name"] for episode in played})
     for seed in zip(*by_step.values(), strict=True):
         cluster: dict[str, str] = {}
         outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
@@ -492,8 +493,8 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
     for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
         values = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
         cells = tuple(
-            (row["name"], row["level"], f"{one['mean']:.3g}", _ends(one, 1, ".3g"), str(row["clusters"]))
-            for row, one in values
+            (row["name"], row["level"], f"{figure['mean']:.3g}", _ends(figure, 1, ".3g"), str(row["clusters"]))
+            for row, figure in values
         )
         tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
     return tables
@@ -528,27 +529,27 @@ def passes_table(rows: Sequence[Json]) -> list[Table]:
     """pass@k (one of k tries succeeds) and pass^k (all of them do) of rows of eval.json, with 95 % intervals; no table
     if the problems were played once.
     """
-    ladder = list(dict.fromkeys(k for one in rows for k in one.get("pass_at", {})))
+    ladder = list(dict.fromkeys(k for row in rows for k in row.get("pass_at", {})))
     if not ladder:
         return []
     shown = [(kind, k) for k in ladder for kind in ("pass_at", "pass_all") if (kind, k) != ("pass_all", "1")]
     columns = tuple(f"{'pass@' if kind == 'pass_at' else 'pass^'}{k}" for kind, k in shown)
-    cells = tuple((one["name"], one["level"], *(_chance(one, kind, k) for kind, k in shown)) for one in rows)
+    cells = tuple((row["name"], row["level"], *(_chance(row, kind, k) for kind, k in shown)) for row in rows)
     title = "Tries, %: pass@k is one success or more in k, pass^k is k of k"
     return [Table(title, ("policy", "level", *columns), cells)]
 
 
-def _chance(one: Json, kind: str, k: str) -> str:
-    if k not in one.get(kind, {}):
+def _chance(row: Json, kind: str, k: str) -> str:
+    if k not in row.get(kind, {}):
         return ""
-    low, high = (round(100 * one[f"{kind}_{end}"][k]) for end in ("low", "high"))
-    return f"{100 * one[kind][k]:.0f} ({low} to {high})"
+    low, high = (round(100 * row[f"{kind}_{end}"][k]) for end in ("low", "high"))
+    return f"{100 * row[kind][k]:.0f} ({low} to {high})"
 
 
 def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
-    players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
-    rows_shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
+    players = list(dict.fromkeys(name for gap in compared for name in (gap["first"], gap["second"])))
+    rows_shown = [gap for gap in compared if len(players) <= MANY or players[0] in (gap["first"], gap["second"])]
     title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
     return _paired_table(title, "first − second", [gap for gap in rows_shown if gap["figure"] == figure])
 
@@ -598,19 +599,21 @@ def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[t
     return ("p", f"p, adjusted for {len(known)}"), [*shown]
 
 
-def _ends(one: Json, unit: float, form: str) -> str:
-    return "unknown" if one["low"] is None else f"{unit * one['low']:{form}} to {unit * one['high']:{form}}"
+def _ends(estimate: Json, unit: float, form: str) -> str:
+    if estimate["low"] is None:
+        return "unknown"
+    return f"{unit * estimate['low']:{form}} to {unit * estimate['high']:{form}}"
 
 
 def markdown(tables: Sequence[Table]) -> str:
     """The tables as Markdown."""
     parts = []
-    for one in tables:
-        rows = [one.columns, tuple("---" for _ in one.columns), *one.rows]
+    for shown in tables:
+        rows = [shown.columns, tuple("---" for _ in shown.columns), *shown.rows]
         lines = [
             "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows
         ]
-        parts.append(f"### {one.title}\n\n" + "\n".join(lines) + "\n")
+        parts.append(f"### {shown.title}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
@@ -621,11 +624,11 @@ def csv_text(rows: Sequence[Json]) -> str:
     flat = []
     for row in rows:
         plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
-        for figure, one in row.get("figures", {}).items():
+        for figure, estimate in row.get("figures", {}).items():
             ends = ("", "_low", "_high")
             taken = plain.keys() | row.keys() | row.get("figures", {}).keys() - {figure}
             name = f"env_{figure}" if taken.intersection(f"{figure}{end}" for end in ends) else figure
-            plain |= dict(zip((f"{name}{end}" for end in ends), (one["mean"], one["low"], one["high"]), strict=True))
+            plain |= {f"{name}{end}": estimate[end[1:] or "mean"] for end in ends}
         for kind in ("pass_at", "pass_all"):
             for end in ("", "_low", "_high"):
                 plain |= {f"{kind}_{k}{end}": value for k, value in row.get(kind + end, {}).items()}
