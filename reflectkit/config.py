@@ -1,11 +1,12 @@
 """Settings as nested, frozen pydantic models, and their flat names: flags, recipe keys and keys of config.json.
 
 A command's settings are a tree of `Config`s. A leaf of the tree is a setting; its name is a flag of the command, so no
-two leaves share one. `build` makes a tree from values by name, and `flat` takes it apart again.
+two leaves share a name. `build` makes a tree from values by name, and `flat` takes it apart again.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,11 +38,11 @@ RENAMED = {
     "width": ("max_concurrency",), "kl": ("kl_coef",), "entropy": ("entropy_coef",),
     "adapter_dir_there": ("server_adapter_dir",), "episodes": ("count", "from_"),
 }  # fmt: skip
-"""Former names of settings, each with the names that it has now, in one command or another."""
+"""Former names of settings, each with its present names in the commands."""
 
 
 class Config(BaseModel):
-    """Settings, each a field made by `option`, or more `Config`s. Values are checked strictly: "3" is no number."""
+    """Settings: fields made by `option`, and further `Config`s. Values are checked strictly: "3" is no number."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), validate_default=False
@@ -54,13 +55,13 @@ class Config(BaseModel):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment's variables, by name, that act as settings: part of a run's identity, and shown first."""
+        """Environment variables, by name, that act as settings: part of a run's identity, and shown first."""
         return {}
 
     @field_validator("*", mode="before")
     @classmethod
     def _accept(cls, value: Any, info: ValidationInfo) -> Any:
-        """Make a path of a text, a tuple of a list or a single text, and the settings of a choice of their values."""
+        """Convert text to a path, lists and single texts to a tuple, and a choice's values to its own settings."""
         field = cls.model_fields[str(info.field_name)]
         if choice := _choice(field):
             made = choice.made(info.data)
@@ -72,25 +73,20 @@ class Config(BaseModel):
 
 
 def _usable(value: Any, field: FieldInfo) -> Any:
-    """`value`, if a setting can have it. Raises ValueError."""
+    """`value`, with text as a path where the setting is one. Raises ValueError for what no setting can have."""
     if is_path(field.annotation) and isinstance(value, str):
         if not value or "\0" in value:
             problem = "holds a NUL character" if value else "is empty"
             raise ValueError(f"{problem}; name a file or folder (. for the current one), or leave it out")
         value = Path(value)
-    if isinstance(value, str | Path) and not _is_utf8(str(value)):
-        raise ValueError(f"{str(value)!r:.60} is not valid UTF-8; rename the file or folder")
+    if isinstance(value, str | Path):
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{str(value)!r:.60} is not valid UTF-8; rename the file or folder") from None
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("must fit into 64 bits")
     return value
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class NoSettings(Config):
@@ -99,8 +95,10 @@ class NoSettings(Config):
 
 @dataclass(frozen=True)
 class Choice:
-    """A sub-config whose class depends on other settings. by: their attributes, in the same `Config`. settings: from
-    their values to the class. names: the values to look through for the owner of a setting that is not here.
+    """A sub-config whose class depends on other settings.
+
+    by: the attributes of these settings, in the same `Config`. settings: from their values to the class. names: the
+    values whose settings the command's page lists.
     """
 
     by: tuple[str, ...]
@@ -108,7 +106,7 @@ class Choice:
     names: Callable[[], Iterable[str]]
 
     def made(self, values: Mapping[str, Any]) -> type[Config]:
-        """The class of the settings. values: of the attributes so far; one may be missing because it is wrong."""
+        """The class of the settings. values: of the attributes so far; a wrong one is missing."""
         chosen = [values.get(name) for name in self.by]
         return self.settings(*chosen) if all(isinstance(value, str) for value in chosen) else NoSettings
 
@@ -194,11 +192,16 @@ class Leaf:
         """Whether it is an argument of the command instead of a flag."""
         return bool(_extra(self.field).get("argument"))
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether it belongs to a run's identity."""
+        return bool(_extra(self.field).get("identity", True))
+
 
 def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Leaf]:
     """The settings of the tree `kind`, with those that the choices in `values` (by flat name) bring.
 
-    Raises UnknownNameError for an unknown choice, and ConfigError if one has a setting with a name that is taken.
+    Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name that is taken.
     """
     found: dict[str, Leaf] = {}
     for leaf in _leaves(kind, values, None, (), None):
@@ -218,16 +221,20 @@ def _leaves(
         default = field.default if defaults is None else getattr(defaults, attribute)
         place = (*path, attribute)
         if choice := _choice(field):
-            made = choice.made(chosen)
             owner = " and ".join(f"{_name(name, kind.model_fields[name])} '{chosen[name]}'" for name in choice.by)
-            yield from _leaves(made, values, None, place, owner)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
-            inner = default if isinstance(default, Config) else None
-            yield from _leaves(field.annotation, values, inner, place, heading(field.annotation))
+            yield from _leaves(choice.made(chosen), values, None, place, owner)
+        elif inner := _sub_config(field):
+            inner_defaults = default if isinstance(default, Config) else None
+            yield from _leaves(inner, values, inner_defaults, place, heading(inner))
         else:
             name = _name(attribute, field)
             chosen[attribute] = values.get(name, default)
             yield Leaf(name, place, field, default, panel)
+
+
+def _sub_config(field: FieldInfo) -> type[Config] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Config) else None
 
 
 def heading(kind: type[Config]) -> str:
@@ -235,54 +242,52 @@ def heading(kind: type[Config]) -> str:
     return (kind.__doc__ or kind.__name__).partition(":")[0].partition(".")[0].strip()
 
 
-def choosers(kind: type[Config]) -> list[str]:
-    """The flat names of the settings that choose further settings."""
-    return list(dict.fromkeys(_choosers(kind)))
-
-
-def _choosers(kind: type[Config]) -> Iterator[str]:
+def choosers(kind: type[Config]) -> dict[str, Choice]:
+    """The choices in the tree, by the flat names of the settings that make them."""
+    found: dict[str, Choice] = {}
     for field in kind.model_fields.values():
         if choice := _choice(field):
-            yield from (_name(name, kind.model_fields[name]) for name in choice.by)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
-            yield from _choosers(field.annotation)
-
-
-def elsewhere(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> dict[str, tuple[str, Any]]:
-    """(owner, e.g. "env 'memory'", default) of each setting that the tree has only with other choices."""
-    own = {leaf.name for leaf in leaves(kind, values)}
-    found: dict[str, tuple[str, Any]] = {}
-    for owner, rows in choices(kind).items():
-        for leaf in (leaf for leaf in rows if leaf.name not in own):
-            before = f"{found[leaf.name][0]} and " if leaf.name in found else ""
-            found[leaf.name] = before + owner, leaf.default
+            found |= {_name(name, kind.model_fields[name]): choice for name in choice.by}
+        elif inner := _sub_config(field):
+            found |= choosers(inner)
     return found
 
 
 def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
     """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice without any."""
-    found: dict[str, list[Leaf]] = {}
-    for field in kind.model_fields.values():
-        if choice := _choice(field):
-            by = _name(choice.by[0], kind.model_fields[choice.by[0]])
-            brought = {name: list(_leaves(choice.settings(name), NO_VALUES, None, (), None)) for name in choice.names()}
-            found |= {f"{by} '{name}'": rows for name, rows in brought.items() if rows}
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
-            found |= choices(field.annotation)
-    return found
+    brought = {
+        f"{by} '{name}'": leaves(choice.settings(name))
+        for by, choice in choosers(kind).items()
+        for name in choice.names()
+    }
+    return {owner: rows for owner, rows in brought.items() if rows}
+
+
+def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: str) -> ConfigError:
+    """The error for `name`, which is not among the settings `names` of `where`, with `kind` as the class of its
+    settings: its new name, the choice that has it, or the nearest name.
+    """
+    names = list(names)
+    if renamed := [new for new in RENAMED.get(name, ()) if new in names]:
+        return ConfigError(f"{flag(name)} is now {flag(renamed[0])}")
+    if owners := [owner for owner, rows in choices(kind).items() if name in {leaf.name for leaf in rows}]:
+        owned = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
+        return ConfigError(f"{where}: {owned}" if where else owned)
+    return unknown_name(f"setting of {where or 'this'}", name, names)
 
 
 def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
-    """The tree `kind` from `values` by flat name, e.g. a recipe's step. A setting of another choice may be given at its
-    default.
+    """The tree `kind` from `values` by flat name, e.g. a recipe's step.
 
     Raises
     ------
     UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type or out of its bounds, a missing
-    one, or a contradiction. Both name `where`, the command or step.
+    one, a contradiction, or a setting of another choice. Both name `where`, the command or step.
     """
     rows = leaves(kind, values)
-    values = without_foreign(kind, values, where)
+    names = {leaf.name for leaf in rows}
+    if unknown := [str(key) for key in values if key not in names]:
+        raise unknown_setting(kind, unknown[0], names, where)
     tree: dict[str, Any] = {}
     for leaf in rows:
         if leaf.default is REQUIRED and leaf.name not in values:
@@ -304,54 +309,19 @@ def _explained(error: ValidationError, rows: Iterable[Leaf], where: str) -> Conf
     text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
     if leaf is None:
         return ConfigError(prefix + text)
-    name = leaf.shown
     if first["type"] == "literal_error" and isinstance(value, str):
-        allowed = [str(each) for each in literals(leaf.hint) if each]
-        return unknown_name(name, value, allowed)
+        return unknown_name(leaf.shown, value, [str(each) for each in literals(leaf.hint) if each])
     if first["type"] == "value_error":
-        return ConfigError(f"{prefix}{name} {text}")
-    shown = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
-    return ConfigError(f"{prefix}{name} {text.replace('Input should', 'must')}, got {shown}")
+        return ConfigError(f"{prefix}{leaf.shown} {text}")
+    got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
+    return ConfigError(f"{prefix}{leaf.shown} {text.replace('Input should', 'must')}, got {got}")
 
 
-def literals(hint: Any) -> Iterator[Any]:
+def literals(hint: Any) -> list[Any]:
     """The values of a setting of this type that has only some; none for other types."""
     if get_origin(hint) is Literal:
-        yield from get_args(hint)
-    for part in get_args(hint) if get_origin(hint) is not Literal else ():
-        yield from literals(part)
-
-
-def without_foreign(kind: type[Config], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` without default values of settings that `kind` has only with other choices.
-
-    Raises
-    ------
-    UnknownNameError: a key that is no setting; ConfigError: a setting that only another choice has. Both name `where`.
-    """
-    names = {leaf.name for leaf in leaves(kind, values)}
-    own = {key: value for key, value in values.items() if key in names}
-    foreign = elsewhere(kind, values) if len(own) < len(values) else {}
-    for key in (key for key in values if key not in names):
-        if key not in foreign:
-            refuse_renamed(str(key), names)
-            raise unknown_name(f"setting of {where or 'this'}", str(key), names)
-        owner, default = foreign[key]
-        if as_plain(values[key]) != as_plain(default):
-            raise ConfigError(f"{f'{where}: ' if where else ''}{foreign_setting(key, owner)}")
-    return own
-
-
-def refuse_renamed(name: str, names: Iterable[str]) -> None:
-    """Raises ConfigError if `name` is the former name of one of the settings `names`."""
-    for new in RENAMED.get(name, ()):
-        if new in names:
-            raise ConfigError(f"{flag(name)} is now {flag(new)}")
-
-
-def foreign_setting(name: str, owner: str) -> str:
-    """The error for setting `name` of another choice."""
-    return f"{flag(name)} is a setting of {owner}; leave it out"
+        return list(get_args(hint))
+    return [value for part in get_args(hint) for value in literals(part)]
 
 
 def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
@@ -373,15 +343,12 @@ def identifying(config: Config) -> dict[str, Any]:
 
 
 def variables(config: Config) -> dict[str, str]:
-    """The environment's variables that act as settings of the tree."""
-    parts = (getattr(config, attribute) for attribute in type(config).model_fields)
-    found = [variables(part) for part in parts if isinstance(part, Config)]
-    return {name: value for part in (config.environment, *found) for name, value in part.items()}
-
-
-def is_identity(leaf: Leaf) -> bool:
-    """Whether the setting belongs to a run's identity."""
-    return bool(_extra(leaf.field).get("identity", True))
+    """The environment variables that act as settings of the tree."""
+    found = dict(config.environment)
+    for attribute in type(config).model_fields:
+        if isinstance(part := getattr(config, attribute), Config):
+            found |= variables(part)
+    return found
 
 
 def non_default(config: Config, *names: str) -> list[str]:
@@ -404,8 +371,9 @@ def with_values(config: Kind, **values: Any) -> Kind:
 
 
 def check_own_settings(own: Any, whose: str) -> None:
-    """Raises ConfigError unless `own` is a `Config` of settings with defaults that can be flags; `whose` begins the
-    message.
+    """Raises ConfigError unless `own` is a `Config` of settings with defaults that can be flags.
+
+    whose: the beginning of the message.
     """
     if not (isinstance(own, type) and issubclass(own, Config)):
         raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {own!r:.80}")
@@ -434,68 +402,44 @@ def as_plain(value: Any) -> Any:
     return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
 
 
-_DEEPEST, _MOST_PARTS = 50, 100_000
-_TOO_DEEP = f"not settings: nested more than {_DEEPEST} deep, or of more than {_MOST_PARTS:,} parts"
-
-
 def parse_yaml(text: str, where: Path | str) -> Any:
-    """The value of YAML `text`. Raises DataError, naming `where`; a key given twice is an error too, as in YAML 1.2."""
+    """The value of YAML `text`, in which a key given twice is an error and 1e-4 a number, as in YAML 1.2.
+
+    Raises DataError, naming `where` and the line.
+    """
     import yaml
 
     try:
-        loader = _loader()(text)
-        node = loader.get_single_node()
-        if repeated := _repeated_key(node):
-            raise DataError(where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1)
-        value = loader.construct_document(node) if node else None
+        value = yaml.load(text, _loader())
+        json.dumps(value, default=str)  # raises for an alias that contains itself
+        return value
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise DataError(
-            where, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None
-        ) from None
-    except ValueError as error:  # such as a date of a 13th month
+        line = mark.line + 1 if mark else None
+        raise DataError(where, f"not YAML: {getattr(error, 'problem', error)}", line=line) from None
+    except (ValueError, TypeError) as error:  # such as a date of a 13th month
         raise DataError(where, f"not YAML: {error}") from None
     except RecursionError:
-        raise DataError(where, _TOO_DEEP) from None
-    parts: list[tuple[Any, int]] = [(value, 1)]  # with their depth; aliases can make a short text endless
-    for number, (part, depth) in enumerate(parts):
-        if depth > _DEEPEST or number > _MOST_PARTS:
-            raise DataError(where, _TOO_DEEP)
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        parts += [(element, depth + 1) for element in inner]
-    return value
+        raise DataError(where, "not settings: nested too deep") from None
 
 
 @cache
 def _loader() -> Any:
-    """The class that reads YAML, where 1e-4 is a number as in YAML 1.2."""
+    """The class that reads YAML."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Its own table of how numbers look."""
+        """YAML without repeated keys."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            """The mapping of `node`. Raises MarkedYAMLError for a key given twice."""
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+            for number, key in enumerate(keys):
+                if key in keys[:number]:
+                    mark = node.value[number][0].start_mark
+                    raise yaml.MarkedYAMLError(problem=f"the key {key!r:.60} is given twice", problem_mark=mark)
+            return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     return Loader
-
-
-def _repeated_key(root: Any) -> Any:
-    """The node of a key that is given twice in one mapping of the YAML node `root`; None if there is none."""
-    import yaml
-
-    nodes, seen = [root], set()
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            nodes += [part for pair in node.value for part in pair]
-            keys = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if (key.tag, key.value) in keys:
-                    return key
-                keys.add((key.tag, key.value))
-    return None

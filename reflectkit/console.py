@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -107,3 +108,9 @@ class Report:
     """Lines to end with, e.g. commands to type next."""
     code: int = 0
     """The command's exit code: 1 if something that it checked failed."""
+
+
+def process_number() -> int:
+    """The rank of this process under torchrun or `accelerate launch`; 0 without them."""
+    number = os.environ.get("RANK", "0")
+    return int(number) if number.isdecimal() else 0

@@ -33,17 +33,13 @@ def write_text(path: Path, text: str) -> None:
 
     Raises
     ------
-    OSError (full disk, no permission) and DataError (text that is not valid Unicode, such as half a surrogate pair);
-    `path` is then unchanged. A killed writer leaves a temporary file, which the next write of `path` replaces.
+    OSError (full disk, no permission) and DataError (half a surrogate pair, which UTF-8 cannot hold); `path` is then
+    unchanged. A killed writer leaves a temporary file, which the next write of `path` replaces.
     """
-    try:
-        content = text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            path, f"cannot be written: character {error.start} is half a surrogate pair; fix the source"
-        ) from None
+    if place := lone_surrogate(text):
+        raise DataError(path, f"cannot be written: character {place} is half a surrogate pair; fix the source")
     with replacing(path) as file:
-        file.write(content)
+        file.write(text.encode("utf-8"))
 
 
 @contextlib.contextmanager
@@ -126,7 +122,8 @@ def sweep(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-AGAIN = "fix the file, or run the stage that writes it again"
+AGAIN = "fix the file, or run the command that writes it again"
+EMPTY = "the file is empty; run the command that writes it again"
 
 
 def read_json(path: Path, fix: str = AGAIN) -> Any:
@@ -136,13 +133,13 @@ def read_json(path: Path, fix: str = AGAIN) -> Any:
     """
     text = _read_text(path)
     if not text.strip():
-        raise DataError(path, "the file is empty; run the stage that writes it again")
+        raise DataError(path, EMPTY)
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
         raise DataError(path, f"not JSON: {error.msg}{cut}; {fix}", line=error.lineno) from None
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of too many digits
         raise DataError(path, f"unreadable JSON: {error}; {fix}") from None
 
 
@@ -152,7 +149,7 @@ def read_json_list(path: Path) -> list[Any]:
     if not isinstance(value, list):
         raise DataError(path, f"expected a JSON list of records, found {type(value).__name__}")
     if not value:
-        fix = "run the stage that writes it on more problems, or split with another --ratio"
+        fix = "run the command that writes it on more problems, or split with another --ratio"
         raise DataError(path, f"the list is empty; {fix}")
     return value
 
@@ -165,34 +162,38 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     DataError: the file is missing, empty or not UTF-8, or a line (given by number) is not a JSON object.
     """
     empty = True
-    for number, line in enumerate(
-        _read_text(path).split("\n"), start=1
-    ):  # not splitlines(): strings may contain U+2028
+    # not splitlines(): strings may contain U+2028
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(path, f"not JSON: {error.msg}; {AGAIN}", line=number) from None
         except (RecursionError, ValueError) as error:
-            raise DataError(path, f"unreadable JSON: {error}; {AGAIN}", line=number) from None
+            raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {AGAIN}", line=number) from None
         if not isinstance(row, dict):
             raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
         empty = False
         yield number, row
     if empty:
-        raise DataError(path, "the file is empty; run the stage that writes it again")
+        raise DataError(path, EMPTY)
 
 
 def _read_text(path: Path) -> str:
-    try:
+    with _explained(path):
         return file_text(path)
+
+
+@contextlib.contextmanager
+def _explained(path: Path, line: int | None = None) -> Iterator[None]:
+    """Raises DataError if `path` is missing, a folder, or not UTF-8 (in `line`)."""
+    try:
+        yield
     except FileNotFoundError:
-        raise DataError(path, "no such file; run the stage that writes it, or name another file") from None
+        raise DataError(path, "no such file; run the command that writes it, or name another file") from None
     except IsADirectoryError:
         raise DataError(path, "is a folder, expected a file") from None
     except UnicodeDecodeError as error:
-        raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
+        raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8", line=line) from None
 
 
 def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
@@ -242,25 +243,17 @@ def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
     ------
     DataError: the file is missing or a folder, or a line (given by number) is not UTF-8 or longer than `longest`.
     """
-    try:
-        with opened(path) as file:
-            number = 0
-            while line := file.readline(longest + 1):
-                number += 1
-                if len(line) > longest:
-                    raise DataError(
-                        path, f"the line has over {longest:,} bytes; is this a JSON Lines file?", line=number
-                    )
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8", line=number) from None
-                if text.strip():
-                    yield number, text
-    except FileNotFoundError:
-        raise DataError(path, "no such file; run the stage that writes it, or name another file") from None
-    except IsADirectoryError:
-        raise DataError(path, "is a folder, expected a file") from None
+    with _explained(path), opened(path) as file:
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                fault = f"the line has over {longest:,} bytes; is this a JSON Lines file?"
+                raise DataError(path, fault, line=number)
+            with _explained(path, number):
+                text = line.decode("utf-8")
+            if text.strip():
+                yield number, text
 
 
 def sha256(path: Path) -> str:
@@ -274,21 +267,26 @@ Row = Mapping[str, Any]
 
 def append(path: Path, rows: Iterable[Row], *, sync: bool = False) -> None:
     """Append `rows`, each with its `step`. sync: to the disk, as before a checkpoint that relies on them."""
-    rows = list(rows)
-    for file, text in ((_digests(path), _digest_lines(rows)), (path, b"".join(map(_line, rows)))):
-        with file.open("ab") as opened:
-            opened.write(text)
+    for file, text in _with_digests(path, rows):
+        with file.open("ab") as stream:
+            stream.write(text)
             if sync:
-                opened.flush()
-                os.fsync(opened.fileno())
+                stream.flush()
+                os.fsync(stream.fileno())
 
 
 def rewrite(path: Path, rows: Iterable[Row]) -> None:
     """Replace `path` by `rows`, each with its `step`."""
+    for file, text in _with_digests(path, rows):
+        with replacing(file) as stream:
+            stream.write(text)
+
+
+def _with_digests(path: Path, rows: Iterable[Row]) -> list[tuple[Path, bytes]]:
+    """(file, bytes) of the digests of `rows`, and of `rows` themselves."""
     rows = list(rows)
-    for file, text in ((_digests(path), _digest_lines(rows)), (path, b"".join(map(_line, rows)))):
-        with replacing(file) as opened:
-            opened.write(text)
+    digests = "".join(f"{row['step']} {_digest(row)}\n" for row in rows)
+    return [(_digests(path), digests.encode()), (path, b"".join(map(_line, rows)))]
 
 
 def intact(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int, int]:
@@ -319,7 +317,3 @@ def _line(row: Row) -> bytes:
 
 def _digest(row: Row) -> str:
     return hashlib.sha256(_line(row)).hexdigest()
-
-
-def _digest_lines(rows: Iterable[Row]) -> bytes:
-    return "".join(f"{row['step']} {_digest(row)}\n" for row in rows).encode()

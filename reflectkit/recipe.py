@@ -2,58 +2,149 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import keyword
 import re
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_origin
+from typing import Any, Literal, get_origin
 
-from pydantic import create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from reflectkit.commands import STAGES, config_class, is_own, traits
 from reflectkit.config import REQUIRED, Config, Leaf, alternatives, as_plain, flat, leaves, option, parse_yaml
-from reflectkit.console import Report
 from reflectkit.errors import ConfigError, DataError, unknown_name
-from reflectkit.evals import tables as eval_tables
-from reflectkit.jsonl import file_text, read_jsonl
+from reflectkit.jsonl import file_text
 
 NAME = re.compile(r"[a-z0-9_-]+")
-DEFAULTS = "defaults"  # as the step in STEP.SETTING: every step that has the setting
+DEFAULTS = "defaults"
+"""In place of a step's name, as in `--set defaults.horizon=9`: every step that has the setting."""
 RECORD = "run"
 """The folder, next to those of the steps, with the overall results."""
 RESERVED = ("data", "results", DEFAULTS, RECORD)
 """What cannot name a step."""
+MARK = "@"
+"""Between the names of a step and of the ablation that copies it."""
+TAKEN = ("config", "help", "context", "traceback")
+"""Names of arguments of `run` that are no settings."""
+PARAMETER_TYPES = (str, int, float, bool, Path, tuple[str, ...])
+
+Step = dict[str, Any]
+Change = tuple[str, str, Any]
+"""(step, stage or "defaults", setting, value)."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and
-    the stage's settings; `{name}` in a value means that step's checkpoint or run. fast: settings by step for `--fast`.
-    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
-    what the full recipe takes and shows, as "takes … and shows …". measure: what `run --seeds` compares, success or one
-    of the env's figures that is a share. ablations: by name, for `--ablate`. parameters: by name, flags of `run`.
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Ablation(_Part):
+    """An arm with an ingredient changed.
+
+    of: the evaluated arm to compare with. arm: the arm with the change; without `steps` one that the recipe already
+    has, otherwise a new one, by default "OF without NAME". steps: the settings that differ, by step.
     """
 
-    description: str
-    steps: tuple[dict[str, Any], ...]
-    defaults: dict[str, Any] = field(default_factory=dict)
-    fast: dict[str, dict[str, Any]] = field(default_factory=dict)
+    of: str
+    arm: str = ""
+    steps: dict[str, dict[str, Any]] = {}
+    description: str = ""
+
+
+class Parameter(_Part):
+    """A flag of `run RECIPE`.
+
+    sets: the settings that get its value, as STEP.SETTING, STAGE.SETTING or defaults.SETTING. own_folders: whether each
+    value, a path or a whole number, has its own data and results folders.
+    """
+
+    help: str
+    sets: tuple[str, ...] = Field(min_length=1)
+    own_folders: bool = False
+
+    @property
+    def targets(self) -> list[tuple[str, str]]:
+        """(step, stage or "defaults", setting) of each setting."""
+        return [(owner, setting) for owner, _, setting in (target.rpartition(".") for target in self.sets)]
+
+
+class Recipe(_Part):
+    """A pipeline.
+
+    description: one line. steps: each with `name`, `stage` and the stage's settings; `{name}` in a value stands for
+    that step's first output. defaults: settings for every stage that has them. fast: settings by step for `--fast`.
+    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
+    what the full recipe takes and shows, as "takes … and shows …". measure: what `run --seeds` compares, success or a
+    figure of the env that is a share. ablations: by name, for `--ablate`. parameters: by name, flags of `run`.
+    """
+
+    description: str = ""
+    steps: tuple[Step, ...] = Field(min_length=1)
+    defaults: dict[str, Any] = {}
+    fast: dict[str, dict[str, Any]] = {}
     fast_shows: str = ""
     full_shows: str = ""
     measure: str = "success"
-    ablations: dict[str, Ablation] = field(default_factory=dict)
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    ablations: dict[str, Ablation] = {}
+    parameters: dict[str, Parameter] = {}
+
+    def leaves_of(self, step: Step) -> dict[str, Leaf]:
+        """The settings of the stage of `step` by name, with those that its choices bring."""
+        return leaves_of(step["stage"], self.defaults | step)
+
+    @property
+    def settings(self) -> set[str]:
+        """The names of all settings of its stages."""
+        return {name for step in self.steps for name in self.leaves_of(step)}
 
     @cached_property
-    def resolved(self) -> dict[str, Resolved]:
-        """The parameters with what they set."""
-        return _resolved(self, Path("recipe"))
+    def default_of(self) -> dict[str, Any]:
+        """The recipe's own value of each parameter."""
+        return {name: self._set_by(name)[1] for name in self.parameters}
+
+    @cached_property
+    def parameter_class(self) -> type[Config]:
+        """Settings with a field for each parameter, which is None or () unless it is given."""
+        fields: dict[str, Any] = {}
+        for name, parameter in self.parameters.items():
+            hint, default = self._set_by(name)
+            is_list = get_origin(hint) is tuple
+            shown = ", ".join(default) if isinstance(default, list | tuple) else default
+            text = parameter.help.rstrip(".") + (f". Default: {shown}." if shown not in (None, "") else ".")
+            fields[name] = (hint if is_list else hint | None, option(() if is_list else None, help=text))
+        return create_model("Parameters", __base__=Config, **fields)
+
+    def _set_by(self, name: str) -> tuple[Any, Any]:
+        """(type without None, value in the recipe) of what parameter `name` sets.
+
+        Raises UnknownNameError for a step or setting, and ConfigError for settings of different types.
+        """
+        owners = {key: [step for step in self.steps if key in (step["name"], step["stage"])]
+                  for step in self.steps for key in (step["name"], step["stage"])}  # fmt: skip
+        found: list[tuple[Any, Any]] = []
+        for owner, setting in self.parameters[name].targets:
+            if owner not in (*owners, DEFAULTS):
+                raise unknown_name(f"step in parameter '{name}'", owner or setting, [*owners, DEFAULTS])
+            chosen = [(step, self.leaves_of(step)) for step in owners.get(owner, self.steps)]
+            having = [(step, rows[setting]) for step, rows in chosen if setting in rows]
+            if not having or (owner != DEFAULTS and len(having) < len(chosen)):
+                raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, chosen[0][1])
+            for step, leaf in having:
+                kinds = alternatives(leaf.hint)
+                hint = str if get_origin(kinds[0]) is Literal else kinds[0]
+                default = None if leaf.default is REQUIRED else as_plain(leaf.default)
+                found.append((hint, (self.defaults | step).get(setting, default)))
+        if len({str(hint) for hint, _ in found}) > 1 or found[0][0] not in PARAMETER_TYPES:
+            raise ConfigError(f"parameter '{name}' sets values of different types; expected one plain type")
+        return found[0]
+
+
+def leaves_of(stage: str, values: Mapping[str, Any]) -> dict[str, Leaf]:
+    """The settings of `stage` by name, with those that the choices in `values` bring."""
+    return {leaf.name: leaf for leaf in leaves(config_class(stage), values)}
 
 
 def recipe_names() -> list[str]:
@@ -66,183 +157,80 @@ def load_recipe(name: str) -> Recipe:
 
     Raises
     ------
-    UnknownNameError: no such recipe. DataError: it is malformed; names the line or field.
+    UnknownNameError: no such recipe, or a name in it is unknown. DataError: it is malformed; names the line or field.
     """
     if name in recipe_names():
-        path, text = Path(name), (_packaged() / f"{name}.yaml").read_text(encoding="utf-8")
-    elif name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name)
-        try:
-            text = file_text(path)
-        except FileNotFoundError:
-            raise DataError(path, "no such recipe file") from None
-        except UnicodeDecodeError:
-            raise DataError(path, "not UTF-8; save it as UTF-8") from None
-        except IsADirectoryError:
-            raise DataError(path, "is a folder, expected a YAML file") from None
-    else:
+        return _parsed((_packaged() / f"{name}.yaml").read_text(encoding="utf-8"), Path(name))
+    if not (name.endswith((".yaml", ".yml")) or "/" in name):
         raise unknown_name("recipe", name, recipe_names(), "(or give a .yaml file)")
-    return _checked(parse_yaml(text, path), path)
+    try:
+        return _parsed(file_text(Path(name)), Path(name))
+    except FileNotFoundError:
+        raise DataError(name, "no such recipe file") from None
+    except (UnicodeDecodeError, IsADirectoryError):
+        raise DataError(name, "expected a YAML file in UTF-8") from None
 
 
 def _packaged() -> Any:
     return resources.files("reflectkit") / "recipes"
 
 
-def _checked(value: Any, path: Path) -> Recipe:
-    from pydantic import TypeAdapter, ValidationError
-
+@lru_cache(maxsize=8)
+def _parsed(text: str, path: Path) -> Recipe:
+    """The recipe in `text`. Raises what `load_recipe` raises."""
+    value = parse_yaml(text, path)
     if not isinstance(value, dict):
         raise DataError(path, "expected a mapping with description and steps")
-    if unknown := [key for key in value if key not in {item.name for item in dataclasses.fields(Recipe)}]:
-        raise unknown_name(
-            f"part of recipe {path}", str(unknown[0]), [item.name for item in dataclasses.fields(Recipe)]
-        )
     try:
-        recipe = TypeAdapter(Recipe).validate_python(value)
+        recipe = Recipe.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DataError(path, first["msg"], field=".".join(map(str, first["loc"]))) from None
-    if not recipe.steps:
-        raise DataError(path, "is empty; list the steps, each with a name and a stage", field="steps")
-    every = {step.get("name") for step in recipe.steps}
+        problems = error.errors(include_url=False)
+        unknown = [str(one["loc"][0]) for one in problems if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
+        if unknown:
+            raise unknown_name(f"part of recipe {path}", unknown[0], Recipe.model_fields) from None
+        place = ".".join(map(str, problems[0]["loc"]))
+        raise DataError(path, problems[0]["msg"], field=place) from None
+    _check_steps(recipe, path)
+    for name in recipe.parameters:
+        if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in TAKEN:
+            raise DataError(path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}")
+    try:
+        _ = recipe.parameter_class
+    except ConfigError as error:
+        raise type(error)(f"recipe {path}: {error}") from None
+    return recipe
+
+
+def _check_steps(recipe: Recipe, path: Path) -> None:
+    """Raises DataError or UnknownNameError unless steps have names and stages, read only earlier steps, and are the
+    ones that defaults, the fast variant and ablations name.
+    """
     stages: dict[str, str] = {}
     for index, step in enumerate(recipe.steps):
         for key in ("name", "stage"):
             if not isinstance(step.get(key), str):
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
-        if step["stage"] == "run" or not (step["stage"] in STAGES or is_own(step["stage"])):
-            raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
-        if not NAME.fullmatch(step["name"]) or step["name"] in RESERVED:
-            raise DataError(
-                path,
-                f"{step['name']!r} can't name a step; use lower-case letters, and none of {', '.join(RESERVED)}",
-                field=f"steps.{index}.name",
-            )
-        if step["name"] in stages:
-            raise DataError(path, f"the name {step['name']!r} is given twice", field=f"steps.{index}.name")
-        for reference in sorted(references(step)):
-            if reference not in stages and reference in every:
-                text = f"reads {{{reference}}}, which does not come before it; move that step up"
-                raise DataError(path, text, field=f"steps.{index}")
-            if reference not in stages:
-                raise unknown_name(f"earlier step in recipe {path}", reference, stages)
-        stages[step["name"]] = step["stage"]
-    possible = settings_of(recipe)
+        name, stage = step["name"], step["stage"]
+        if stage == "run" or not (stage in STAGES or is_own(stage)):
+            raise unknown_name(f"stage in recipe {path}", stage, [known for known in STAGES if known != "run"])
+        if not NAME.fullmatch(name) or name in RESERVED or name in stages:
+            rule = f"use lower-case letters, each name once, and none of {', '.join(RESERVED)}"
+            raise DataError(path, f"{name!r} can't name a step; {rule}", field=f"steps.{index}.name")
+        if later := sorted(references(step) - set(stages)):
+            raise unknown_name(f"earlier step in recipe {path}", later[0], stages)
+        stages[name] = stage
     for key in recipe.defaults:
-        if key not in possible:
-            raise unknown_name(f"setting in the defaults of recipe {path}", key, possible)
-    for name in [*recipe.fast, *(step for ablation in recipe.ablations.values() for step in ablation.steps)]:
-        if name not in stages:
-            raise unknown_name(f"step of recipe {path}", name, stages)
+        if key not in recipe.settings:
+            raise unknown_name(f"setting in the defaults of recipe {path}", key, recipe.settings)
+    for changed in (recipe.fast, *(ablation.steps for ablation in recipe.ablations.values())):
+        if unknown := [step for step in changed if step not in stages]:
+            raise unknown_name(f"step of recipe {path}", unknown[0], stages)
     for name, ablation in recipe.ablations.items():
         if not NAME.fullmatch(name):
             raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
-        for changed in ablation.steps:
-            if not traits(stages[changed]).makes_arm:
-                makers = [stage for stage in STAGES if traits(stage).makes_arm]
-                raise DataError(
-                    path,
-                    f"an ablation changes steps of {', '.join(makers)}, not '{changed}'",
-                    field=f"ablations.{name}.steps",
-                )
-    _resolved(recipe, path)
-    return recipe
-
-
-def _resolved(recipe: Recipe, path: Path) -> dict[str, Resolved]:
-    """The parameters of `recipe`, checked."""
-    steps = []
-    for step in recipe.steps if recipe.parameters else ():
-        values = recipe.defaults | {key: value for key, value in step.items() if key not in ("name", "stage")}
-        steps.append((step["name"], step["stage"], leaves_of(step["stage"], values), values))
-    return resolve_parameters(recipe.parameters, steps, path)
-
-
-def settings_of(recipe: Recipe) -> set[str]:
-    """The settings of the stages of `recipe`."""
-    return {name for step in recipe.steps for name in leaves_of(step["stage"], recipe.defaults | step)}
-
-
-def leaves_of(stage: str, values: Mapping[str, Any]) -> dict[str, Leaf]:
-    """The settings of `stage` by name, with those that the choices in `values` bring."""
-    return {leaf.name: leaf for leaf in leaves(config_class(stage), values)}
-
-
-MARK = "@"
-
-Step = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """of: the evaluated arm to compare with. arm: the arm with the change; without `steps` one that the recipe already
-    has, otherwise a new one, by default "OF without NAME". steps: the settings that differ, by step. description: one
-    line.
-    """
-
-    of: str
-    arm: str = ""
-    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
-    description: str = ""
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def named(self, name: str) -> Ablation:
-        """This ablation with its arm's name filled in."""
-        return self if self.arm else replace(self, arm=f"{self.of} without {name}")
-
-
-def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> list[Step]:
-    """`steps`, each followed by its copies `step@ablation`: an ablation copies the steps that it changes and those
-    between them and its arm.
-    """
-    renamed = {name: names(steps, name, ablation) for name, ablation in ablations.items()}
-    return [
-        copy
-        for step in steps
-        for copy in (step, *(step | {"name": new[step["name"]]} for new in renamed.values() if step["name"] in new))
-    ]
-
-
-def names(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str]:
-    """The name of the copy of each step that ablation `name` copies."""
-    read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
-    changed: set[str] = set()
-    for step in steps:
-        if step["name"] in ablation.steps or (traits(step["stage"]).makes_arm and read[step["name"]] & changed):
-            changed.add(step["name"])
-    entries = [
-        entry
-        for step in steps
-        for key in traits(step["stage"]).arms
-        for entry in step.get(key, ())
-        if _is_of(entry, ablation)
-    ]
-    needed = set(ablation.steps) | references(entries)
-    for step in reversed(steps):
-        if step["name"] in needed & changed:
-            needed |= read[step["name"]]
-    return {step: f"{step}{MARK}{name}" for step in read if step in needed & changed}
-
-
-def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]) -> list[str]:
-    """`entries` of a list of players, plus an entry for each ablation of one of them."""
-    more = [
-        f"{ablation.arm}={follow(entry.partition('=')[2], names(steps, name, ablation))}"
-        for name, ablation in ablations.items()
-        for entry in entries
-        if ablation.steps and _is_of(entry, ablation)
-    ]
-    return [*entries, *more]
-
-
-def follow(value: Any, new: Mapping[str, str]) -> Any:
-    """`value` with the steps in braces replaced by their new names."""
-    if isinstance(value, str):
-        for old, name in new.items():
-            value = value.replace(f"{{{old}}}", f"{{{name}}}")
-        return value
-    return [follow(part, new) for part in value] if isinstance(value, list | tuple) else value
+        if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
+            makers = ", ".join(stage for stage in STAGES if traits(stage).makes_arm)
+            raise DataError(path, f"an ablation changes steps of {makers}, not '{fixed[0]}'", field=f"ablations.{name}")
 
 
 def references(value: Any) -> set[str]:
@@ -259,146 +247,82 @@ def references(value: Any) -> set[str]:
     return {name for part in parts for name in references(part)}
 
 
-def compared(ablations: Mapping[str, Ablation], evaluations: Sequence[Report]) -> list[dict[str, Any]]:
-    """Differences, original arm minus ablation, over `evaluations` (seeds); see `differences_over_seeds`."""
-    seeds = [[dict(episode) for _, episode in read_jsonl(one.folder / "episodes.jsonl")] for one in evaluations]
-    effects = []
-    for name, ablation in ablations.items():
-        arms = (ablation.of, ablation.arm)
-        pairs = [[episode for arm in arms for episode in seed if episode["name"] == arm] for seed in seeds]
-        effects += [{"ablation": name} | one for one in eval_tables.differences_over_seeds(pairs)]
-    return effects
+def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> Iterator[Step]:
+    """`steps`, each followed by its copies `step@ablation`: an ablation copies the steps that it changes and those
+    between them and its arm.
+    """
+    renamed = [copies(steps, name, ablation) for name, ablation in ablations.items()]
+    for step in steps:
+        yield step
+        yield from (step | {"name": new[step["name"]]} for new in renamed if step["name"] in new)
+
+
+def copies(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str]:
+    """The name of the copy of each step that ablation `name` copies."""
+    read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
+    changed: set[str] = set()
+    for step in steps:
+        if step["name"] in ablation.steps or (traits(step["stage"]).makes_arm and read[step["name"]] & changed):
+            changed.add(step["name"])
+    needed = set(ablation.steps)
+    for step in steps:
+        for key in traits(step["stage"]).arms:
+            needed |= references([entry for entry in step.get(key, ()) if _is_of(entry, ablation)])
+    for step in reversed(steps):
+        if step["name"] in needed & changed:
+            needed |= read[step["name"]]
+    return {step: f"{step}{MARK}{name}" for step in read if step in needed & changed}
+
+
+def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]) -> list[str]:
+    """`entries` of a list of players, plus an entry for each ablation of one of them."""
+    more = [
+        f"{ablation.arm}={follow(entry.partition('=')[2], copies(steps, name, ablation))}"
+        for name, ablation in ablations.items()
+        for entry in entries
+        if ablation.steps and _is_of(entry, ablation)
+    ]
+    return [*entries, *more]
 
 
 def _is_of(entry: Any, ablation: Ablation) -> bool:
     return isinstance(entry, str) and entry.startswith(f"{ablation.of}=")
 
 
-PARAMETER = re.compile(r"[a-z][a-z0-9_]*")
-TYPES = (str, int, float, bool, Path, tuple[str, ...])
+def follow(value: Any, new: Mapping[str, str]) -> Any:
+    """`value` with the steps in braces replaced by their new names."""
+    if isinstance(value, str):
+        for old, name in new.items():
+            value = value.replace(f"{{{old}}}", f"{{{name}}}")
+        return value
+    return [follow(part, new) for part in value] if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A flag of `run RECIPE`."""
-
-    help: str
-    """One line."""
-    sets: tuple[str, ...]
-    """The settings that get its value: STEP.SETTING, STAGE.SETTING or defaults.SETTING, all of one type."""
-    own_folders: bool = False
-    """Whether each value has data and results folders of its own; for a path or a whole number."""
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A parameter together with what it sets."""
-
-    parameter: Parameter
-    hint: Any
-    """The type of the settings, without None."""
-    default: Any
-    """Their value in the recipe."""
-
-    @property
-    def targets(self) -> list[tuple[str, str]]:
-        """(step, stage or "defaults", setting) of each setting."""
-        return [(target.rpartition(".")[0], target.rpartition(".")[2]) for target in self.parameter.sets]
-
-
-def resolve_parameters(
-    parameters: Mapping[str, Parameter],
-    steps: Sequence[tuple[str, str, Mapping[str, Leaf], Mapping[str, Any]]],
-    path: Path,
-) -> dict[str, Resolved]:
-    """The parameters of the recipe at `path`, checked. steps: (name, stage, its settings by name, their values in the
-    recipe). Raises DataError, and UnknownNameError for a step or setting.
-    """
-    return {name: _resolve(name, parameter, steps, path) for name, parameter in parameters.items()}
-
-
-def _resolve(
-    name: str,
-    parameter: Parameter,
-    steps: Sequence[tuple[str, str, Mapping[str, Leaf], Mapping[str, Any]]],
-    path: Path,
-) -> Resolved:
-    place = f"parameters.{name}"
-    if not PARAMETER.fullmatch(name) or keyword.iskeyword(name):
-        text = f"{name!r} can't name a parameter; use lower-case letters, digits and _, and no keyword of Python"
-        raise DataError(path, text, field=place)
-    if not parameter.sets:
-        raise DataError(path, "is empty; list what the parameter sets, as STEP.SETTING", field=f"{place}.sets")
-    hints_and_values: list[tuple[Any, Any]] = []
-    for target in parameter.sets:
-        owner, _, setting = target.rpartition(".")
-        names = {step for step, *_ in steps} | {stage for _, stage, *_ in steps} | {DEFAULTS}
-        if owner not in names:
-            raise unknown_name(f"step of recipe {path} in {place}", owner or target, names)
-        chosen = [(rows, values) for step, stage, rows, values in steps if owner in (step, stage, DEFAULTS)]
-        having = [(rows, values) for rows, values in chosen if setting in rows]
-        if not having or (owner != DEFAULTS and len(having) < len(chosen)):
-            raise unknown_name(f"setting of '{owner}' in {place}", setting, chosen[0][0])
-        for rows, values in having:
-            kinds = alternatives(rows[setting].hint)
-            hint = str if get_origin(kinds[0]) is Literal else kinds[0] if len(kinds) == 1 else kinds
-            hints_and_values.append((hint, _value(rows[setting], values)))
-    hints = {str(hint) for hint, _ in hints_and_values}
-    hint = hints_and_values[0][0]
-    if len(hints) > 1 or hint not in TYPES:
-        raise DataError(
-            path, f"what it sets has the types {', '.join(sorted(hints))}; expected one plain type", field=place
-        )
-    if parameter.own_folders and hint not in (Path, int):
-        raise DataError(path, "own_folders is for a path or a whole number", field=place)
-    return Resolved(parameter, *hints_and_values[0])
-
-
-def settings_class(recipe: str, resolved: Mapping[str, Resolved]) -> type[Config]:
-    """The settings with a field for each parameter, which is None or () unless it is given."""
-    fields: dict[str, Any] = {}
-    for name, parameter in resolved.items():
-        default, is_list = parameter.default, get_origin(parameter.hint) is tuple
-        shown = ", ".join(default) if isinstance(default, list | tuple) else default
-        text = parameter.parameter.help.rstrip(".") + (f". Default: {shown}." if shown not in (None, "") else ".")
-        hint = parameter.hint if is_list else parameter.hint | None
-        fields[name] = (hint, option(() if is_list else None, help=text))
-    return create_model(f"Parameters of {recipe}", __base__=Config, **fields)
-
-
-def overrides(config: Config, resolved: Mapping[str, Resolved]) -> list[tuple[str, str, Any]]:
-    """(step, stage or "defaults", setting, value) of each parameter that `config` gives. Lists are split at commas."""
-    given, values = [], flat(config)
-    for name, one in resolved.items():
-        value = values.get(name)
+def parameter_changes(recipe: Recipe, given: Config) -> list[Change]:
+    """What the parameters in `given` change. Lists are split at commas."""
+    changes: list[Change] = []
+    for name, value in flat(given).items():
         if value in (None, ()):
             continue
         if isinstance(value, tuple):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
-        given += [(target, setting, value) for target, setting in one.targets]
-    return given
+        changes += [(owner, setting, value) for owner, setting in recipe.parameters[name].targets]
+    return changes
 
 
-def folder_label(path: Path | str | int | None, default: str, name: str = "") -> str:
-    """What tells the data and results of `path` from those of other paths: its last part and a digest of the whole; ""
-    if it is not given, or is the recipe's `default`. For a number, it is the parameter's `name` with the number.
+def folder_label(value: Path | str | int | None, default: str, name: str = "") -> str:
+    """Label of the folders for `value` of a parameter: the last part of a path and a digest of the whole, or the
+    parameter's `name` and a number; "" if it is not given, or is the recipe's `default`.
 
     >>> folder_label(Path("/home/me/my repos"), "data/repos")
     'my-repos-158e9c'
     >>> folder_label(5, "10", "demonstrations")
     'demonstrations-5'
     """
-    if isinstance(path, int):
-        return "" if str(path) == default else f"{name.replace('_', '-')}-{path}"
-    if path is None or Path(path) == Path(default):
+    if isinstance(value, int):
+        return "" if str(value) == default else f"{name.replace('_', '-')}-{value}"
+    if value is None or Path(value) == Path(default):
         return ""
-    whole = Path(path).resolve()
+    whole = Path(value).resolve()
     own = re.sub(r"[^A-Za-z0-9_-]+", "-", whole.name).strip("-")[:40] or "folder"
     return f"{own}-{hashlib.sha256(str(whole).encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
-
-
-def _value(leaf: Leaf, values: Mapping[str, Any]) -> Any:
-    if leaf.name in values:
-        return values[leaf.name]
-    return None if leaf.default is REQUIRED else as_plain(leaf.default)

@@ -20,7 +20,7 @@ from pydantic import model_validator
 from reflectkit.agents.players import model_folders, refuse_without_model, resolve_model_path
 from reflectkit.cli.main import main
 from reflectkit.commands import Traits
-from reflectkit.config import Config, option
+from reflectkit.config import Config, identifying, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.demonstrations import drawn_records, replayed_lessons
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Lesson, read_rows, reflection_row
@@ -29,8 +29,9 @@ from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import dumps, read_jsonl, salvage, write_jsonl
 from reflectkit.prompts import one_line, policy_prompt
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run, runs_but_for
+from reflectkit.runs.folders import RunConfig, runs_of, write_permission
+from reflectkit.runs.identity import digest, read_record, recorded_defaults
+from reflectkit.runs.run import open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Answer
@@ -379,7 +380,14 @@ class _Judge:
 
 def _earlier(config: GenCommentsConfig, inputs: Sequence[Path]) -> dict[str, list[Judged]]:
     """By file name, the states that another run judged with the same settings, but for the selection."""
-    runs = runs_but_for("gen-comments", config, inputs, SELECTING)
+    settings, digests = identifying(config), {str(path): digest(path) for path in inputs}
+    runs = []
+    for folder in runs_of(config.run.results_dir, "gen-comments"):
+        record = read_record(folder)
+        recorded = recorded_defaults(config) | record.get("settings", {})
+        selected = {name: settings[name] for name in SELECTING}
+        if recorded != settings == recorded | selected and digests.items() <= record["inputs"].items():
+            runs.append(folder)
     return {name: max((_intact(run / name) for run in runs), key=len, default=[]) for name in (JUDGED, VALIDATION)}
 
 

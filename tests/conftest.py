@@ -1,50 +1,54 @@
-"""Shared fixtures: one thread for torch, and tiny players made offline once a session."""
+"""Shared fixtures: one thread for torch, tiny players, and folders that all workers of a session build once."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from reflectkit.console import Quiet
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.jsonl import write_json
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label, policy_prompt, reflection_prompt
 from reflectkit.types import Observation
+from tests.command_lines import prepare
 
 torch.set_num_threads(1)
 _frozen_at = 0  # modules that were imported when the memory was frozen
 
 
-LONGEST = ("test_run.py", "test_rlft_killed.py", "test_bench_gpu.py", "test_rlft_processes.py",
-    "test_memory_pipeline.py", "test_explore_pipeline.py", "test_tutorial.py")  # fmt: skip
-"""Files of half a minute and more, the longest first."""
-
-
+LONGEST = ("test_rlft_resumed.py", "test_lying_servers.py", "test_sft.py", "test_rlft_both_players.py", "test_run.py",
+    "test_requests.py", "test_rlft_algorithms.py")  # fmt: skip
+"""Files that take longest, in this order."""
 SLOW = ("research", "benchmarks")
 """Folders whose tests are all slow: what they test is not part of the wheel."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests in `SLOW` are slow. Among several workers, long files go first, so that none is left alone at the end.
+    """Mark the tests in `SLOW`, and start with the longest files, which one worker would otherwise end alone with.
 
-    `--dist loadfile` keeps this order with `--no-loadscope-reorder`; otherwise the files with the fewest tests come
-    last, and these are the long ones.
+    `--dist loadfile` keeps this order with `--no-loadscope-reorder`.
     """
     for item in items:
         if item.path.parent.name in SLOW:
             item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):
-        places = {name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: (places.get(item.path.name, len(places)), item.path.parent.name != "stages"))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_runtest_setup() -> None:
@@ -94,6 +98,46 @@ def checkpoints(observations: list[Observation], tmp_path_factory: pytest.TempPa
     for role in ("policy", "reflection", "plain"):
         save_player(folder / role, make_player(observations, role))
     return {role: folder / role for role in ("policy", "reflection", "plain")}
+
+
+def built_once(tmp_path_factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
+    """A copy, for this worker, of the folder that `build` fills: all workers of a session share one build."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"built-{name}"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            build(partial := shared.with_suffix(".partial"))
+            partial.rename(shared)
+    return shutil.copytree(shared, tmp_path_factory.mktemp(name), dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="session")
+def taxi_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the data commands on taxi: demonstrations, splits and SFT rows."""
+    return built_once(tmp_path_factory, "taxi", prepare) / "data" / "taxi"
+
+
+@pytest.fixture(scope="session")
+def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with untrained players of the corridor, adapters on one base, and problems of both levels."""
+    folder = tmp_path_factory.mktemp("corridor")  # adapters name their base, so that a copy would not do
+    seen = [make("corridor").reset(task, 0) for level in Corridor.levels for task in Corridor.taskset.tasks(level)]
+    texts = [policy_prompt(one, "Go right, 3 to go.") for one in seen] + [reflection_prompt(one) for one in seen]
+    tokenizer = build_tokenizer(texts, [label(index) for index in range(2)])
+    for number, role in enumerate(("policy", "reflection", "base")):
+        model = build_model(tokenizer, 256, number)
+        save_player(folder / role, LoadedModel(model, tokenizer, None if role == "base" else role))
+    for number, role in enumerate(("policy", "reflection")):
+        base = load_player(folder / "base", device="cpu")
+        adapted = with_adapter(LoadedModel(base.model, base.tokenizer, role), 4, 8, seed=number)
+        with torch.no_grad():
+            for name, weight in adapted.model.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_(std=0.02, generator=torch.Generator().manual_seed(number))
+        save_player(folder / f"{role}-adapter", adapted)
+    records = [Record(task, ()) for level in Corridor.levels for task in Corridor.taskset.tasks(level)]
+    write_json(folder / "train.json", [record_to_json(record) for record in records])
+    return folder
 
 
 @pytest.fixture

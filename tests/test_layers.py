@@ -87,3 +87,22 @@ def test_an_env_imports_no_other_env(folder: str) -> None:
     others = {path.name for path in ENVS.iterdir() if path.is_dir()} - {folder}
     for path in (ENVS / folder).rglob("*.py"):
         assert not {module.split(".")[2] for module in imports(path) if module.startswith("reflectkit.envs.")} & others
+
+
+def test_the_package_offers_its_names_lazily() -> None:
+    """`import reflectkit` loads nothing, its names load no torch, and `__getattr__` and TYPE_CHECKING agree."""
+    code = (
+        "import sys; import reflectkit; modules = {name for name in sys.modules if name.startswith('reflectkit')};"
+        "assert modules == {'reflectkit', 'reflectkit.version'}, modules;"
+        f"[getattr(reflectkit, name) for name in reflectkit.__all__]; print(sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    import reflectkit.rollout.episode
+
+    assert callable(reflectkit.rollout)  # the function has the name of a package
+    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
+    typed = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imported = [node for node in typed.body if isinstance(node, ast.ImportFrom)]
+    assert {name.name: node.module for node in imported for name in node.names} == reflectkit._PLACES
+    assert set(reflectkit._PLACES) == set(reflectkit.__all__) - {"__version__"}

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from reflectkit.cli import screen
+from reflectkit.cli.explain import explain, interrupted, prepare, print_error, say
 from reflectkit.commands import STAGES, is_own, summary
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.version import VERSION
@@ -35,12 +35,7 @@ class Stages(TyperGroup):
         if name is not None and (own or name in STAGES):
             from reflectkit.cli.command import stage_command
 
-            try:
-                command = stage_command(name, rest)
-            except ReflectkitError:
-                if not ctx.resilient_parsing:
-                    raise
-                command = stage_command(name)  # the shell completes a line with a mistake in it
+            command = stage_command(name, () if ctx.resilient_parsing else rest)
         return name, command, rest
 
 
@@ -66,7 +61,7 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        screen.say(f"reflectkit {VERSION}")
+        say(f"reflectkit {VERSION}")
         raise typer.Exit()
 
 
@@ -106,7 +101,14 @@ def _list(
 ) -> None:
     """List environments with their levels, and recipes with their ablations and parameters."""
     if configs:
-        _list_configs(name)
+        from reflectkit.files import launch_config, launch_configs
+
+        if name is not None:
+            say(str(launch_config(name)))
+            return
+        say('configs: accelerate launch --config_file "$(reflectkit list --configs NAME)" -m reflectkit rlft …')
+        for config, about in launch_configs().items():
+            say(f"  {config:<12} {about}\n  {'':<12} {launch_config(config)}")
         return
     if name is not None:
         raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
@@ -116,41 +118,31 @@ def _list(
     from reflectkit.recipe import load_recipe, recipe_names
 
     console = Screen()
+
+    def show(name: str, text: str) -> None:
+        console.read(f"  {name:<{NAME_WIDTH}} {text}", indent=NAME_WIDTH + 3)
+
     console.say("environments: reflectkit play --env NAME")
-    for name in env_names():
+    for env in env_names():
         try:
-            about = f"levels: {', '.join(env_class(name).levels)}"
+            show(env, f"levels: {', '.join(env_class(env).levels)}")
         except ReflectkitError as error:  # of another package
-            about = str(error)
-        console.read(f"  {name:<{NAME_WIDTH}} {about}", indent=NAME_WIDTH + 3)
+            show(env, str(error))
     console.say("recipes: reflectkit run NAME")
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        console.read(f"  {name:<{NAME_WIDTH}} {recipe.description}", indent=NAME_WIDTH + 3)
+    for recipe_name in recipe_names():
+        recipe = load_recipe(recipe_name)
+        show(recipe_name, recipe.description)
         if recipe.fast_shows:
-            console.read(f"  {'':<{NAME_WIDTH}} --fast: {recipe.fast_shows}", indent=NAME_WIDTH + 3)
+            show("", f"--fast: {recipe.fast_shows}")
         if recipe.ablations:
-            ablations = ", ".join(recipe.ablations)
-            console.read(f"  {'':<{NAME_WIDTH}} --ablate: {ablations}", indent=NAME_WIDTH + 3)
-        for parameter, one in recipe.parameters.items():
-            console.read(f"  {'':<{NAME_WIDTH}} {flag(parameter)}: {one.help}", indent=NAME_WIDTH + 3)
-
-
-def _list_configs(name: str | None) -> None:
-    from reflectkit.files import launch_config, launch_configs
-
-    if name is not None:
-        screen.say(str(launch_config(name)))
-        return
-    screen.say('configs: accelerate launch --config_file "$(reflectkit list --configs NAME)" -m reflectkit rlft …')
-    for one, about in launch_configs().items():
-        screen.say(f"  {one:<12} {about}")
-        screen.say(f"  {'':<12} {launch_config(one)}")
+            show("", f"--ablate: {', '.join(recipe.ablations)}")
+        for key, parameter in recipe.parameters.items():
+            show("", f"{flag(key)}: {parameter.help}")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
-    screen.prepare()
+    prepare()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
         code = _run(arguments)
@@ -159,8 +151,6 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _closed_pipe()
     except OSError as error:  # from the device behind standard output
-        from reflectkit.cli.explain import explain
-
         return explain(error)
 
 
@@ -169,16 +159,14 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         outcome = app(args=list(arguments), prog_name="reflectkit", standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
-        return screen.print_error(message, code) if code == 130 else code  # typer's own code for Ctrl-C
+        return print_error(message, code) if code == 130 else code  # typer's own code for Ctrl-C
     except (KeyboardInterrupt, typer.Abort):
-        return screen.print_error(message, 130)
+        return print_error(message, 130)
     except SystemExit as leaving:  # from typer after a completion, or from typer or rich on a closed pipe
         return _closed_pipe() if isinstance(leaving.__context__, BrokenPipeError) else int(leaving.code or 0)
     except Exception as error:
-        from reflectkit.cli.explain import explain, interrupted
-
         if interrupted(error):
-            return screen.print_error(message, 130)
+            return print_error(message, 130)
         return explain(error, with_traceback="--traceback" in arguments)
 
 

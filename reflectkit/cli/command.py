@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
-from reflectkit.cli.screen import process_number
 from reflectkit.commands import STAGES, config_class, stage_module
 from reflectkit.config import (
     REQUIRED,
@@ -18,23 +17,19 @@ from reflectkit.config import (
     Leaf,
     alternatives,
     build,
+    choices,
     choosers,
-    elsewhere,
     flag,
-    foreign_setting,
     heading,
     is_path,
     leaves,
     parse_yaml,
-    refuse_renamed,
     variables,
 )
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.console import process_number
+from reflectkit.errors import DataError
 from reflectkit.jsonl import file_text
 from reflectkit.runs.folders import RunConfig
-
-ASIDE = {"help", "config"}
-"""Flags that are no settings."""
 
 
 def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
@@ -46,78 +41,47 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = [f"  $ {example}" for example in module.EXAMPLES]
-    choices = _choices(kind, arguments)
-    told = module.help_lines(choices) if hasattr(module, "help_lines") else ()
+    chosen = _choices(kind, arguments)
+    told = module.help_lines(chosen) if hasattr(module, "help_lines") else ()
     lines = [*(re.sub(r"(?=\[)", r"\\", line) for line in told), "Examples:", *examples]  # "[" begins rich's markup
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, choices, arguments))
+    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, chosen))
     return typer.main.get_command(single)
 
 
-def stage_flags(*, every_env: bool = False) -> dict[str, set[str]]:
-    """The flags of each command. every_env: with the own settings of all envs."""
-    kinds = {name: config_class(name) for name in STAGES}
-    return {
-        name: {flag(leaf.name) for leaf in leaves(kind) if not leaf.is_argument}
-        | {flag(other) for other in (elsewhere(kind) if every_env else ())}
-        for name, kind in kinds.items()
-    }
+def stage_flags() -> dict[str, set[str]]:
+    """The flags of each command, with those that its known choices bring."""
+    flags = {}
+    for name in STAGES:
+        kind = config_class(name)
+        rows = [*leaves(kind), *(leaf for brought in choices(kind).values() for leaf in brought)]
+        flags[name] = {flag(leaf.name) for leaf in rows if not leaf.is_argument}
+    return flags
 
 
 def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
     """The settings in `arguments`, or in their --config file, that decide which flags there are."""
-    choosing = choosers(kind)
+    choosing, rows = choosers(kind), leaves(kind)
+    switches = {"--help", "-h"} | {flag(leaf.name) for leaf in rows if leaf.hint is bool}
     given: dict[str, str] = {}
-    if positional := [leaf.name for leaf in leaves(kind) if leaf.is_argument]:
-        given |= dict(zip(positional, _positional(kind, arguments), strict=False))
-    for position, argument in enumerate(arguments):
+    positional: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
         written, equals, value = argument.partition("=")
-        for name in ("config", *choosing):
-            if written == flag(name) and (equals or position + 1 < len(arguments)):
-                given[name] = value if equals else arguments[position + 1]
-    settings = _settings(Path(given.pop("config"))) if choosing and "config" in given else {}
-    return {name: value for name, value in (settings | given).items() if name in choosing}
+        if not argument.startswith("-"):
+            positional.append(argument)
+        elif written not in switches and not written.startswith("--no-"):
+            given[written] = value if equals else next(rest, "")
+    settings = _settings(Path(given["--config"])) if choosing and given.get("--config") else {}
+    settings |= dict(zip((leaf.name for leaf in rows if leaf.is_argument), positional, strict=False))
+    settings |= {name: given[flag(name)] for name in choosing if flag(name) in given}
+    return {name: value for name, value in settings.items() if name in choosing}
 
 
-def _positional(kind: type[Config], arguments: Sequence[str]) -> list[str]:
-    """The arguments that are neither flags nor values of flags."""
-    alone = {"--help", "-h"} | {flag(leaf.name) for leaf in leaves(kind) if leaf.hint is bool}
-    values: list[str] = []
-    before = ""
-    for argument in arguments:
-        of_flag = (
-            before.startswith("-") and "=" not in before and before not in alone and not before.startswith("--no-")
-        )
-        if not argument.startswith("-") and not of_flag:
-            values.append(argument)
-        before = argument
-    return values
-
-
-def _refuse_foreign(kind: type[Config], rows: Sequence[Leaf], choices: Mapping[str, Any], given: Sequence[str]) -> None:
-    """Raises ConfigError for a flag that the command has only with another choice, e.g. another env."""
-    own = {leaf.name for leaf in rows} | ASIDE
-    names = [
-        argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-        for argument in given
-        if argument.startswith("--")
-    ]
-    if unknown := [name for name in names if name not in own]:
-        others = elsewhere(kind, choices)
-        for name in unknown:
-            if name in others:
-                raise ConfigError(foreign_setting(name, others[name][0]))
-            refuse_renamed(name, own)
-
-
-def _function(
-    name: str, module: Any, kind: type[Config], choices: Mapping[str, Any], arguments: Sequence[str]
-) -> Callable[..., None]:
+def _function(name: str, module: Any, kind: type[Config], chosen: Mapping[str, Any]) -> Callable[..., None]:
     """A function whose signature is the config's leaves, as typer reads it."""
-    rows = leaves(kind, choices)
-    _refuse_foreign(kind, rows, choices, arguments)
     parameters = []
-    for leaf in sorted(rows, key=order):
+    for leaf in sorted(leaves(kind, chosen), key=order):
         required = leaf.default is REQUIRED
         plain = _plain(leaf.hint)
         metavar = "PATH" if is_path(leaf.hint) and plain != list[str] else None
@@ -169,8 +133,8 @@ def _function(
 
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
-    """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that
-    exits or raises what is no Exception.
+    """The stage's report. A lost connection, an exit, or any other BaseException of the user's code is an error here:
+    typer would end the command without a message.
     """
     try:
         for name, value in variables(settings).items():

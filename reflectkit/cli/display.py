@@ -1,4 +1,4 @@
-"""Terminal output: rich progress bars on a terminal, plain lines elsewhere, and tables."""
+"""Terminal output: progress bars on a terminal, plain lines elsewhere, and tables that fit its width."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
@@ -24,12 +27,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from reflectkit.cli.tables import laid_out
 from reflectkit.console import Bar, Report
+from reflectkit.console import Table as Rows
 from reflectkit.text import visible
 
+NAME = re.compile(r"[\w+-]+")
+LONG = 16  # characters; longer cells may be folded
 START = re.compile(r"\s*(?:\w{1,3}  )?")
 """What stands before the text of a line: white space, and the number of a choice."""
 
@@ -150,17 +156,51 @@ class _RichBar:
 
 
 def show(console: Screen, report: Report) -> None:
-    """Print the report's tables and the paths of its outputs."""
+    """Print the report's tables, the paths of its outputs, and its closing lines."""
     for table in report.tables:
         console.say(table.title, style="bold")
-        for part in laid_out(table, console.width):
-            console.say(part) if isinstance(part, str) else console.print(part)
+        grid, unlimited = _grid(table), console.options.update(width=10_000)
+        if console.measure(grid, options=unlimited).maximum > console.width:
+            if len(table.rows) > 1:
+                table = _without_constants(table, console)
+            grid = _grid(table, narrow=True)
+            if console.measure(grid, options=unlimited).minimum > console.width:
+                grid = _grid(table)
+        console.print(grid)
     if report.skipped:
         console.say(f"Already finished in {_one_line(report.folder)}; --force runs it again.")
     for output in report.outputs:
         console.say(f"→ {_one_line(output)}")
     for line in report.closing:
         console.say(line)
+
+
+def _without_constants(table: Rows, console: Screen) -> Rows:
+    """`table` without the columns that hold one number or name in all rows, which are printed above it."""
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    constant = [cells for cells in columns[1:] if len(set(cells[1:])) == 1 and NAME.fullmatch(cells[1])]
+    if constant:
+        console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in constant))
+    heading, *rows = zip(*(cells for cells in columns if cells not in constant), strict=True)
+    return Rows(table.title, heading, tuple(rows))
+
+
+def _grid(table: Rows, *, narrow: bool = False) -> Table:
+    """`table` as rich draws it, with long cells folded. narrow: without lines, and with headings of several lines."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)) if narrow else Table()
+    for index, heading in enumerate(map(visible, table.columns)):
+        justify: Literal["left", "right"] = "right" if index else "left"
+        if not narrow:
+            grid.add_column(Text(heading), justify=justify, overflow="fold")
+            continue
+        width = max((cell_len(visible(row[index])) for row in table.rows), default=0)
+        is_short = index > 0 and width <= LONG
+        width = max([min(width, LONG), *map(cell_len, heading.split())])
+        stacked = Text("\n".join(textwrap.wrap(heading, width)))
+        grid.add_column(stacked, justify=justify, overflow="fold", no_wrap=is_short, min_width=width)
+    for row in table.rows:
+        grid.add_row(*(Text(visible(cell)) for cell in row))
+    return grid
 
 
 def _one_line(path: Path) -> str:

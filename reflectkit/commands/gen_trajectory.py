@@ -40,8 +40,8 @@ from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import Agent
-from reflectkit.envs import listed
-from reflectkit.envs.setup import RECORDS, EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
+from reflectkit.envs import RECORDS, listed
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
 from reflectkit.rollout.episode import Episode, rollout

@@ -23,23 +23,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
-from reflectkit.commands import config_class, plot, stage_module, traits
-from reflectkit.config import (
-    Config,
-    Leaf,
-    build,
-    chosen_by,
-    flag,
-    flat,
-    leaves,
-    non_default,
-    option,
-    parse_yaml,
-    with_values,
-    without_foreign,
-)
+from reflectkit.commands import config_class, stage_module, traits
+from reflectkit.config import Config, build, chosen_by, flag, flat, leaves, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import no_share
 from reflectkit.envs.setup import share_models
@@ -52,88 +39,82 @@ from reflectkit.recipe import (
     MARK,
     RECORD,
     Ablation,
+    Change,
     Recipe,
-    compared,
+    copies,
     folder_label,
     follow,
     leaves_of,
     load_recipe,
-    names,
-    overrides,
+    parameter_changes,
     recipe_names,
     references,
-    settings_class,
-    settings_of,
     with_arms,
     with_copies,
 )
-from reflectkit.runs.folders import RunConfig, check_run_name
-from reflectkit.runs.run import finished_as, open_run
+from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import Run, finished_as, open_run
 
+EXAMPLES = (
+    "reflectkit run taxi-tiny",
+    "reflectkit run taxi-tiny --seeds 3 --set reflect-rl.max_steps=200",
+    "reflectkit run taxi-tiny --name taxi-long --set reflect-rl.max_steps=200",
+    "reflectkit run taxi-tiny --ablate reflection,negatives,curriculum",
+    "reflectkit run auto-explore-tiny --repo-dir ~/projects",
+    "reflectkit run my_recipe.yaml --fast",
+)
 CHECK = "This was a quick check that every step runs. Its models are hardly trained, so their figures mean nothing."
-DECIDED = ("name", "keep", "force", "threads", "device", "task", "count", "from_", "reflector")
+WHOLE_RUN = frozenset(RunConfig.model_fields)
+"""Settings of `run` that no step can set for itself."""
+LEFT_OUT = ("name", "keep", "force", "threads", "device", "task", "count", "from_", "reflector")
 """Settings that a suggested command leaves at their defaults."""
 
 
-def closing(
-    in_full: Sequence[str],
-    fast: bool,
-    fast_shows: str,
-    full_shows: str,
-    jobs: Sequence[Job],
-    reports: Mapping[str, Report],
-) -> tuple[str, ...]:
-    """The lines. in_full: the arguments of `run` for the full recipe. fast_shows: what the fast variant is; empty: a
-    check. full_shows: what the full run takes and shows.
+class PipelineConfig(Config):
+    """Settings of run."""
 
-    jobs, reports: of the whole run; the commands are about the first evaluation.
-    """
-    lines: list[str] = []
-    if fast:
-        full = f" The full run, `{_program()} run {shlex.join(in_full)}`, {full_shows}." if full_shows else ""
-        lines.append((fast_shows or CHECK) + full)
-    job = next((job for job in jobs if job.stage == "evaluate"), None)
-    if job is None:
-        return tuple(lines)
-    outputs = outputs_of(job, reports)
-    values = {name: resolved(value, job, outputs) for name, value in job.values.items()}
-    players = [entry for entry in values.get("policy", ()) if "=" in entry]
-    lines += ["Next:", f"  {_command('view', {})} {shlex.quote(str(reports[job.name].folder))}"]
-    if players:
-        best = next((entry for entry in reversed(players) if "+" in entry.partition("=")[2]), players[-1])
-        levels = values.get("level") or [""]
-        lines.append(f"  {_command('play', values | {'policy': best, 'level': _last(levels)})}")
-        lines.append(f"  {_command('evaluate', values | {'policy': ['oracle', best]})}")
-    return tuple(lines)
+    recipe: str = option(help="Name of a packaged recipe, or a YAML file.", argument=True)
+    parameters: Any = chosen_by("recipe", settings=lambda name: load_recipe(name).parameter_class, names=recipe_names)
+    set: tuple[str, ...] = option(
+        (), help="STEP.SETTING=VALUE overrides the recipe (repeat the flag); STEP may also be a stage or defaults."
+    )
+    ablate: tuple[str, ...] = option(
+        (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
+    )
+    seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …", ge=1)
+    fast: bool = option(
+        False,
+        help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",
+    )
+    run: RunConfig = RunConfig()
 
+    @property
+    def own_folders(self) -> tuple[str, Any]:
+        """The parameter whose values have folders of their own, and its value here; ("", None) without one."""
+        parameters = load_recipe(self.recipe).parameters
+        name = next((name for name, parameter in parameters.items() if parameter.own_folders), "")
+        return name, getattr(self.parameters, name, None)
 
-def _last(levels: Sequence[str]) -> str:
-    return "" if levels[-1] == "all" else levels[-1]
+    @property
+    def label(self) -> str:
+        """The part of the folders' names that differs between values of that parameter; "" for its default."""
+        name, value = self.own_folders
+        return folder_label(value, str(load_recipe(self.recipe).default_of[name]), name) if name else ""
 
+    @property
+    def folder(self) -> str:
+        """The folder of all steps in --results-dir: --name, or the recipe's name with the label and -fast."""
+        own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
+        return self.run.name or "-".join([own, *self._marks])
 
-def _command(stage: str, values: Mapping[str, Any]) -> str:
-    """The command of `stage` with those of `values` that are its settings and not its defaults."""
-    parts = [_program(), stage]
-    for item in leaves(config_class(stage), values):
-        value = values.get(item.name)
-        if item.name in DECIDED or value is None or str(value) == str(item.default) or value in ("", [], ()):
-            continue
-        name = flag(item.name)
-        if isinstance(value, bool):
-            parts.append(name if value else f"--no-{name[2:]}")
-            continue
-        for one in value if isinstance(value, list | tuple) else [value]:
-            parts += [name, shlex.quote(str(one))]
-    return " ".join(parts)
+    @property
+    def data_folder(self) -> Path:
+        """The data folder of all steps: --data-dir, or a folder in it for --fast and for a label."""
+        return self.run.data_dir / "-".join(self._marks)
 
-
-def _program() -> str:
-    """How to call reflectkit in this shell: by name if that finds it, else by the path in its environment."""
-    script = Path(sys.executable).parent / "reflectkit"
-    if shutil.which("reflectkit") or not script.is_file():
-        return "reflectkit"
-    relative = os.path.relpath(script)
-    return shlex.quote(str(script) if relative.startswith("..") else relative)
+    @property
+    def _marks(self) -> list[str]:
+        return [*([self.label] if self.label else []), *(["fast"] if self.fast else [])]
 
 
 @dataclass(frozen=True)
@@ -147,23 +128,152 @@ class Job:
     values: Mapping[str, Any]
     prefix: str = ""
 
+    @property
+    def step(self) -> str:
+        """The step's name in the recipe, which all seeds share."""
+        return self.name.removeprefix(self.prefix)
 
-def check_settings(jobs: Sequence[Job]) -> None:
-    """Raises ConfigError, naming the step, if one has a wrong setting. Outputs of earlier steps are stand-ins."""
-    for job in jobs:
-        name = job.name.removeprefix(job.prefix)
-        try:
-            _config(job, {step: job.values["results_dir"] / step for step in references(dict(job.values))})
-        except ReflectkitError as error:
-            place = f"step '{name}'"
-            raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
+
+def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
+    """What the help shows above its examples: the ablations of the recipe, for --ablate."""
+    name = choices.get("recipe")
+    ablations = load_recipe(name).ablations if isinstance(name, str) else {}
+    lines = [f"  {key}: {ablation.description}".rstrip(": ") for key, ablation in ablations.items()]
+    return (f"Ablations of {name}, for --ablate:", *lines) if lines else ()
+
+
+def run(config: PipelineConfig, progress: Progress) -> Report:
+    """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
+    recipe = load_recipe(config.recipe)
+    jobs, ablations = planned(config)
+    for job in jobs:  # wrong settings are an error before the first step
+        job_config(job, {step: job.values["results_dir"] / step for step in references(dict(job.values))})
+    if config.label:
+        name, value = config.own_folders
+        folders = f"{config.data_folder} and {config.run.results_dir / config.folder}"
+        progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
+    if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
+        share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
+    with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
+        reports = perform(jobs, progress)
+        finals = [report for report in reports.values() if traits(report.stage).reports]
+        figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
+        evaluations: dict[str, list[list[dict[str, Any]]]] = {}  # by step, the episodes of each seed
+        for job in jobs if ablations or config.seeds > 1 else ():
+            if job.stage == "evaluate":
+                rows = read_jsonl(reports[job.name].folder / "episodes.jsonl")
+                evaluations.setdefault(job.step, []).append([dict(episode) for _, episode in rows])
+        effects = {step: compared(ablations, seeds) for step, seeds in evaluations.items()}
+        if ablations:
+            figures["ablations"] = [{"step": step} | effect for step, rows in effects.items() for effect in rows]
+        ablated = [eval_tables.ablations_table(rows, step, recipe.measure) for step, rows in effects.items() if rows]
+        if config.seeds > 1:
+            outputs = pool_seeds(config, recipe, jobs, reports, evaluations, current, ablated, progress)
+            return current.finish(figures, outputs)
+        if check := config.fast and not recipe.fast_shows:  # its differences and curves are noise
+            finals = [report for report in finals if report.stage == "evaluate"]
+        current.tables += [table for report in finals for table in report.tables[: 1 if check else None]]
+        current.tables += [] if check else ablated
+        report = current.finish(figures, [path for report in finals for path in report.outputs])
+        return dataclasses.replace(report, closing=closing(config, recipe, jobs, reports))
+
+
+def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
+    """(every job, seed by seed in the recipe's order; the ablations in --ablate by name).
+
+    Raises ConfigError or DataError: the recipe or a setting is wrong; see `load_recipe`.
+    """
+    recipe = load_recipe(config.recipe)
+    ablations: dict[str, Ablation] = {}
+    for name in (part.strip() for text in config.ablate for part in text.split(",")):
+        if name not in recipe.ablations:
+            raise unknown_name(f"ablation of recipe '{config.recipe}'", name, recipe.ablations)
+        ablation = recipe.ablations[name]
+        ablations[name] = ablation.model_copy(update={"arm": ablation.arm or f"{ablation.of} without {name}"})
+    changes = _changes(config, recipe, ablations)
+    seeds = range(config.run.seed, config.run.seed + config.seeds)
+    jobs = [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)]
+    played = [
+        {entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"
+    ]
+    for name, ablation in ablations.items():
+        if not any({ablation.of, ablation.arm} <= arms for arms in played):
+            missing = ablation.arm if any(ablation.of in arms for arms in played) else ablation.of
+            raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}")
+    return jobs, ablations
+
+
+def _changes(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[Change]:
+    """What `--fast`, parameters, `--set` and ablations change, in this order."""
+    changes: list[Change] = []
+    if config.fast:
+        changes += [(step, key, value) for step, values in recipe.fast.items() for key, value in values.items()]
+    changes += parameter_changes(recipe, config.parameters)
+    steps = list(with_copies(recipe.steps, ablations))
+    targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
+    own: list[Change] = []  # of steps that an ablation copies
+    for text in config.set:
+        target, equals, raw = text.partition("=")
+        name, _, key = target.rpartition(".")
+        key = key.replace("-", "_")
+        if not (equals and name and key):
+            raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
+        if name not in targets | {DEFAULTS}:
+            raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
+        if name == DEFAULTS and key not in recipe.settings:
+            raise unknown_name(f"setting of recipe '{config.recipe}'", key, recipe.settings)
+        (own if MARK in name else changes).append((name, key, parse_yaml(raw, f"--set {target}")))
+    for name, ablation in ablations.items():
+        for step, values in ablation.steps.items():
+            changes += [(f"{step}{MARK}{name}", key, value) for key, value in values.items()]
+    return changes + own
+
+
+def _jobs(
+    config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation], changes: list[Change], seed: int
+) -> list[Job]:
+    """The jobs of one seed, in order."""
+    prefix = f"seed{seed}/" if config.seeds > 1 else ""
+    of_run = {
+        "data_dir": config.data_folder / prefix,
+        "results_dir": config.run.results_dir / prefix,
+        "keep": True,
+        "seed": seed,
+        "threads": config.run.threads,
+        "force": config.run.force,
+    }
+    jobs: list[Job] = []
+    defaults = recipe.defaults | {key: value for name, key, value in changes if name == DEFAULTS}
+    for step in with_copies(recipe.steps, ablations):
+        name, stage = step["name"], step["stage"]
+        base, _, ablation = name.partition(MARK)
+        values = {key: value for key, value in step.items() if key not in ("name", "stage")}
+        values |= {key: value for target, key, value in changes if target in (name, base, stage)}
+        rows, about = leaves_of(stage, defaults | values), traits(stage)
+        values = {key: value for key, value in defaults.items() if key in rows} | values
+        if shared := sorted(WHOLE_RUN & values.keys()):
+            raise ConfigError(f"step '{name}': {shared[0]} applies to the whole run; set it with {flag(shared[0])}")
+        if ablation:
+            renamed = copies(recipe.steps, ablation, ablations[ablation])
+            values = {key: follow(value, renamed) for key, value in values.items()}
+            if about.output and values.get(about.output) in [None, *(job.values.get(about.output) for job in jobs)]:
+                raise ConfigError(f"step '{name}' writes to the folder of another; give it its own {about.output}")
+        else:
+            for key in (key for key in about.arms if key in values):
+                entries = [values[key]] if isinstance(values[key], str) else values[key]
+                values[key] = with_arms(entries, ablations, recipe.steps)
+        earlier = [job.step for job in jobs]
+        if unknown := sorted(references(values) - set(earlier)):
+            raise unknown_name(f"step before '{name}'", unknown[0], earlier)
+        jobs.append(Job(prefix + name, stage, values | of_run | {"name": f"{config.folder}/{name}"}, prefix))
+    return jobs
 
 
 def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
     """Run every job that is not finished; returns the reports by name. Raises what the stages raise."""
     reports: dict[str, Report] = {}
     for number, job in enumerate(jobs, 1):
-        config = _config(job, outputs_of(job, reports))
+        config = job_config(job, outputs_of(job, reports))
         report = finished_as(job.stage, config)
         if report is None:
             progress.news(f"step {number} of {len(jobs)}: {job.name} ({job.stage})")
@@ -172,6 +282,16 @@ def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
         reports[job.name] = report
         progress.news(f"{job.name}: {'already finished' if report.skipped else 'done'} ({report.folder})")
     return reports
+
+
+def job_config(job: Job, outputs: Mapping[str, Any]) -> Config:
+    """The settings of `job`. outputs: by step, what its name in braces stands for. Raises ConfigError."""
+    values = {key: resolved(value, job, outputs) for key, value in job.values.items()}
+    place = f"step '{job.step}'"
+    try:
+        return build(config_class(job.stage), values, place)
+    except ReflectkitError as error:
+        raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
 
 
 def outputs_of(job: Job, reports: Mapping[str, Report]) -> dict[str, Any]:
@@ -187,11 +307,6 @@ def resolved(value: Any, job: Job, outputs: Mapping[str, Any]) -> Any:
     return [resolved(part, job, outputs) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _config(job: Job, outputs: Mapping[str, Any]) -> Config:
-    values = {key: resolved(value, job, outputs) for key, value in job.values.items()}
-    return build(config_class(job.stage), values, f"step '{job.name}'")
-
-
 def _forget() -> None:
     """Drop what a step leaves in libraries: models in reference cycles, and accelerate's process-wide settings."""
     gc.collect()
@@ -202,309 +317,104 @@ def _forget() -> None:
         GradientState._reset_state()
 
 
-EXAMPLES = (
-    "reflectkit run taxi-tiny",
-    "reflectkit run taxi-tiny --seeds 3 --set reflect-rl.max_steps=200",
-    "reflectkit run taxi-tiny --name taxi-long --set reflect-rl.max_steps=200",
-    "reflectkit run taxi-tiny --ablate reflection,negatives,curriculum",
-    "reflectkit run auto-explore-tiny --repo-dir ~/projects",
-    "reflectkit run my_recipe.yaml --fast",
-)
-WHOLE_RUN = frozenset(RunConfig.model_fields)
-TAKEN = ("config", "help", "context", "traceback")  # names of arguments of `run` that are no settings
+def compared(ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Differences, original arm minus ablation, over the episodes of all `seeds`; see `differences_over_seeds`."""
+    effects = []
+    for name, ablation in ablations.items():
+        arms = (ablation.of, ablation.arm)
+        pairs = [[episode for arm in arms for episode in seed if episode["name"] == arm] for seed in seeds]
+        effects += [{"ablation": name} | effect for effect in eval_tables.differences_over_seeds(pairs)]
+    return effects
 
 
-def _parameters(recipe: str) -> type[Config]:
-    """The settings that a recipe's parameters are. Raises what `load_recipe` raises, and ConfigError for a name that
-    cannot be a flag.
-    """
-    parameters = load_recipe(recipe).resolved
-    for name in parameters:
-        if name in TAKEN or hasattr(Config, name):
-            raise ConfigError(f"recipe '{recipe}': a parameter can't have the name {name!r}; `run` uses it already")
-    return settings_class(recipe, parameters)
-
-
-class PipelineConfig(Config):
-    """Settings of run."""
-
-    recipe: str = option(help="Name of a packaged recipe, or a YAML file.", argument=True)
-    parameters: Any = chosen_by("recipe", settings=_parameters, names=recipe_names)
-    set: tuple[str, ...] = option(
-        (), help="STEP.SETTING=VALUE overrides the recipe (repeat the flag); STEP may also be a stage or defaults."
-    )
-    ablate: tuple[str, ...] = option(
-        (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
-    )
-    seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …", ge=1)
-    fast: bool = option(
-        False,
-        help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",
-    )
-    run: RunConfig = RunConfig()
-
-    @property
-    def ablated(self) -> list[str]:
-        """The names in --ablate, each once."""
-        return list(dict.fromkeys(name.strip() for text in self.ablate for name in text.split(",") if name.strip()))
-
-    @property
-    def folder(self) -> str:
-        """The folder of all steps in --results-dir: --name, or the recipe's name, with the label of its own folders and
-        -fast appended.
-        """
-        own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
-        return self.run.name or "-".join([own, *self._marks])
-
-    @property
-    def own_folders(self) -> tuple[str, Any]:
-        """The parameter whose values have folders of their own, and its value here; ("", None) without one."""
-        parameters = load_recipe(self.recipe).parameters
-        name = next((name for name, parameter in parameters.items() if parameter.own_folders), "")
-        return name, getattr(self.parameters, name, None)
-
-    @property
-    def label(self) -> str:
-        """What tells these data from those of other values of a parameter with folders of its own; "" without one."""
-        name, value = self.own_folders
-        return folder_label(value, str(load_recipe(self.recipe).resolved[name].default), name) if name else ""
-
-    @property
-    def _marks(self) -> list[str]:
-        """What is appended to the names of folders that other variants of the recipe must not share."""
-        return [*([self.label] if self.label else []), *(["fast"] if self.fast else [])]
-
-    @property
-    def data_folder(self) -> Path:
-        """The data folder of all steps: --data-dir, or a folder in it for --fast and for a label."""
-        return self.run.data_dir / "-".join(self._marks)
-
-    @property
-    def in_full(self) -> list[str]:
-        """The arguments of `run` for the full recipe with the same parameters and settings, in folders of its own."""
-        arguments, values = [self.recipe], flat(self)
-        for name in non_default(self):
-            value = values[name]
-            if name in ("recipe", "fast", "name", "force", "keep"):
-                continue
-            if isinstance(value, bool):
-                arguments.append(flag(name) if value else f"--no-{flag(name)[2:]}")
-                continue
-            for part in value if isinstance(value, tuple) else [value]:
-                arguments += [flag(name), str(part)]
-        return arguments
-
-
-def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
-    """What the help shows above its examples: the ablations of the recipe, for --ablate."""
-    name = choices.get("recipe")
-    recipe = load_recipe(name) if isinstance(name, str) else None
-    if recipe is None or not recipe.ablations:
-        return ()
-    lines = [f"  {key}: {one.description}" if one.description else f"  {key}" for key, one in recipe.ablations.items()]
-    return (f"Ablations of {name}, for --ablate:", *lines)
-
-
-def run(config: PipelineConfig, progress: Progress) -> Report:
-    """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
-    recipe = load_recipe(config.recipe)
-    jobs, ablations = planned(config)
-    check_settings(jobs)
-    if config.label:
-        name = config.own_folders[0]
-        progress.news(
-            f"{flag(name)} {config.own_folders[1]} has folders of its own: {config.data_folder} and"
-            f" {config.run.results_dir / config.folder}"
-        )
-    if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
-        share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
-        reports = perform(jobs, progress)
-        finals = [report for name, report in reports.items() if traits(report.stage).reports]
-        figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
-        evaluations: dict[str, list[Report]] = {}  # by step, a report each seed
-        for job in jobs:
-            if job.stage == "evaluate":
-                evaluations.setdefault(job.name.removeprefix(job.prefix), []).append(reports[job.name])
-        ablated = []
-        if ablations:
-            effects = {step: compared(ablations, parts) for step, parts in evaluations.items()}
-            figures["ablations"] = [{"step": step} | one for step, entries in effects.items() for one in entries]
-            ablated = [
-                eval_tables.ablations_table(entries, step, recipe.measure)
-                for step, entries in effects.items()
-                if entries
-            ]
-        if config.seeds == 1:
-            if check := config.fast and not recipe.fast_shows:  # its differences and curves are noise
-                finals = [report for report in finals if report.stage == "evaluate"]
-            current.tables += [table for report in finals for table in report.tables[: 1 if check else None]]
-            current.tables += [] if check else ablated
-            report = current.finish(figures, [path for report in finals for path in report.outputs])
-            lines = closing(config.in_full, config.fast, recipe.fast_shows, recipe.full_shows, jobs, reports)
-            return dataclasses.replace(report, closing=lines)
-        outputs = []
-        by_step = {step: [_episodes(report) for report in parts] for step, parts in evaluations.items()}
-        for number, (step, episodes) in enumerate(by_step.items()):
-            rows = eval_tables.pooled(episodes)
-            path = current.folder / (f"eval-{step}.json" if number else "eval.json")
-            write_json(path, {"rows": rows})
-            outputs.append(path)
-            current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
-            every = [episode for part in episodes for episode in part]
-            current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
-            current.tables += eval_tables.figures_tables(rows)
-        current.tables += ablated
-        if outside := no_share([one for parts in by_step.values() for part in parts for one in part], recipe.measure):
-            raise ConfigError(
-                f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again"
-            )
-        if apart := eval_tables.seed_differences(by_step, recipe.measure):
-            outputs.append(current.folder / "differences.json")
-            write_json(outputs[-1], apart)
-            current.tables.append(eval_tables.seed_differences_table(apart, recipe.measure))
-        if drawn_from := _all_curves(jobs, reports):
-            picture = current.folder / "curves.png"
-            drawn_from |= {
-                "results_dir": config.run.results_dir,
-                "name": f"{config.folder}/{RECORD}.curves",
-                "keep": True,
-            }
-            drawn = plot.run(build(plot.PlotConfig, drawn_from | {"out": picture}, "plot"), progress)
-            current.tables += drawn.tables
-            outputs.append(picture)
-        return current.finish(figures, outputs)
-
-
-def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
-    """(every job, seed by seed in the recipe's order; the ablations in --ablate by name).
-
-    Raises
-    ------
-    ConfigError, DataError: the recipe or a setting is wrong; see `load_recipe`.
-    """
-    recipe = load_recipe(config.recipe)
-    if not config.fast:  # what is wrong in it is told now, and not when it is needed
-        _jobs(config, recipe, {}, _of_fast(recipe), config.run.seed)
-    ablations = _chosen_ablations(config, recipe)
-    changes = _overrides(config, recipe, ablations)
-    seeds = range(config.run.seed, config.run.seed + config.seeds)
-    return [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)], ablations
-
-
-def _episodes(evaluation: Report) -> list[Mapping[str, Any]]:
-    """The episodes of an evaluation."""
-    return [episode for _, episode in read_jsonl(evaluation.folder / "episodes.jsonl")]
-
-
-def _chosen_ablations(config: PipelineConfig, recipe: Recipe) -> dict[str, Ablation]:
-    """The ablations in --ablate, by name. Raises ConfigError."""
-    if config.ablate and not config.ablated:
-        raise ConfigError("--ablate is empty; `reflectkit list` shows the ablations of each recipe")
-    if config.ablate and not recipe.ablations:
-        raise ConfigError(f"--ablate: recipe '{config.recipe}' has no ablations; add some to it")
-    for name in config.ablated:
-        if name not in recipe.ablations:
-            raise unknown_name(f"ablation of recipe '{config.recipe}'", name, recipe.ablations)
-    return {name: recipe.ablations[name].named(name) for name in config.ablated}
-
-
-def _overrides(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
-    """(step or stage, setting, value) of `--fast`, parameters, `--set` and the ablations; the ablations' steps come
-    last.
-    """
-    changes = [
-        (f"{step}{MARK}{name}", key, value)
-        for name, ablation in ablations.items()
-        for step, settings in ablation.steps.items()
-        for key, value in settings.items()
-    ]
-    changes += _of_fast(recipe) if config.fast else []
-    changes += overrides(config.parameters, recipe.resolved)
-    steps = with_copies(recipe.steps, ablations)
-    targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
-    for text in config.set:
-        target, equals, raw = text.partition("=")
-        name, dot, key = target.rpartition(".")
-        if not (equals and dot and name and key):
-            raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
-        if name not in targets | {DEFAULTS}:
-            raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
-        if name == DEFAULTS and key.replace("-", "_") not in (possible := settings_of(recipe)):
-            raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
-        changes.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
-    return sorted(changes, key=lambda entry: MARK in entry[0])
-
-
-def _of_fast(recipe: Recipe) -> list[tuple[str, str, Any]]:
-    """(step, setting, value) of `--fast`."""
-    return [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()]
-
-
-def _jobs(
+def pool_seeds(
     config: PipelineConfig,
     recipe: Recipe,
-    ablations: Mapping[str, Ablation],
-    changes: list[tuple[str, str, Any]],
-    seed: int,
-) -> list[Job]:
-    prefix = f"seed{seed}/" if config.seeds > 1 else ""
-    data, results = (folder / prefix if prefix else folder for folder in (config.data_folder, config.run.results_dir))
-    jobs: list[Job] = []
-    defaults = recipe.defaults | {key: value for name, key, value in changes if name == DEFAULTS}
-    for step in with_copies(recipe.steps, ablations):
-        base, _, ablation = step["name"].partition(MARK)
-        values: dict[str, Any] = {key: value for key, value in step.items() if key not in ("name", "stage")}
-        values |= {key: value for name, key, value in changes if name in (step["name"], base, step["stage"])}
-        rows, about = leaves_of(step["stage"], defaults | values), traits(step["stage"])
-        values = {key: value for key, value in defaults.items() if key in rows} | values
-        values = {key: _as_list(value, rows.get(key)) for key, value in values.items()}
-        if shared := sorted(WHOLE_RUN & values.keys()):
-            raise ConfigError(
-                f"step '{step['name']}': {shared[0]} applies to the whole run; set it with {flag(shared[0])}"
-            )
-        if ablation:
-            renamed = names(recipe.steps, ablation, ablations[ablation])
-            values = {key: follow(value, renamed) for key, value in values.items()}
-            if about.output and values.get(about.output) in [None, *(job.values.get(about.output) for job in jobs)]:
-                raise ConfigError(
-                    f"step '{step['name']}' writes to the same folder as another; give it its own {about.output}"
-                )
-        else:
-            values |= {
-                key: with_arms(values[key], ablations, recipe.steps)
-                for key in about.arms
-                if isinstance(values.get(key), list)
-            }
-        values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
-        values |= {"seed": seed, "threads": config.run.threads, "force": config.run.force}
-        check_run_name(values["name"])
-        values = without_foreign(config_class(step["stage"]), values, f"step '{step['name']}' ({step['stage']})")
-        earlier = [job.name.removeprefix(prefix) for job in jobs]
-        for reference in sorted(references(values)):
-            if reference not in earlier:
-                raise unknown_name(f"step before '{step['name']}'", reference, earlier)
-        jobs.append(Job(prefix + step["name"], step["stage"], values, prefix))
-    played = [
-        {entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"
-    ]
-    for name, one in ablations.items():
-        if not any({one.of, one.arm} <= arms for arms in played):
-            missing = next((arm for arm in (one.of, one.arm) if not any(arm in arms for arms in played)), one.arm)
-            raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}")
-    return jobs
+    jobs: Sequence[Job],
+    reports: Mapping[str, Report],
+    evaluations: Mapping[str, list[list[dict[str, Any]]]],
+    current: Run,
+    ablated: Sequence[Any],
+    progress: Progress,
+) -> list[Path]:
+    """Write the results of all seeds together, and add their tables to `current`; returns the files.
 
-
-def _as_list(value: Any, leaf: Leaf | None) -> Any:
-    """`value`, a single text for a list setting as a list."""
-    return [value] if isinstance(value, str) and leaf is not None and get_origin(leaf.hint) is tuple else value
-
-
-def _all_curves(jobs: list[Job], reports: Mapping[str, Report]) -> dict[str, Any]:
-    """Settings of a plot of all curves in the plot steps of all seeds, in the form of the first; empty without one."""
+    evaluations: by step, the episodes of each seed. ablated: tables of the ablations.
+    """
+    outputs = []
+    for number, (step, seeds) in enumerate(evaluations.items()):
+        rows = eval_tables.pooled(seeds)
+        path = current.folder / (f"eval-{step}.json" if number else "eval.json")
+        write_json(path, {"rows": rows})
+        outputs.append(path)
+        current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
+        every = [episode for seed in seeds for episode in seed]
+        current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
+        current.tables += eval_tables.figures_tables(rows)
+    current.tables += ablated
+    every = [episode for seeds in evaluations.values() for seed in seeds for episode in seed]
+    if outside := no_share(every, recipe.measure):
+        raise ConfigError(f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again")
+    if apart := eval_tables.seed_differences(evaluations, recipe.measure):
+        outputs.append(current.folder / "differences.json")
+        write_json(outputs[-1], apart)
+        current.tables.append(eval_tables.seed_differences_table(apart, recipe.measure))
     plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
-    plots = [settings for settings in plots if settings["runs"]]
-    if not plots:
-        return {}
-    first = {name: plots[0][name] for name in ("figure", "against", "smooth", "reach") if name in plots[0]}
-    return first | {"runs": [text for settings in plots for text in settings["runs"]]}
+    if plots := [settings for settings in plots if settings["runs"]]:  # in the form of the first
+        outputs.append(current.folder / "curves.png")
+        settings = {name: plots[0][name] for name in ("figure", "against", "smooth", "reach") if name in plots[0]}
+        settings |= {
+            "runs": [text for one in plots for text in one["runs"]],
+            "out": outputs[-1],
+            "results_dir": config.run.results_dir,
+            "name": f"{config.folder}/{RECORD}.curves",
+            "keep": True,
+        }
+        drawn = stage_module("plot").run(build(config_class("plot"), settings, "plot"), progress)
+        current.tables += drawn.tables
+    return outputs
+
+
+def closing(
+    config: PipelineConfig, recipe: Recipe, jobs: Sequence[Job], reports: Mapping[str, Report]
+) -> tuple[str, ...]:
+    """The lines that `run` ends with: what a fast run was, and commands for the first evaluation."""
+    lines: list[str] = []
+    if config.fast:
+        values = {name: value for name, value in flat(config).items() if name not in ("fast", "name", "keep", "force")}
+        full = f" The full run, `{command_line('run', values)}`, {recipe.full_shows}." if recipe.full_shows else ""
+        lines.append((recipe.fast_shows or CHECK) + full)
+    job = next((job for job in jobs if job.stage == "evaluate"), None)
+    if job is None:
+        return tuple(lines)
+    outputs = outputs_of(job, reports)
+    values = {name: resolved(value, job, outputs) for name, value in job.values.items() if name not in LEFT_OUT}
+    lines += ["Next:", "  " + command_line("view", {"paths": [reports[job.name].folder]})]
+    if players := [entry for entry in values["policy"] if "=" in entry]:
+        best = next((entry for entry in reversed(players) if "+" in entry.partition("=")[2]), players[-1])
+        level = (values.get("level") or [""])[-1].removesuffix("all")
+        lines.append("  " + command_line("play", values | {"policy": best, "level": level}))
+        lines.append("  " + command_line("evaluate", values | {"policy": ["oracle", best]}))
+    return tuple(lines)
+
+
+def command_line(stage: str, values: Mapping[str, Any]) -> str:
+    """The command of `stage` with those of `values` that are its settings and not its defaults."""
+    script = Path(sys.executable).parent / "reflectkit"
+    program = "reflectkit"
+    if not shutil.which(program) and script.is_file():
+        program = str(script) if os.path.relpath(script).startswith("..") else os.path.relpath(script)
+    words, flags = [program, stage], list[str]()
+    for leaf in leaves(config_class(stage), values):
+        value = values.get(leaf.name)
+        if value is None or str(value) == str(leaf.default) or value in ("", [], ()):
+            continue
+        if isinstance(value, bool):
+            flags.append(leaf.shown if value else f"--no-{leaf.shown[2:]}")
+            continue
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if leaf.is_argument:
+                words.append(str(part))
+            else:
+                flags += [leaf.shown, str(part)]
+    return shlex.join(words + flags)

@@ -15,17 +15,18 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.envs import env_class, split_of
-from reflectkit.envs.setup import ENV_HELP, RECORDS, EnvSetup
+from reflectkit.env import Taskset
+from reflectkit.envs import ENV_HELP, RECORDS, data_folder, env_class, split_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, write_json
+from reflectkit.registry import code_files
 from reflectkit.runs.folders import RunConfig, write_permission
 from reflectkit.runs.run import open_run
 from reflectkit.seeding import generator
@@ -63,86 +64,95 @@ class SplitConfig(Config):
     )
     run: RunConfig = RunConfig()
 
-    @property
-    def setup(self) -> EnvSetup:
-        """The environment."""
-        return EnvSetup(self.env, self.run.data_dir)
+    @field_validator("ratio")
+    @classmethod
+    def _three_numbers(cls, ratio: str) -> str:
+        if not re.fullmatch("[1-9][0-9]*:[1-9][0-9]*:[1-9][0-9]*", ratio):
+            raise ValueError(f"{ratio!r:.40}: write three whole numbers from 1, e.g. 7:2:1")
+        return ratio
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.by and self.by not in env_class(self.env).taskset.split_by:
+        if self.by and self.by not in self.taskset.split_by:
             raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
-        _ = self.shares
         return self
 
     @property
+    def taskset(self) -> Taskset:
+        """The env's problems."""
+        return env_class(self.env).taskset
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the env's records and splits."""
+        return data_folder(self.env, self.run.data_dir) / self.taskset.records_folder
+
+    @property
     def shares(self) -> tuple[int, ...]:
-        """`ratio` in numbers. Raises ConfigError."""
-        parts = self.ratio.split(":")
-        if len(parts) != len(NAMES) or not all(re.fullmatch("0*[1-9][0-9]{0,5}", part) for part in parts):
-            raise ConfigError(f"--ratio {self.ratio!r:.40}: write three whole numbers from 1, e.g. 7:2:1")
-        return tuple(map(int, parts))
+        """`ratio` in numbers."""
+        return tuple(map(int, self.ratio.split(":")))
 
 
 def run(config: SplitConfig, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 
-    By repository the splits hold about --ratio of the questions. Else groups with demonstrations and groups without are
-    each split so.
+    By repository the splits hold about --ratio of the questions. Otherwise groups with demonstrations and groups
+    without are each split in this ratio.
     """
-    source = config.task_file or config.setup.folder / RECORDS
-    write_permission(config.setup.folder)
-    with open_run("split", config, [source, *config.setup.code_files]) as current:
+    source, kind, taskset = config.task_file or config.folder / RECORDS, env_class(config.env), config.taskset
+    if config.task_file is None and not source.exists():
+        command = "gen-task" if taskset.repositories_folder else "gen-trajectory"
+        raise DataError(source, f"no such file; run `reflectkit {command} --env {config.env}` first")
+    write_permission(config.folder)
+    inputs = [source, *code_files(base.__module__ for base in kind.__mro__)]
+    with open_run("split", config, inputs) as current:
         if current.done:
             return current.done
-        records = read_records(source, config.setup.env_name)
-        by, kinds = config.by or config.setup.kind.taskset.split_by[0], ""
+        records = read_records(source, kind.name)
+        by = config.by or taskset.split_by[0]
         group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
-        room_of = {record.task.id: config.setup.kind.taskset.room_of(record.task) for record in records}
+        room_of = {record.task.id: taskset.room_of(record.task) for record in records}
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
         own = {record.task.id: "" if by == "question" else split_of(config.env, record.task) for record in records}
         free = [record for record in records if not own[record.task.id]]
+        chance, kinds = generator(config.run.seed, "split"), ""
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
-            name_of_group = split_weighted(sizes, generator(config.run.seed, "split"), config.shares)
+            name_of_group = split_weighted(sizes, chance, config.shares)
             _say_if_unbalanced(sizes, name_of_group, config.shares, progress)
         else:
             taught = {group_of[record.task.id] for record in free if record.trajectories}
-            strata = {
-                group: (group in taught, record.task.level if room_of[record.task.id] else "")
-                for record in free
-                for group in [group_of[record.task.id]]
-            }
+            strata = {}
+            for record in free:
+                group = group_of[record.task.id]
+                strata[group] = (group in taught, record.task.level if room_of[record.task.id] else "")
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
-            name_of_group = split_groups(strata, generator(config.run.seed, "split"), config.shares)
-        outputs, rows, figures = [], [], {}
+            name_of_group = split_groups(strata, chance, config.shares)
         parts: dict[str, list[Record]] = {name: [] for name in NAMES}
         for record in records:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
         for name, part in parts.items():
             if not part:
-                _refuse_emptying(config, config.setup.folder / f"{name}.json", source, come_with_splits=not free)
-        (config.setup.folder / f"{UNSEEN}.json").unlink(
-            missing_ok=True
-        )  # of an earlier split; its rooms may be in this one's training split
+                _refuse_emptying(config, config.folder / f"{name}.json", source, come_with_splits=not free)
+        # the rooms of an earlier split may be in this one's training split
+        (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
+        outputs, rows, figures = [], [], {}
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
-            path = config.setup.folder / f"{name}.json"
+            path = config.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
             outputs.append(path)
             demonstrated = sum(bool(record.trajectories) for record in part)
             figures[name] = {"tasks": len(part), "demonstrated": demonstrated}
-            rows.append(
-                (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
-            )
+            groups = {group_of[record.task.id] for record in part}
+            rows.append((name, str(len(groups)), str(len(part)), str(demonstrated)))
             if not part:
-                groups = pluralize(len(name_of_group), "group")
-                too_few = f"{config.ratio} needs more than {groups}{kinds}; use another --ratio, or smaller groups"
+                number = pluralize(len(name_of_group), "group")
+                too_few = f"{config.ratio} needs more than {number}{kinds}; use another --ratio, or smaller groups"
                 progress.news(f"{path} has no tasks: {too_few if free else 'none comes with this split'}")
-        current.tables.append(
-            Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
-        )
+        headings = ("split", "groups", "tasks", "with demonstration")
+        current.tables.append(Table(f"Split of {source}", headings, tuple(rows)))
         return current.finish(figures, outputs)
 
 
@@ -151,7 +161,7 @@ def _refuse_emptying(config: SplitConfig, path: Path, source: Path, *, come_with
     if not path.is_file() or not (kept := len(read_json(path))):
         return
     why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
-    other = "add --by question" if "question" in config.setup.kind.taskset.split_by else "use another --ratio"
+    other = "add --by question" if "question" in config.taskset.split_by else "use another --ratio"
     raise ConfigError(
         f"{path} has {pluralize(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
         " away"
@@ -169,8 +179,8 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) ->
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
     chance = generator(config.run.seed, "unseen rooms")
     unseen: set[str] = set()
-    for kind in sorted(set(map(config.setup.kind.taskset.kind_of_room, rooms))):
-        of_kind = sorted(room for room in rooms if config.setup.kind.taskset.kind_of_room(room) == kind)
+    for kind in sorted(set(map(config.taskset.kind_of_room, rooms))):
+        of_kind = sorted(room for room in rooms if config.taskset.kind_of_room(room) == kind)
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(
@@ -183,18 +193,17 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) ->
 def _say_if_unbalanced(
     sizes: Mapping[str, int], name_of_group: Mapping[str, str], shares: Sequence[int], progress: Progress
 ) -> None:
+    """Tell the user if whole repositories cannot be split in `shares`. sizes: questions of each repository."""
     total = sum(sizes.values())
-    actual = {
-        name: sum(size for group, size in sizes.items() if name_of_group[group] == name) / total for name in NAMES
-    }
+    held = dict.fromkeys(NAMES, 0)
+    for group, size in sizes.items():
+        held[name_of_group[group]] += size
     wanted = [share / sum(shares) for share in shares]
-    if all(abs(actual[name] - share) <= UNBALANCED for name, share in zip(NAMES, wanted, strict=True)):
-        return
-    largest = max(sizes, key=lambda group: sizes[group])
-    asked, got = (":".join(f"{100 * part:.0f}" for part in parts) for parts in (wanted, actual.values()))
-    progress.news(
-        f"whole repositories cannot be split {asked}, this is {got}: {largest} alone has"
-        f" {100 * sizes[largest] / total:.0f} % of the questions of"
-        f" {pluralize(len(sizes), 'repository', 'repositories')};"
-        " add some, or use --by question"
-    )
+    if any(abs(count / total - share) > UNBALANCED for count, share in zip(held.values(), wanted, strict=True)):
+        asked = ":".join(f"{100 * share:.0f}" for share in wanted)
+        got = ":".join(f"{100 * count / total:.0f}" for count in held.values())
+        largest = max(sizes, key=lambda group: sizes[group])
+        progress.news(
+            f"whole repositories cannot be split {asked}, this is {got} ({largest} alone has {sizes[largest]} of"
+            f" {total} questions); add some, or use --by question"
+        )

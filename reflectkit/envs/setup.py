@@ -19,7 +19,7 @@ from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
 from reflectkit.env import Env, Explorer, User, check_teacher
-from reflectkit.envs import ENVS, data_folder, env_class, make
+from reflectkit.envs import ENV_HELP, ENVS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.models.hub import PACKAGED
 from reflectkit.registry import code_files, resolve
@@ -28,12 +28,10 @@ from reflectkit.runs.locks import locked
 from reflectkit.text import pluralize
 from reflectkit.types import Task
 
-RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
 MODELS = "models"
 """Folder in the data folder, of packaged models that were converted."""
 CONVERTING_S = 600.0  # to wait for another process that converts
-ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
 
 

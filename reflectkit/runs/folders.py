@@ -74,12 +74,7 @@ def check_run_name(name: str) -> None:
             raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
 
 
-def latest_number(results_dir: Path) -> int:
-    """The highest number of a run in `results_dir`; 0 if there is none."""
-    return max((number for number, _, _ in numbered_runs(results_dir)), default=0)
-
-
-def numbered_runs(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
+def _numbered(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
     """(number, stage, folder) of the runs without a name."""
     if not results_dir.is_dir():
         return
@@ -116,29 +111,21 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
     """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones."""
-    yield from (folder for _, name, folder in sorted(numbered_runs(results_dir), reverse=True) if name == stage)
+    yield from (folder for _, name, folder in sorted(_numbered(results_dir), reverse=True) if name == stage)
     yield from (folder for folder in _named(results_dir) if read_record(folder).get("stage") == stage)
 
 
 def find_run(run: RunConfig, identity: Identity) -> Path | None:
-    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to it.
-
-    A named run is also searched for among the numbered runs of versions that had no names.
+    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to
+    it.
     """
-    results_dir = run.results_dir
     if not run.name:
-        runs = list(runs_of(results_dir, identity.stage))
+        runs = list(runs_of(run.results_dir, identity.stage))
         same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
         for folder in runs if same is None else ():
             intact_record(folder)  # otherwise a damaged run would silently start again
         return same
-    for folder in named_runs(run):
-        if identity.fits(intact_record(folder)):
-            return folder
-    for _, stage, folder in sorted(numbered_runs(results_dir), reverse=True):
-        if stage == identity.stage and "name" not in (record := read_record(folder)) and identity.fits(record):
-            return folder
-    return None
+    return next((folder for folder in named_runs(run) if identity.fits(intact_record(folder))), None)
 
 
 def named_runs(run: RunConfig) -> list[Path]:
@@ -159,7 +146,11 @@ def new_folder(
         results_dir.mkdir(parents=True, exist_ok=True)
         _sweep_ended(results_dir)
         while True:
-            folder = _place(run, identity, again) if run.name else _next_number(results_dir, identity.stage)
+            if run.name:
+                folder = _place(run, identity, again)
+            else:
+                latest = max((number for number, _, _ in _numbered(results_dir)), default=0)
+                folder = results_dir / f"{latest + 1}_{identity.stage}"
             name = folder.relative_to(results_dir).as_posix() if run.name else ""
             record = identity.as_json() | {"name": name} | circumstances(run.seed)
             replaced = None
@@ -168,7 +159,7 @@ def new_folder(
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 if not _is_free(folder):
                     holding.enter_context(locked(folder))
-                    replaced = _put_aside(folder, results_dir)
+                    replaced = folder.rename(_aside(results_dir))
                 try:
                     staging.rename(folder)
                 except OSError as error:
@@ -194,22 +185,13 @@ def _staging(results_dir: Path) -> Iterator[Path]:
     """A new temporary folder, locked, which is removed at the end unless it was renamed."""
     with contextlib.ExitStack() as stack:
         while True:
-            staging = _temporary(results_dir)
+            staging = _aside(results_dir)
             staging.mkdir()
             stack.callback(shutil.rmtree, staging, ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
                 stack.enter_context(locked(staging))
                 break
         yield staging
-
-
-def _temporary(results_dir: Path) -> Path:
-    """A path that no process uses, on any host."""
-    return results_dir / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
-
-
-def _next_number(results_dir: Path, stage: str) -> Path:
-    return results_dir / f"{latest_number(results_dir) + 1}_{stage}"
 
 
 def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
@@ -221,7 +203,8 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
     if run.keep:
         same = [folder for folder in [first, *_beside(first)] if run.force and identity.fits(intact_record(folder))]
         if not same:
-            return next(folder for folder in _candidates(first) if _is_free(folder))
+            others = (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
+            return next(folder for folder in itertools.chain([first], others) if _is_free(folder))
         first = same[0]
     if _is_free(first):
         return first
@@ -241,12 +224,6 @@ def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
     return first
 
 
-def _candidates(first: Path) -> Iterator[Path]:
-    """`first`, and the folders that runs with its name get if it is taken: NAME.2, NAME.3, …"""
-    yield first
-    yield from (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
-
-
 def _beside(first: Path) -> list[Path]:
     """The existing folders among NAME.2, NAME.3, …"""
     numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
@@ -261,9 +238,9 @@ def _is_free(folder: Path) -> bool:
     return not folder.exists() and not folder.is_symlink()
 
 
-def _put_aside(folder: Path, results_dir: Path) -> Path:
-    """Rename `folder`, whose lock this process holds, out of the way; returns its temporary place."""
-    return folder.rename(_temporary(results_dir))
+def _aside(results_dir: Path) -> Path:
+    """A temporary path that no process uses, on any host."""
+    return results_dir / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
 
 
 def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> None:
@@ -271,7 +248,7 @@ def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> N
     with contextlib.suppress(OSError):
         sweep(folder)
         if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
-            temporary = _put_aside(folder, results_dir)
+            temporary = folder.rename(_aside(results_dir))
             if replaced:
                 replaced.rename(folder)
             shutil.rmtree(temporary, ignore_errors=True)

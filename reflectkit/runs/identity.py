@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.config import REQUIRED, Config, as_plain, elsewhere, flag, flat, is_identity, leaves
+from reflectkit.config import REQUIRED, Config, as_plain, flag, flat, leaves
 from reflectkit.errors import DataError
 from reflectkit.files import visible_files
 from reflectkit.jsonl import dumps, read_json, sha256
@@ -23,8 +23,8 @@ HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run. inputs: digests by path. config: the whole settings, to read what earlier versions
-    recorded.
+    """What identifies a run. inputs: digests by path. config: the whole settings, for the defaults of those that an
+    earlier version did not have.
     """
 
     stage: str
@@ -43,7 +43,7 @@ class Identity:
             record.get("stage") == self.stage
             and record.get("inputs") == self.inputs
             and isinstance(settings, dict)
-            and as_recorded(self.config, settings) == self.settings
+            and recorded_defaults(self.config) | settings == self.settings
         )
 
     def difference(self, record: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ class Identity:
         settings, inputs = record.get("settings"), record.get("inputs")
         if not isinstance(settings, dict) or not isinstance(inputs, dict):
             return "its config.json is damaged"
-        recorded = as_recorded(self.config, settings)
+        recorded = recorded_defaults(self.config) | settings
         for name in sorted({*recorded, *self.settings}):
             if recorded.get(name) != self.settings.get(name):
                 shown_name = name if name.isupper() else flag(name)
@@ -66,21 +66,19 @@ def digest(path: Path) -> str:
     Raises DataError if it is missing or cannot be read.
     """
     try:
-        if path.is_dir():
-            parts = [f"{file.relative_to(path)} {_digest_if_readable(file)}" for file in visible_files(path)]
-            return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
-        return _file_digest(path)
+        if not path.is_dir():
+            return _file_digest(path)
     except FileNotFoundError:
-        raise DataError(path, "no such file or folder; run the stage that makes it, or name another") from None
+        raise DataError(path, "no such file or folder; run the command that makes it, or name another") from None
     except PermissionError:
         raise DataError(path, "cannot be read; change its permissions") from None
-
-
-def _digest_if_readable(path: Path) -> str:
-    try:
-        return _file_digest(path)
-    except OSError:
-        return "unreadable"
+    parts = []
+    for file in visible_files(path):
+        try:
+            parts.append(f"{file.relative_to(path)} {_file_digest(file)}")
+        except OSError:
+            parts.append(f"{file.relative_to(path)} unreadable")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _file_digest(path: Path) -> str:
@@ -89,26 +87,11 @@ def _file_digest(path: Path) -> str:
 
 
 def recorded_defaults(config: Config) -> dict[str, Any]:
-    """The defaults of the settings that a run may have recorded, those of other choices included, as JSON values."""
-    values = flat(config)
-    own = {leaf.name: leaf.default for leaf in leaves(type(config), values) if is_identity(leaf)}
-    others = {name: default for name, (_, default) in elsewhere(type(config), values).items()}
-    return {name: as_plain(default) for name, default in (own | others).items() if default is not REQUIRED}
-
-
-def as_recorded(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` of a config.json as this version would have recorded them.
-
-    Settings that an earlier version did not have are at their defaults. It also recorded the settings of other choices,
-    e.g. envs, which are omitted if they are at their defaults.
+    """The defaults of the settings that belong to a run's identity, as JSON values: what runs made before a setting
+    existed are taken to have.
     """
-    values = flat(config)
-    rows = [leaf for leaf in leaves(type(config), values) if is_identity(leaf)]
-    recorded = {leaf.name: as_plain(leaf.default) for leaf in rows if leaf.default is not REQUIRED} | dict(settings)
-    foreign = recorded.keys() - values.keys()
-    others = elsewhere(type(config), values) if foreign else {}
-    defaults = {name: as_plain(default) for name, (_, default) in others.items()}
-    return {name: value for name, value in recorded.items() if name not in foreign or defaults.get(name, ...) != value}
+    rows = [leaf for leaf in leaves(type(config), flat(config)) if leaf.is_identity and leaf.default is not REQUIRED]
+    return {leaf.name: as_plain(leaf.default) for leaf in rows}
 
 
 def _shown(value: Any) -> str:

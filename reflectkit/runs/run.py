@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from reflectkit.console import Report, Table
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, sweep, write_json
 from reflectkit.runs.folders import find_run, named_runs, new_folder, remove_if_empty, runs_of
-from reflectkit.runs.identity import Identity, as_recorded, digest, read_record
+from reflectkit.runs.identity import Identity, digest, read_record
 from reflectkit.runs.locks import locked
 from reflectkit.seeding import use_threads
 from reflectkit.types import to_json
@@ -89,8 +89,8 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
 def finished_as(stage: str, config: Any) -> Report | None:
     """The finished run of `stage` with the name and settings of `config`, if no file that it read or made has changed.
 
-    It is read from the run's own record and imports nothing. None does not mean that there is none: a stage may have
-    recorded other settings than it was given, and only `open_run` in the stage decides.
+    Read from the run's own record, without importing the stage's libraries. None does not mean that there is none: a
+    stage may record other settings than it was given.
     """
     if config.run.force or not config.run.name:
         return None
@@ -110,36 +110,16 @@ def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content
 
     The numbered ones come first, the newest first.
     """
-    folders = [folder for folder in runs_of(results_dir, stage) if _made_of(folder, settings, content)]
-    return [report for folder in folders if (report := _finished(stage, folder))]
-
-
-def runs_but_for(stage: str, config: Any, inputs: Sequence[Path], names: Collection[str]) -> list[Path]:
-    """The runs of `stage`, finished or not, with these inputs and settings, except that some of `names` differ. They
-    may have further inputs, of such settings.
-
-    Raises DataError: an input is missing.
-    """
-    settings, digests, found = identifying(config), None, []
-    for folder in runs_of(config.run.results_dir, stage):
+    reports = []
+    for folder in runs_of(results_dir, stage):
         record = read_record(folder)
-        if not isinstance(record.get("settings"), dict) or not isinstance(record.get("inputs"), dict):
+        try:
+            fits = settings.items() <= record["settings"].items() and content in record["inputs"].values()
+        except (KeyError, AttributeError):  # a damaged config.json
             continue
-        recorded = as_recorded(config, record["settings"])
-        if recorded == settings or recorded | {name: settings[name] for name in names} != settings:
-            continue
-        digests = digests or {str(path): digest(path) for path in inputs}
-        if digests.items() <= record["inputs"].items():
-            found.append(folder)
-    return found
-
-
-def _made_of(folder: Path, settings: Mapping[str, Any], content: str) -> bool:
-    try:
-        record = read_record(folder)
-        return settings.items() <= record["settings"].items() and content in record["inputs"].values()
-    except (KeyError, TypeError, AttributeError):  # a damaged config.json
-        return False
+        if fits and (report := _finished(stage, folder)):
+            reports.append(report)
+    return reports
 
 
 def _finished(stage: str, folder: Path) -> Report | None:

@@ -9,8 +9,8 @@ from pydantic import model_validator
 
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.data.sft_rows import FILE_OF_ROLE
-from reflectkit.envs import env_class
-from reflectkit.envs.setup import ENV_HELP, EnvSetup
+from reflectkit.envs import ENV_HELP, env_class
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY

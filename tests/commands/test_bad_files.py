@@ -20,16 +20,21 @@ def shown(data: dict[str, int], command: str) -> bytes:
     return json.dumps([record]).encode()
 
 
+TASK = b'{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}'
+
+
 @pytest.mark.parametrize(
-    ("content", "message"), [ (b"", "empty"), (b"[]", "empty"), (b"{}", "expected a JSON list"), (b"\xff\xfe\x00",
-    "not UTF-8"), (b'[{"id": "a", "env": "taxi"', "not JSON"),
-    (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g"}]', "record 0: field 'data'"),
-    (b'[{"id": "a", "env": "corridor", "level": "long", "group": "g", "data": {}}]', "belongs to env 'corridor'"),
-    ((b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}, ' b'"trajectories": 3}]'),
-    "field 'trajectories'"), (shown({"state": 1}, "fly"), "does not offer 'fly'"), (shown({"state": 900}, "north"),
-    "data.state"), (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}]',
-    "no record has a demonstration"), ],
-)  # fmt: skip
+    ("content", "message"),
+    [
+        (b"[]", "empty"),
+        (b"{}", "expected a JSON list"),
+        (b"[" + TASK.replace(b', "data": {"state": 1}', b"") + b"]", "record 0: field 'data'"),
+        (b"[" + TASK.replace(b"taxi", b"corridor") + b"]", "belongs to env 'corridor'"),
+        (shown({"state": 1}, "fly"), "does not offer 'fly'"),
+        (shown({"state": 900}, "north"), "data.state"),
+        (b"[" + TASK + b"]", "no record has a demonstration"),
+    ],
+)
 def test_bad_records_are_one_line_and_nothing_is_overwritten(
     content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,8 +49,6 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "empty"),
-        (b'{"prompt": "p"}\n', ":1: field 'completion'"),
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": "p"', ":2: not JSON"),
         (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),

@@ -281,7 +281,7 @@ def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: py
     assert [row["name"] for row in read_json(here / "others" / "1_evaluate" / "eval.json")["rows"]] == ["oracle"]
     for text, said in (
         ("env: [", "not YAML"),
-        ("env: " + "[" * 5000, "nested more than 50 deep"),
+        ("env: " + "[" * 5000, "nested too deep"),
         ("env: corridor\npolicyy: [a]", "did you mean"),
     ):
         (here / "bad.yaml").write_text(text)

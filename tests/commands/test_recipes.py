@@ -1,94 +1,209 @@
-"""Recipes that are malformed, or that would be misread, are refused."""
+"""Recipes: what is wrong in them, and what ablations, parameters and --set make of them. Nothing runs."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from reflectkit.cli.command import stage_command
+from reflectkit.commands.run import CHECK, Job, PipelineConfig, closing, planned
+from reflectkit.console import Report
+from reflectkit.recipe import load_recipe, recipe_names
 from tests.command_lines import error_of
+
+STEPS = "description: d\nsteps: "
+RECIPE = """
+description: d
+steps:
+  - {name: repos, stage: filter-repo, repo_dir: mine}
+  - {name: demos, stage: gen-trajectory, env: taxi, noise: 0.3, level: pickup}
+  - {name: rows, stage: gen-sft, env: taxi}
+  - {name: rl, stage: rlft, env: taxi, policy: x}
+  - {name: evaluation, stage: evaluate, env: taxi, policy: ["SFT=x", "RL={rl}"], level: [pickup]}
+"""
+PARAMETERS = """
+parameters:
+  place: {help: Where., sets: [repos.repo_dir], own_folders: true}
+  noise: {help: How much., sets: [gen-trajectory.noise]}
+  levels: {help: Which., sets: [evaluation.level]}
+  shuffle: {help: Whether., sets: [defaults.shuffle_action]}
+fast:
+  demos: {noise: 0.1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(RECIPE + PARAMETERS)
+
+
+def jobs(recipe: str = "r.yaml", **settings: object) -> dict[str, Job]:
+    return {job.name: job for job in planned(PipelineConfig.from_flat(recipe=recipe, **settings))[0]}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("- a\n- b", "expected a mapping"),
-        ("steps: [", "not YAML"),
         ("description: d\nsteps: 3", "field 'steps'"),
-        ("description: d\nsteps: []", "field 'steps': is empty"),
-        (
-            "description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, model: '{a}'}]",
-            "field 'steps.0': reads {a}, which does not come before it",
-        ),
-        (
-            "description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, model: '{b}'},"
-            " {name: b, stage: sft, env: taxi, role: plain, model: '{a}'}]",
-            "field 'steps.0': reads {b}, which does not come before it",
-        ),
-        ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, max_steps: true}]", "got true"),
-        ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, learning_rate: no}]", "got false"),
-        ("description: d\ndescription: e\nsteps: []", "r.yaml:2: the key 'description' is given twice"),
-        (
-            "description: d\nsteps:\n- &a {name: a, stage: split, env: taxi}\n- {<<: *a, name: b, name: c}",
-            "r.yaml:4: the key 'name' is given twice",
-        ),
-        (
-            "description: d\nsteps: [{name: a, stage: split, env: taxi}]\nfast: {a: {sede: 3}}",
-            "no setting of step 'a' (split) named 'sede'",
-        ),
         ("description: d\nstops: []", "did you mean 'steps'"),
-        ("description: d\nsteps: [{name: a, stage: spilt}]", "did you mean 'split'"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi}, {name: a, stage: split}]", "given twice"),
-        ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, task_file: '{b}'}]", "earlier step"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi, size: 3}]", "no setting of step 'a'"),
-        ("description: d\nsteps: [{name: a, stage: split, env: [1]}]", "step 'a': --env"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{'}]", "braces"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{data:>9}'}]", "without ':' or '!'"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{data!z}'}]", "without ':' or '!'"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{data.parent}'}]", "earlier step"),
-        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{}'}]", "earlier step"),
-        ("steps: " + "[" * 5000 + "]" * 5000, "nested more than 50 deep"),
-        ("steps: " + "[" * 100 + "]" * 100, "nested more than 50 deep"),
-        ("\n".join(" " * depth + "a:" for depth in range(2000)), "nested more than 50 deep"),
-        ("steps: &a [*a]", "nested more than 50 deep"),
-        (
-            "a: &b0 [x, x]\n" + "".join(f"a{n}: &b{n + 1} [*b{n}, *b{n}]\n" for n in range(40)),
-            "of more than 100,000 parts",
-        ),
-        ("description: 2024-13-45", "month must be in 1..12"),
-        (f"description: {'9' * 5000}", "not YAML"),
+        (STEPS + "[{name: a, stage: spilt}]", "did you mean 'split'"),
+        (STEPS + "[{name: a, stage: split, env: taxi}, {name: a, stage: split}]", "'a' can't name a step"),
+        (STEPS + "[{name: data, stage: split, env: taxi}]", "'data' can't name a step"),
+        (STEPS + "[{name: a, stage: sft, env: taxi, role: plain, model: '{a}'}]", "no earlier step"),
+        (STEPS + "[{name: a, stage: sft, env: taxi, role: plain, max_steps: true}]", "got true"),
+        (STEPS + "[{name: a, stage: split, env: taxi, size: 3}]", "no setting of step 'a'"),
+        (STEPS + "[{name: a, stage: split, env: [1]}]", "step 'a': --env"),
+        (STEPS + "[{name: a, stage: split, env: taxi, seed: 3}]", "set it with --seed"),
+        (STEPS + "[{name: a, stage: split, env: taxi, task_file: '{'}]", "braces"),
+        (STEPS + "[{name: a, stage: split, env: taxi, task_file: '{data!z}'}]", "without ':' or '!'"),
+        (STEPS + "[{name: a, stage: split, env: taxi}]\ndefaults: {nosie: 3}", "in the defaults of recipe"),
+        (STEPS + "[{name: a, stage: split, env: taxi}]\nfast: {a: {sede: 3}}", "no setting of step 'a' named 'sede'"),
+        (STEPS + "[{name: a, stage: split, env: taxi}]\nfast: {a: {task_file: '{b}'}}", "no step before 'a' named 'b'"),
     ],
 )
-def test_bad_recipes_are_one_line(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.yaml").write_text(text)
-    assert message in error_of(["run", "r.yaml"], capsys)
+def test_bad_recipes_are_one_line(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(text)
+    assert message in error_of(["run", "bad.yaml", "--fast"], capsys)
 
 
 @pytest.mark.parametrize(
-    ("steps", "extra", "message"),
+    ("parameter", "message"),
     [
-        (
-            "[{name: a, stage: split, env: taxi}]",
-            "fast: {a: {task_file: '{nowhere}'}}",
-            "no step before 'a' named 'nowhere'",
-        ),
-        ("[{name: a, stage: split, env: taxi, seed: 3}]", "", "set it with --seed"),
-        ("[{name: a, stage: split, env: taxi}]", "defaults: {nosie: 3}", "in the defaults of recipe"),
-        ("[{name: data, stage: split, env: taxi}]", "", "can't name a step"),
-        ("[{name: a.b, stage: split, env: taxi}]", "", "can't name a step"),
+        ("x: {help: h, sets: [nowhere.noise]}", "no step in parameter 'x' named 'nowhere'"),
+        ("x: {help: h, sets: [demos.nosie]}", "did you mean 'noise'"),
+        ("x: {help: h, sets: []}", "parameters.x.sets"),
+        ("x: {help: h, sets: [demos.noise, demos.level]}", "expected one plain type"),
+        ("class: {help: h, sets: [demos.noise]}", "can't name a parameter"),
+        ("help: {help: h, sets: [demos.noise]}", "can't name a parameter"),
+        ("seeds: {help: h, sets: [demos.noise]}", "its setting 'seeds' is one of the command's already"),
     ],
 )
-def test_recipes_that_would_be_misread_are_refused(
-    steps: str,
-    extra: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.yaml").write_text(f"description: d\nsteps: {steps}\n{extra}\n")
-    assert message in error_of(["run", "r.yaml", "--fast"], capsys)
+def test_bad_parameters_are_one_line(parameter: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(f"{RECIPE}\nparameters: {{{parameter}}}\n")
+    assert message in error_of(["run", "bad.yaml"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("ablations", "message"),
+    [
+        ("{x: {of: R, arm: SFT}}", "plays 'R'"),
+        ("{x: {of: RL}}", "plays 'RL without x'"),
+        ("{x: {of: RL, steps: {rll: {max_steps: 1}}}}", "did you mean 'rl'"),
+        ("{x: {of: RL, steps: {demos: {noise: 0.1}}}}", "changes steps of gen-sft, sft, rlft"),
+        ("{x: {of: RL, steps: {rl: {max_stepz: 1}}}}", "did you mean 'max_steps'"),
+        ("{x: {of: RL, steps: {rl: {policy: '{rows}'}, rows: {mismatch: 0.1}}}}", "its own out_dir"),
+        ("{x: {off: RL}}", "field 'ablations.x.of'"),
+        ("{y: {of: RL, arm: SFT}}", "no ablation of recipe 'bad.yaml' named 'x'"),
+    ],
+)
+def test_bad_ablations_are_one_line(ablations: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(f"{RECIPE}\nablations: {ablations}\n")
+    assert message in error_of(["run", "bad.yaml", "--ablate", "x"], capsys)
+
+
+def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
+    made = jobs(place=Path("other"), levels=("pickup,full",), shuffle=True)
+    assert made["repos"].values["repo_dir"] == Path("other")
+    assert made["evaluation"].values["level"] == ["pickup", "full"]
+    assert made["demos"].values["shuffle_action"] is True
+    noises = [
+        jobs(**settings)["demos"].values["noise"]
+        for settings in ({}, {"fast": True}, {"fast": True, "noise": 0.2}, {"noise": 0.2, "set": ("demos.noise=0.4",)})
+    ]
+    assert noises == [0.3, 0.1, 0.2, 0.4]
+
+
+def test_a_value_out_of_bounds_names_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    told = error_of(["run", "r.yaml", "--noise", "3"], capsys)
+    assert "step 'demos': --noise must be less than or equal to 1, got 3.0" in told
+    assert "step 'evaluation': no level of env 'taxi' named 'picup'" in error_of(
+        ["run", "--levels", "picup", "r.yaml"], capsys
+    )
+
+
+def test_each_value_has_its_own_folders(tmp_path: Path) -> None:
+    names = [PipelineConfig.from_flat(recipe="r.yaml", place=Path(place)).folder for place in ("a/x", "b/x", "a/x/")]
+    assert names[0] == names[2] == PipelineConfig.from_flat(recipe="r.yaml", place=tmp_path / "a/x").folder
+    assert names[0] != names[1]
+    assert names[0].startswith("r-x-")
+    given = jobs(place=Path("a/x"), fast=True)["repos"].values
+    assert given["data_dir"] == Path("data") / f"{names[0].removeprefix('r-')}-fast"
+    assert given["name"] == f"{names[0]}-fast/repos"
+    assert PipelineConfig.from_flat(recipe="r.yaml", place=Path("mine")).folder == "r"
+    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True, name="x/y").folder == "x/y"
+
+
+def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
+    plain, more = jobs("taxi-tiny"), jobs("taxi-tiny", ablate=("reflection,negatives", "curriculum"))
+    assert [name for name in more if name not in plain] == [
+        *("reflector@negatives", "policy-rows@negatives", "policy@negatives", "reflect-rl@negatives"),
+        "reflect-rl@curriculum",
+    ]
+    for name in plain.keys() - {"evaluation", "curves"}:
+        assert more[name] == plain[name]
+    assert more["policy@negatives"].values["model"] == "{reflector@negatives}"
+    assert more["evaluation"].values["policy"][-2:] == [
+        "Reflect-RL without negatives={reflect-rl@negatives}+{reflector@negatives}",
+        "Reflect-RL with a curriculum={reflect-rl@curriculum}+{reflector}",
+    ]
+
+
+def test_a_setting_goes_for_a_step_and_its_copies_but_not_over_what_is_ablated() -> None:
+    made = jobs("taxi-tiny", ablate="curriculum", set=("reflect-rl.max_steps=7", "reflect-rl.curriculum=[dropoff]"))
+    assert [made[name].values["max_steps"] for name in ("reflect-rl", "reflect-rl@curriculum")] == [7, 7]
+    assert made["reflect-rl"].values["curriculum"] == ["dropoff"]
+    assert made["reflect-rl@curriculum"].values["curriculum"] == ["pickup", "dropoff", "full"]
+    made = jobs("taxi-tiny", ablate="curriculum", set=("reflect-rl@curriculum.curriculum=[full]",), fast=True)
+    assert made["reflect-rl@curriculum"].values["curriculum"] == ["full"]
+    made = jobs("alfworld-gpt2-xl", set=("defaults.games-dir=elsewhere", "defaults.horizon=50", "reflect-rl.horizon=9"))
+    assert made["games"].values["games_dir"] == "elsewhere"
+    assert "games_dir" not in made["split"].values
+    assert [made[name].values["horizon"] for name in ("reflect-rl", "sft-rl")] == [9, 50]
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_packaged_recipe_makes_jobs_with_folders_of_their_own(recipe: str) -> None:
+    ablations = load_recipe(recipe).ablations
+    made = jobs(recipe, ablate=tuple(ablations), seeds=2)
+    folders = {(str(job.values["results_dir"]), job.values["name"]) for job in made.values()}
+    assert len(folders) == len(made)
+    assert {name.partition("@")[2] for name in made if "@" in name} == {
+        name for name, ablation in ablations.items() if ablation.steps
+    }
+    jobs(recipe, fast=True)
+
+
+def ending(fast: bool = False, **values: object) -> tuple[str, ...]:
+    """The last lines of a run of three trained players and one evaluation, with `values` as its settings."""
+    reports = {
+        name: Report("rlft", Path(name), {}, (Path(f"results/{name}/checkpoint 1"),))
+        for name in ("rl", "reflector", "plain")
+    } | {"evaluation": Report("evaluate", Path("results/my evaluation"), {})}
+    policy = ["oracle", "Reflect-RL={rl}+{reflector}", "SFT + RL={plain}"]
+    settings = {"env": "taxi", "data_dir": Path("data"), "results_dir": Path("results"), "policy": policy, "seed": 0}
+    config = PipelineConfig.from_flat(recipe="taxi-tiny", fast=fast, set=("a.b=c d",), seed=3)
+    recipe = load_recipe("taxi-tiny").model_copy(update={"fast_shows": "", "full_shows": "takes an hour"})
+    return closing(config, recipe, [Job("evaluation", "evaluate", settings | values)], reports)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"level": ["pickup", "full"], "eval_reps": 3, "temperature": 1.0, "max_concurrency": 4},
+        {"task_file": "{data}/taxi/my problems.json", "data_dir": Path("my data")},
+        {"env": "auto_explore", "prompt_tokens": 300, "level": ["1", "all"], "shuffle_action": True},
+    ],
+)
+def test_the_commands_at_the_end_are_accepted(values: dict[str, object]) -> None:
+    first, *_, view, play, evaluate = ending(fast=True, **values)
+    assert first.startswith(f"{CHECK} The full run, `")
+    assert "run taxi-tiny --set 'a.b=c d' --seed 3`, takes an hour." in first
+    for line in (view, play, evaluate):
+        _, stage, *arguments = shlex.split(line)
+        context = stage_command(stage, arguments).make_context(stage, list(arguments))
+        played = "Reflect-RL=results/rl/checkpoint 1+results/reflector"
+        assert ("results/my evaluation" if stage == "view" else played) in str(context.params)

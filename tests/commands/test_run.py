@@ -1,23 +1,22 @@
-"""run: the whole chain on the toy env, run again, and killed."""
+"""run: the whole chain on the toy env, run again, killed, with several seeds and with ablations."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import io
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import transformers  # noqa: F401  forks of this process have it imported
+import trl  # noqa: F401
 import yaml
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.command_lines import DATA_FILES
-from tests.kill import hashes, run_killed_at
-from tests.made import made_by_run
+from tests.command_lines import DATA_FILES, error_of
+from tests.kill import fork_killed_at, forked, hashes
 
 RECIPE = """
 description: the toy env, for tests
@@ -26,19 +25,23 @@ steps:
   - {name: demonstrations, stage: gen-trajectory, demonstrations: 6, noise: 0.3}
   - {name: split, stage: split}
   - {name: rows, stage: gen-sft}
-  - {name: reflector, stage: sft, role: reflection, max_steps: 24, save_steps: 8, max_length: 64}
-  - {name: plain, stage: sft, role: plain, max_steps: 24, save_steps: 8, max_length: 64}
+  - {name: reflector, stage: sft, role: reflection, max_steps: 12, save_steps: 4, max_length: 64}
+  - {name: plain, stage: sft, role: plain, max_steps: 12, save_steps: 4, max_length: 64}
   - {name: policy-rows, stage: gen-sft, comments: both, mismatch: 0.2, reflector: "{reflector}",
      out_dir: "{data}/both"}
-  - {name: policy, stage: sft, role: policy, max_steps: 24, save_steps: 8, max_length: 96,
+  - {name: policy, stage: sft, role: policy, max_steps: 12, save_steps: 4, max_length: 96,
      task_file: "{data}/both/sft_policy.jsonl"}
   - {name: reflect-rl, stage: rlft, policy: "{policy}", reflector: "{reflector}",
-     max_steps: 6, episodes: 6, save_steps: 2}
-  - {name: sft-rl, stage: rlft, policy: "{plain}", max_steps: 6, episodes: 6, save_steps: 2}
+     max_steps: 4, episodes: 6, save_steps: 2}
+  - {name: sft-rl, stage: rlft, policy: "{plain}", max_steps: 4, episodes: 6, save_steps: 2}
   - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json",
-     policy: ["SFT={plain}", "Reflect-RL={reflect-rl}+{reflector}", oracle]}
+     policy: ["SFT={plain}", "SFT + RL={sft-rl}", "Reflect-RL={reflect-rl}+{reflector}", oracle]}
   - {name: curves, stage: plot, runs: ["Reflect-RL={reflect-rl}", "SFT + RL={sft-rl}"]}
+ablations:
+  rl: {of: SFT + RL, arm: SFT}
+  entropy: {of: SFT + RL, steps: {sft-rl: {entropy_coef: 0.5}}}
 """
+RUN = ["run", "toy.yaml"]
 
 
 @pytest.fixture(scope="module")
@@ -46,114 +49,102 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy recipe, run once without interruption."""
     folder = tmp_path_factory.mktemp("straight")
     (folder / "toy.yaml").write_text(RECIPE)
-    output = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(output):
-        assert main(["run", "toy.yaml"]) == 0
-    assert "Reflect-RL" in output.getvalue()
+    assert forked(RUN, folder) == 0, (folder / "output.txt").read_text()
     return folder
+
+
+def weights(folder: Path) -> dict[str, str]:
+    """Digests of all weights below `folder`."""
+    return {name: digest for name, digest in hashes(folder).items() if name.endswith("model.safetensors")}
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What only an unfinished run has."""
+    return [path for path in folder.rglob("*") if path.name == "trainer" or path.name.startswith(".reflectkit-tmp")]
 
 
 def test_run_makes_everything_and_leaves_nothing_half_done(straight: Path) -> None:
     assert set(DATA_FILES) <= {path.name for path in (straight / "data" / "corridor").iterdir()}
     steps = [step["name"] for step in yaml.safe_load(RECIPE)["steps"]]
-    assert sorted(path.name for path in (straight / "results").iterdir()) == ["toy"]
+    assert [path.name for path in (straight / "results").iterdir()] == ["toy"]
     assert sorted(path.name for path in (straight / "results" / "toy").iterdir()) == sorted([*steps, "run"])
     for folder in (straight / "results" / "toy").iterdir():
         assert (folder / "config.json").is_file()
         assert (folder / "report.json").is_file()
-    for paths in made_by_run(str(straight / "toy.yaml")).values():
-        assert [path for path in paths if not (straight / path).exists()] == []
     assert not [
-        path for path in straight.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"
+        path for path in straight.rglob("*") if path.name in ("trainer",) or path.name.startswith(".reflectkit-")
     ]
     rows = read_json(straight / "results" / "toy" / "evaluation" / "eval.json")["rows"]
     wanted = {"name", "env", "level", "success", "low", "high", "tasks", "episodes", "return", "steps"}
     assert all(wanted <= set(row) for row in rows)
-    assert rows[-1]["name"] == "oracle"
-    assert rows[-1]["success"] == 1.0
-    picture = straight / "results" / "toy" / "curves" / "curves.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_metrics_hold_what_is_promised(straight: Path) -> None:
-    files = [straight / "results" / "toy" / step / "metrics.jsonl" for step in ("reflect-rl", "sft-rl")]
-    for path in files:
-        rows = [row for _, row in read_jsonl(path)]
-        assert [row["step"] for row in rows] == list(range(1, 7))
-        wanted = {
-            "success_rate",
-            "return",
-            "loss",
-            "entropy",
-            "gradient_norm",
-            "reflector_cache_hits",
-            "tokens_per_second",
-            "episodes_per_second",
-        }
-        assert wanted <= set(rows[0])
-        assert rows[0]["ratio_deviation"] < 1e-5
+    assert (rows[-1]["name"], rows[-1]["success"]) == ("oracle", 1.0)
+    assert (straight / "results" / "toy" / "curves" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for step in ("reflect-rl", "sft-rl"):
+        metrics = [row for _, row in read_jsonl(straight / "results" / "toy" / step / "metrics.jsonl")]
+        assert [row["step"] for row in metrics] == [1, 2, 3, 4]
+        assert {"success_rate", "return", "loss", "entropy", "gradient_norm", "tokens_per_second"} <= set(metrics[0])
+        assert metrics[0]["ratio_deviation"] < 1e-5
 
 
 def test_checkpoints_open_with_transformers_alone(straight: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    for folder in (straight / "results" / "toy" / step / "checkpoint-6" for step in ("reflect-rl", "sft-rl")):
-        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-        assert model.config.vocab_size == len(tokenizer)
-        assert not list(folder.glob("*.bin"))
+    folder = straight / "results" / "toy" / "sft-rl" / "checkpoint-4"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
 
 
-def test_running_again_skips_everything(straight: Path) -> None:
-    before = hashes(straight)
-    again = "import sys\nfrom reflectkit.cli.main import main\nassert main(['run', 'toy.yaml']) == 0"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{again}\nassert 'torch' not in sys.modules, 'so it takes a second'"],
-        cwd=straight,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def test_running_again_skips_everything_without_torch(straight: Path) -> None:
+    before = weights(straight)
+    code = "import sys\nfrom reflectkit.cli.main import main\nassert main(['run', 'toy.yaml']) == 0\n"
+    code += "assert 'torch' not in sys.modules, 'so it takes a second'"
+    done = subprocess.run([sys.executable, "-c", code], cwd=straight, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("already finished") == 11
-    assert "loading torch" not in done.stdout
     assert "reflectkit view results/toy/evaluation" in done.stdout
-    after = hashes(straight)
-    assert {name: digest for name, digest in after.items() if name in before and before[name] != digest} == {}
+    assert weights(straight) == before
 
 
 def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
     """kill -9 while data, weights and figures are written: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
-    points = ("train.json:1", "trainer/checkpoint-16/:1", "checkpoint-6$:1", "eval.json:1")
-    run_killed_at(points, ["run", "toy.yaml"], tmp_path)
+    fork_killed_at(("train.json:1", "trainer/checkpoint-8/:1", "checkpoint-4$:1"), RUN, tmp_path)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
-
-    def weights(folder: Path) -> dict[str, str]:
-        return {
-            name: digest for name, digest in hashes(folder / "results").items() if name.endswith("model.safetensors")
-        }
-
-    assert weights(tmp_path) == weights(straight), "in the same folders, whichever steps began first"
-    assert not [
-        path for path in tmp_path.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"
-    ]
+    assert weights(tmp_path / "results") == weights(straight / "results")
+    assert leftovers(tmp_path) == []
 
 
 def test_a_step_makes_the_same_bytes_alone(straight: Path, tmp_path: Path) -> None:
-    """In a process that runs no other step before it, and leaves the models of none behind."""
+    """In a process that runs no other step of its stage before it."""
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
-    for step in ("plain", "reflect-rl"):
+    for step in ("policy", "sft-rl"):
         shutil.rmtree(tmp_path / "results" / "toy" / step)
-        subprocess.run([sys.executable, "-m", "reflectkit", "run", "toy.yaml"], cwd=tmp_path, check=True, timeout=300)
-        made, wanted = (hashes(folder / "results" / "toy" / step) for folder in (tmp_path, straight))
-        weights = [name for name in wanted if name.endswith(".safetensors")]
-        assert weights
-        assert {name: made[name] for name in weights} == {name: wanted[name] for name in weights}
+    assert forked(RUN, tmp_path) == 0
+    assert weights(tmp_path / "results") == weights(straight / "results")
+
+
+def test_ablations_have_their_rows_and_differences(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert main([*RUN, "--ablate", "rl,entropy"]) == 0
+    figures = read_json(max(tmp_path.glob("results/toy/run*/report.json")))["figures"]
+    steps = {name: tmp_path / folder for name, folder in figures["steps"].items()}
+    rows = {row["name"]: row["success"] for row in read_json(steps["evaluation"] / "eval.json")["rows"]}
+    assert list(rows) == ["SFT", "SFT + RL", "Reflect-RL", "oracle", "SFT + RL without entropy"]
+    usual, without = (read_json(steps[name] / "config.json")["settings"] for name in ("sft-rl", "sft-rl@entropy"))
+    assert without == usual | {"entropy_coef": 0.5}
+    found = {
+        effect["ablation"]: effect["difference"] for effect in figures["ablations"] if effect["figure"] == "success"
+    }
+    assert found["rl"] == pytest.approx(rows["SFT + RL"] - rows["SFT"])
+    assert found["entropy"] == pytest.approx(rows["SFT + RL"] - rows["SFT + RL without entropy"])
 
 
 @pytest.mark.slow
 def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory stays flat across steps: at the start of each training, no model of an earlier one is there."""
+    """Memory stays flat across steps: at the end of each, no model of it is left."""
     from transformers import PreTrainedModel
 
     from reflectkit.commands import run as steps
@@ -170,16 +161,101 @@ def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(steps, "_forget", count)
     monkeypatch.chdir(tmp_path)
     Path("toy.yaml").write_text(RECIPE)
-    assert main(["run", "toy.yaml"]) == 0
+    assert main(RUN) == 0
     assert alive == [before] * 11
 
 
 @pytest.mark.slow
 def test_a_step_in_two_processes(straight: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
-    run = [sys.executable, "-m", "reflectkit", "run", "toy.yaml", "--set", "sft-rl.processes=2", "--force"]
     (tmp_path / "toy.yaml").write_text(RECIPE[: RECIPE.index("  - {name: evaluation")])
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "reflectkit", *RUN, "--set", "sft-rl.processes=2", "--force"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    report = read_json(tmp_path / "results" / "toy" / "sft-rl" / "report.json")
-    assert report["figures"]["steps"] == 6
+    assert read_json(tmp_path / "results" / "toy" / "sft-rl" / "report.json")["figures"]["steps"] == 4
+
+
+def test_wrong_settings_of_later_steps_come_before_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.yaml").write_text(RECIPE)
+    told = error_of([*RUN, "--set", "evaluation.max_concurrency=0"], capsys)
+    assert "step 'evaluation': --max-concurrency must be greater" in told
+    assert not Path("results").exists()
+
+
+GRADED = """
+from reflectkit.envs.corridor import Corridor
+
+
+class Graded(Corridor):
+    name = "graded"
+
+    def _move(self, action):
+        reward, ended, info = super()._move(action)
+        return reward, ended, info | {"figures": ({"half": 0.5} if ended else {}) | {"place": float(self.place)}}
+"""
+SEEDS = """
+description: three stages of the toy env
+measure: half
+defaults: {env: "graded_env:Graded"}
+steps:
+  - {name: shown, stage: gen-trajectory}
+  - {name: parts, stage: split}
+  - {name: evaluation, stage: evaluate, policy: [random, oracle], eval_reps: 2}
+"""
+
+
+def test_seeds_are_pooled_over_distinct_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And compared by what the recipe names: half of success, so half of the difference."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("graded_env.py").write_text(GRADED)
+    Path("toy.yaml").write_text(SEEDS)
+    again = [*RUN, "--seeds", "2"]
+    assert main(again) == 0
+    alone = [read_json(path)["rows"] for path in sorted(tmp_path.glob("results/seed*/toy/evaluation/eval.json"))]
+    pooled = read_json(tmp_path / "results/toy/run/eval.json")["rows"]
+    assert [row["name"] for row in pooled] == ["random", "oracle"]
+    outcomes: dict[str, list[float]] = {}
+    for path in tmp_path.glob("results/seed*/toy/evaluation/episodes.jsonl"):
+        for _, episode in read_jsonl(path):
+            if episode["name"] == "random":
+                outcomes.setdefault(episode["task"], []).append(float(episode["success"]))
+    for index, row in enumerate(pooled):
+        assert row["by_seed"] == [rows[index]["success"] for rows in alone]
+        assert row["tasks"] == len(outcomes)
+        assert row["episodes"] == sum(rows[index]["episodes"] for rows in alone)
+    mean = sum(sum(one) / len(one) for one in outcomes.values()) / len(outcomes)
+    assert [row["success"] for row in pooled] == [pytest.approx(mean), 1.0]
+    (difference,) = read_json(tmp_path / "results/toy/run/differences.json")
+    assert difference["difference"] == pytest.approx(0.5 * (mean - 1.0), abs=0.25)
+    assert difference["difference"] != 0
+    capsys.readouterr()
+    Path("toy.yaml").write_text(SEEDS.replace("measure: half", "measure: place"))
+    assert "'place' is no share" in error_of(again, capsys)  # from the evaluations that are there
+    assert len(list(tmp_path.glob("results/seed*/*/evaluation*"))) == 2
+
+
+def test_ablations_are_compared_over_seeds_together() -> None:
+    """Task a: 1 and 1 less 0 and 1, so 0.5; task b: 0 less 1; the mean of both is -0.25."""
+    from reflectkit.commands.run import compared
+    from reflectkit.recipe import Ablation
+
+    played = [
+        [("plain", "a", 0), ("ours", "a", 1)],
+        [("plain", "a", 1), ("ours", "a", 1), ("plain", "b", 1), ("ours", "b", 0), ("other", "a", 1)],
+    ]
+    seeds = [
+        [
+            {"name": name, "level": "full", "task": task, "status": "completed", "success": bool(won)}
+            for name, task, won in episodes
+        ]
+        for episodes in played
+    ]
+    (found,) = compared({"comments": Ablation(of="ours", arm="plain")}, seeds)
+    assert (found["ablation"], found["first"], found["second"]) == ("comments", "ours", "plain")
+    assert (found["difference"], found["tasks"]) == (-0.25, 2)

@@ -74,7 +74,10 @@ def out_of_bounds(leaf: Leaf) -> Iterator[float]:
 def test_no_setting_takes_what_it_cannot_have(stage: str, given: dict[str, Any]) -> None:
     kind = config_class(stage)
     build(kind, given, stage)
-    for leaf in leaves(kind, given):
+    rows = leaves(kind, given)
+    if {"algo", "sampler"} & given.keys() or (stage == "evaluate" and given["env"] != "corridor"):
+        rows = [leaf for leaf in rows if "settings" in leaf.path]  # the others are tried without this choice
+    for leaf in rows:
         for value in bad_values(leaf):
             with pytest.raises(ConfigError) as caught:
                 build(kind, given | {leaf.name: value}, stage)

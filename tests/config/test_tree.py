@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from reflectkit import Config, option
-from reflectkit.config import build, chosen_by, flat, heading, identifying, leaves, non_default, with_values
-from reflectkit.errors import ConfigError, UnknownNameError
+from reflectkit.config import build, chosen_by, flat, heading, identifying, leaves, non_default, parse_yaml, with_values
+from reflectkit.errors import ConfigError, DataError, UnknownNameError
 
 
 class Fruit(Config):
@@ -62,8 +62,7 @@ def test_identity_is_a_property_of_the_field() -> None:
     assert identifying(meal) == {"food": "bread", "hot_drink": False, "place": "here", "slices": ["b"]}
 
 
-def test_a_setting_of_another_choice_is_refused_unless_it_is_at_its_default() -> None:
-    assert Meal.from_flat(food="fruit", slices=[]) == Meal.from_flat(food="fruit")
+def test_a_setting_of_another_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match="lunch: --slices is a setting of food 'bread'; leave it out"):
         build(Meal, {"food": "fruit", "slices": ["a"]}, "lunch")
     with pytest.raises(UnknownNameError, match="did you mean 'seeds'"):
@@ -95,3 +94,26 @@ def test_the_nested_form_is_checked_alike() -> None:
     assert Meal(food="fruit", settings={"seeds": 1}) == Meal.from_flat(food="fruit", seeds=1)
     with pytest.raises(ValueError, match=r"settings\.seeds"):
         Meal(food="fruit", settings={"seeds": -1})
+
+
+@pytest.mark.parametrize("text", ["1e-4", "0.1e-3", "+1e-4"])
+def test_in_yaml_an_exponent_needs_no_point(text: str) -> None:
+    assert parse_yaml(f"[{text}, 1e, 1e-4-final, 0x1f]", "names.yaml") == [1e-4, "1e", "1e-4-final", 31]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "x.yaml:3: .*'a' is given twice"),
+        ("- &a {b: 1}\n- {<<: *a, c: 1, c: 2}", "'c' is given twice"),
+        ("a: [", "x.yaml:1: not YAML"),
+        ("[" * 5000, "nested too deep"),
+        ("&a [*a]", "not YAML"),
+        ("2024-13-45", "not YAML: month"),
+    ],
+)
+def test_what_is_wrong_with_yaml_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        parse_yaml(text, "x.yaml")
+    assert "\n" not in str(caught.value)
+    assert parse_yaml("- &a {b: 1}\n- {<<: *a, b: 2}", "x.yaml") == [{"b": 1}, {"b": 2}]

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from reflectkit.cli import screen
+from reflectkit.cli import explain
 from reflectkit.errors import ReflectkitError
 from reflectkit.integrations.slime.prompts import write_prompts
 from reflectkit.text import pluralize
@@ -27,9 +27,9 @@ def main() -> None:
     try:
         written = write_prompts(arguments.env, arguments.data_dir, arguments.out_dir, arguments.level)
     except (ReflectkitError, OSError) as error:
-        sys.exit(screen.print_error(str(error), 2))
+        sys.exit(explain.print_error(str(error), 2))
     for path, count in written.items():
-        screen.say(f"{path}: {pluralize(count, 'task')}")
+        explain.say(f"{path}: {pluralize(count, 'task')}")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def trained(rows: Path, results: Path, *flags: str) -> Path:
     return results / "1_sft"
 
 
+@pytest.mark.slow
 def test_weights_do_not_depend_on_the_threads_that_were_there(rows: Path, tmp_path: Path) -> None:
     """Forty steps are enough for the order of a sum on two threads to show in the weights."""
     weights = []
@@ -51,14 +52,10 @@ def test_weights_do_not_depend_on_the_threads_that_were_there(rows: Path, tmp_pa
     assert weights[0] == weights[1]
 
 
-def test_threads_are_used_and_recorded(rows: Path, tmp_path: Path) -> None:
-    run = trained(rows, tmp_path, "--max-steps", "2", "--threads", "2")
-    assert torch.get_num_threads() == 2
-    assert os.environ["OMP_NUM_THREADS"] == "2"
-    assert read_json(run / "config.json")["settings"]["threads"] == 2
-
-
-@pytest.mark.parametrize("count", ["0", "-1", "9223372036854775808", "1.5"])
-def test_absurd_numbers_of_threads_are_refused(count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["evaluate", "--env", "taxi", "--policy", "random", "--threads", count]) == 2
+def test_a_command_computes_on_its_own_number_of_threads(tmp_path: Path) -> None:
+    play = ["play", "--env", "corridor", "--policy", "oracle", "--auto", "--results-dir", str(tmp_path)]
+    for flags, threads in (([], 1), (["--threads", "2"], 2)):
+        torch.set_num_threads(3 - threads)
+        assert main([*play, *flags]) == 0
+        assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (threads, str(threads))
+    assert [read_json(path)["settings"]["threads"] for path in sorted(tmp_path.glob("*/config.json"))] == [1, 2]

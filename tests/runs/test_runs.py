@@ -1,8 +1,10 @@
-"""Runs with a name: where they go, what is in their way, how they are found, and numbers that failed runs give back."""
+"""Runs: when they are finished, where they go, what is in their way, and how they are found again."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -136,21 +138,13 @@ def test_a_command_without_a_name_finds_named_runs(tmp_path: Path) -> None:
     ], "a seed's runs are those of its own results folder"
 
 
-def earlier_version(folder: Path, drop: str = "threads") -> None:
-    """Makes the run's config.json what a version without names, and without the setting `drop`, wrote."""
-    record = json.loads((folder / "config.json").read_text())
-    del record["name"], record["settings"][drop]
-    (folder / "config.json").write_text(json.dumps(record))
-
-
-def test_numbered_runs_of_earlier_versions_are_found_under_a_name(tmp_path: Path) -> None:
-    left = make(tmp_path, ended=False)
-    earlier_version(left.folder)
-    resumed = make(tmp_path, name="taxi-tiny/policy", keep=True)
-    assert (resumed.folder, resumed.skipped) == (left.folder, False)
-    assert make(tmp_path, name="taxi-tiny/policy", keep=True).skipped
+def test_a_run_that_is_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
+    path = make(tmp_path).folder / "config.json"
+    record = json.loads(path.read_text())
+    del record["settings"]["threads"], record["sha256"]
+    path.write_text(json.dumps(record))
     assert make(tmp_path).skipped
-    assert make(tmp_path, name="taxi-tiny/policy", threads=2).folder == tmp_path / "taxi-tiny" / "policy"
+    assert not make(tmp_path, threads=2).skipped
 
 
 def test_a_run_with_a_name_is_not_looked_for_among_numbered_ones_of_this_version(tmp_path: Path) -> None:
@@ -159,10 +153,7 @@ def test_a_run_with_a_name_is_not_looked_for_among_numbered_ones_of_this_version
     assert make(tmp_path, name="mine").folder == tmp_path / "mine"
 
 
-@pytest.mark.parametrize(
-    "name", ["..", "../a", "a/../b", "/a", "a/", "a//b", ".", "a/.hidden", "-a", "a b", "a\n", "a\x1b[2J", "ä", "a+b",
-    "a=b", "a" * 101, "8_rlft", "x/8_rlft", "a\\b", "~", "$HOME", "*"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["..", "a/../b", "/a", "a/", "a/.hidden", "a\n", "ä", "a" * 101, "x/8_rlft", "*"])
 def test_names_that_are_no_folders_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
         Example.from_flat(name=name)
@@ -295,3 +286,95 @@ def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_pat
     assert recognised() is None, "an output changed"
     source.unlink()
     assert recognised() is None
+
+
+def config(tmp_path: Path, **values: object) -> Example:
+    return build(Example, {"results_dir": tmp_path / "results", **values}, "example")
+
+
+def finish(settings: Example, inputs: list[Path], output: Path) -> runs.Report:
+    with runs.open_run("example", settings, inputs) as run:
+        if run.done:
+            return run.done
+        output.write_text("made")
+        run.tables.append(runs.Table("t", ("a",), (("1",),)))
+        return run.finish({"count": 1}, [output])
+
+
+def test_a_finished_run_is_skipped_until_something_changes(tmp_path: Path) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text("1")
+    first = finish(config(tmp_path), [source], output)
+    assert (first.skipped, first.folder.name) == (False, "1_example")
+    again = finish(config(tmp_path), [source], output)
+    assert (again.skipped, again.folder, again.figures, again.tables) == (
+        True,
+        first.folder,
+        {"count": 1},
+        first.tables,
+    )
+    assert finish(config(tmp_path, size=4), [source], output).folder.name == "2_example"
+    assert finish(config(tmp_path, force=True), [source], output).folder.name == "3_example"
+    source.write_text("2")
+    assert finish(config(tmp_path), [source], output).folder.name == "4_example"
+
+
+def test_a_run_whose_output_was_changed_or_lost_is_done_again(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    finish(config(tmp_path), [], output)
+    output.write_text("spoiled")
+    assert not finish(config(tmp_path), [], output).skipped
+    output.unlink()
+    assert not finish(config(tmp_path), [], output).skipped
+    assert finish(config(tmp_path), [], output).skipped
+
+
+@pytest.mark.parametrize("content", ["", '{"outputs": 3}', '{"outputs": {}}'])
+def test_a_broken_report_never_counts_as_finished(tmp_path: Path, content: str) -> None:
+    report = finish(config(tmp_path), [], tmp_path / "out")
+    (report.folder / "report.json").write_text(content)
+    assert not finish(config(tmp_path), [], tmp_path / "out").skipped
+
+
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_damaged_config_is_an_error_and_no_second_run(tmp_path: Path, content: str | None) -> None:
+    """None: a changed digit, which leaves valid JSON of other settings."""
+    report = finish(config(tmp_path), [], tmp_path / "out")
+    path = report.folder / "config.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"size": 3', '"size": 4') if content is None else content)
+    with pytest.raises(DataError, match=r"1_example/config\.json: is damaged.*restore it.*remove .*--force") as caught:
+        finish(config(tmp_path), [], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert finish(config(tmp_path, force=True), [], tmp_path / "out").folder.name == "2_example"
+    path.write_text(whole)
+    assert finish(config(tmp_path), [], tmp_path / "out").skipped
+
+
+def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
+    with runs.open_run("example", config(tmp_path)) as run:
+        recorded = json.loads((run.folder / "config.json").read_text())
+        assert not (run.folder / "report.json").exists()
+    assert recorded["settings"]["size"] == 3
+    assert recorded["versions"]["torch"]
+    assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit", "sha256"}
+
+
+def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
+    with runs.open_run("example", config(tmp_path)) as run:
+        code = f"import pathlib, reflectkit.runs.run as r\nwith r.locked(pathlib.Path({str(run.folder)!r}), 0.1): pass"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "another process is working on" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+
+
+def test_results_that_cannot_be_written_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file, not a folder")
+    with pytest.raises(ConfigError, match="--results-dir"):
+        finish(config(tmp_path), [], tmp_path / "out")
+
+
+def test_missing_inputs_are_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        finish(config(tmp_path), [tmp_path / "nowhere"], tmp_path / "out")

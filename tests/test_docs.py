@@ -1,0 +1,177 @@
+"""The documentation: its commands parse, its pages run as they stand, and its links lead somewhere.
+
+A fenced block without a language holds shell commands. `<!-- needs: … -->` in the line above it says why no test runs
+it. All other blocks of the pages in `RUN` are run here from top to bottom, in an empty folder.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import io
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import reflectkit
+from reflectkit.cli.command import stage_command
+from reflectkit.cli.main import main
+from reflectkit.cli.pages import page
+from reflectkit.commands import STAGES
+from reflectkit.jsonl import read_json, write_json
+from tests.examples import examples, run_page
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), DOCS / "commands/index.md"]
+RUN = ["five-minutes", "environments", "evaluation", "more-environments"]
+RUN_SLOWLY = ["data", "slime", "your-own-model", "your-own-environment"]
+FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    needs: str | None
+    language: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Its commands, each on one line; without those inside the quotes of another."""
+        text = re.sub(r'"\n(?:.*\n)*?.*"(?=\n)', '"…"', self.text)
+        return [line for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(match["needs"], match["language"], match["text"]) for match in FENCED.finditer(text)]
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """The reflectkit commands in a line of a shell, without `reflectkit` itself."""
+    if not re.match(r"(?:reflectkit|torchrun|accelerate) ", line):
+        return
+    words = shlex.split(line, comments=True)
+    while "reflectkit" in words:
+        words = words[words.index("reflectkit") + 1 :]
+        end = words.index("&&") if "&&" in words else len(words)
+        yield words[:end]
+        words = words[end:]
+
+
+def parse(words: list[str]) -> None:
+    """Raises unless `reflectkit WORDS` can be given. Commands with files of the reader's own are left out."""
+    own = any(word.endswith(".yaml") for word in words)
+    if words[0] in STAGES and not own and "--help" not in words and "…" not in words:
+        stage_command(words[0], words[1:]).make_context(words[0], words[1:])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_on_the_page_parse(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = path.read_text("utf-8")
+    for name, code in examples(path).items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for block in blocks(text):
+        for line in block.lines if not block.language else ():
+            for words in commands(line):
+                parse(words)
+    for name in examples(path):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_examples_of_the_command_parse(stage: str) -> None:
+    for example in importlib.import_module(STAGES[stage]).EXAMPLES:
+        found = list(commands(example))
+        assert found, example
+        for words in found:
+            parse(words)
+
+
+@pytest.mark.parametrize("name", [*RUN, *(pytest.param(name, marks=pytest.mark.slow) for name in RUN_SLOWLY)])
+def test_the_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard input ends after two lines, which ends a person's play."""
+    path = DOCS / f"{name}.md"
+    programs = {code: module for module, code in examples(path).items()}
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(path.read_text("utf-8")):
+        if block.needs is not None:
+            continue
+        if block.language == "python" and block.text in programs:
+            Path(f"{programs[block.text]}.py").write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            exec(compile(block.text, str(path), "exec"), {"__name__": name})
+        elif block.language == "yaml":
+            Path("lift.yaml").write_text(block.text, encoding="utf-8")
+        for line in block.lines if not block.language else ():
+            words = shlex.split(line, comments=True)
+            monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
+            if words == ["export", "PYTHONPATH=."]:
+                monkeypatch.syspath_prepend(str(tmp_path))
+            elif words[:2] == ["python", "-m"]:
+                monkeypatch.setattr(sys, "argv", words[2:])
+                runpy.run_module(words[2], run_name="__main__")
+            elif words[0] == "python":
+                runpy.run_path(words[1], run_name="__main__")
+            else:
+                assert main(words[1:]) == 0, (line, capsys.readouterr().err)
+    for module in programs.values():
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+@pytest.mark.parametrize("name", ["acting", "python"])
+def test_the_python_of_the_page_runs(
+    name: str,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With untrained models in the places that the page names."""
+    for role, place in (("policy", "reflect-rl/checkpoint-36"), ("reflection", "reflector/checkpoint-700")):
+        folder = shutil.copytree(checkpoints[role], tmp_path / "results" / "taxi-tiny" / place)
+        write_json(folder / "reflectkit.json", read_json(folder / "reflectkit.json") | {"env": "taxi"})
+    monkeypatch.chdir(tmp_path)
+    names = run_page(DOCS / f"{name}.md")
+    if name == "acting":
+        names["agent"].close()
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)[^)]*\)", path.read_text("utf-8"))
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_pages_of_the_commands_are_what_help_says() -> None:
+    for name in STAGES:
+        text = (DOCS / "commands" / f"{name}.md").read_text("utf-8")
+        assert text == page(name), "run `python -m reflectkit.cli.pages docs/commands`"
+
+
+PACKAGE = Path(reflectkit.__file__).parent
+MODULES = [
+    ".".join(("reflectkit", *path.relative_to(PACKAGE).with_suffix("").parts))
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "boxed" not in path.parts and ">>> " in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_print_what_they_say(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0
+    assert result.failed == 0

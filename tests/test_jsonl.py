@@ -1,0 +1,81 @@
+"""Data files: a reader that says where they are wrong, and a writer that never leaves half a file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from reflectkit import jsonl
+from reflectkit.errors import DataError
+from reflectkit.types import Task, from_json
+
+
+def test_round_trip_with_awkward_text(tmp_path: Path) -> None:
+    rows = [{"a": "line\nbreak \u2028 \x0b \x85 ü", "b": [1, None]}, {}]
+    path = tmp_path / "deep" / "x.jsonl"
+    assert jsonl.write_jsonl(path, rows) == 2
+    assert [row for _, row in jsonl.read_jsonl(path)] == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        (b"  \n\n", "empty"),
+        (b"\xff\xfe{", "not UTF-8"),
+        (b'[{"a": 1}, {"b"', "cut off"),
+        (b"[" * 100_000, "unreadable JSON|not JSON"),
+    ],
+)
+def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "bad.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        jsonl.read_json(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "message"), [("[1]", "expected a JSON object, found list"), ("{", "not JSON")])
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"ok": 1}\n\n' + line + "\n")
+    with pytest.raises(DataError, match=message) as caught:
+        list(jsonl.read_jsonl(path))
+    assert caught.value.line == 3
+
+
+def test_a_wrong_field_is_named() -> None:
+    good = {"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}}
+    assert from_json(Task, good).id == "a"
+    with pytest.raises(DataError, match=r"x\.json:4: field 'level'"):
+        from_json(Task, good | {"level": 3}, path="x.json", line=4)
+    with pytest.raises(DataError, match="field 'data'"):
+        from_json(Task, {key: value for key, value in good.items() if key != "data"})
+    with pytest.raises(DataError, match="expected a JSON object, found list"):
+        from_json(Task, [])
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    jsonl.write_json(path, {"old": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        jsonl.write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_not_a_number_is_never_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        jsonl.write_jsonl(tmp_path / "x.jsonl", [{"loss": float("nan")}])
+    assert not (tmp_path / "x.jsonl").exists()
