@@ -145,19 +145,6 @@ def test_bad_numbers_and_places_are_one_line(
     assert main(["plot", "--runs", f"a={run}", "--out", "folder.png"]) == 2
 
 
-def test_bars_of_evaluations_of_one_name_stand_beside_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with --seeds; and the ends of an interval may be off by a rounding."""
-    monkeypatch.chdir(tmp_path)
-    for number, seed in enumerate(("seed0", "seed1")):
-        row = {"name": "ours", "level": "full", "success": 0.5 + number / 4, "low": 0.8, "high": 0.9}
-        write_json(tmp_path / seed / "3_evaluate" / "eval.json", {"rows": [row]})
-    assert main(["plot", "--evals", "seed0/3_evaluate", "--evals", "seed1/3_evaluate", "--out", "x.png"]) == 0
-    (report,) = (tmp_path / "results").glob("*_plot/report.json")
-    assert read_json(report)["figures"] == {"ours (seed0/3_evaluate) full": 0.5, "ours (seed1/3_evaluate) full": 0.75}
-
-
 def test_bars_of_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,21 +192,6 @@ def test_bad_places_are_one_line(
         view.ViewConfig.from_flat(inspect=True, open=True)
 
 
-def test_the_page_is_beside_what_was_given_first(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a run or a folder of runs, or next to a file; never in the working directory."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    one, two = (write(tmp_path / "runs" / name, [episode(name)]) for name in ("1_evaluate", "2_evaluate"))
-    for given, place in (
-        ((two,), two.parent), ((two.parent, one), two.parent), ((tmp_path / "runs", one), tmp_path / "runs")
-    ):  # fmt: skip
-        assert view.run(view.ViewConfig.from_flat(paths=given), quiet).outputs == (place / "view.html",)
-        (log,) = view.run(view.ViewConfig.from_flat(paths=given[:1], inspect=True), quiet).outputs[:1]
-        assert log.parent == place / "inspect"
-    assert list(elsewhere.iterdir()) == []
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
 @pytest.mark.parametrize("flags", [["--out", "/proc/view.html"], ["--inspect", "--out", "/proc/logs"]])
 def test_a_place_that_may_not_be_written_is_one_line(
@@ -268,23 +253,6 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
     assert (user["role"], user["content"]) == ("user", "a")
     assert [part.get("reasoning", part.get("text")) for part in answer["content"]] == ["a", "a"]
     assert answer["metadata"]["probabilities"] == [0.7, 0.3]
-
-
-def test_inspect_itself_reads_the_log(tmp_path: Path, quiet: Quiet) -> None:
-    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
-    aborted = episode("c", status="aborted", success=False)
-    write(tmp_path / "run", [episode("a"), episode("b\ud800", success=False), aborted])
-    (made,) = view.run(view.ViewConfig.from_flat(paths=(tmp_path / "run",), inspect=True), quiet).outputs
-    inspect_log.write_eval_log(inspect_log.read_eval_log(str(made)), str(tmp_path / "log.eval"))
-    log = inspect_log.read_eval_log(str(tmp_path / "log.eval"))
-    assert [(sample.id, sample.scores["success"].value) for sample in log.samples] == [
-        ("a", 1),
-        ("b\ufffd", 0),
-        ("c", 0),
-    ]
-    assert log.results.scores[0].metrics["mean"].value == 0.5
-    assert log.samples[0].output.message.content[0].reasoning == "a"
-    assert log.samples[2].error.message == "c"
 
 
 def test_open_calls_the_browser(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +81,6 @@ def test_the_log_probabilities_are_the_policys(tmp_path: Path, data: Path, check
     prompt = prompt_ids(player.tokenizer, plain["prompt"])
     (row_K,), _ = choice_logprobs(player.model, [prompt], [labels], pad_id=player.pad_id)
     assert first.without == pytest.approx(row_K.tolist()[int(plain["completion"])], abs=1e-5)
-
-
-def test_a_run_in_which_both_learned_stands_for_its_reflector(
-    tmp_path: Path, data: Path, checkpoints: dict[str, Path]
-) -> None:
-    shutil.copytree(checkpoints["policy"], tmp_path / "both")
-    shutil.copytree(checkpoints["reflection"], tmp_path / "both" / "reflector")
-    few: dict[str, Any] = {"states": 3, "samples": 1, "validate_states": 0}
-    judged = [
-        (commented(tmp_path / name, data, checkpoints, reflector=writer, **few).folder / "judged.jsonl")
-        for name, writer in (("a", checkpoints["reflection"]), ("b", tmp_path / "both"))
-    ]
-    assert judged[0].read_bytes() == judged[1].read_bytes()
 
 
 def test_the_same_bytes_after_a_kill(

@@ -27,7 +27,6 @@ from research.effects import (
     effects,
     success_rows,
 )
-from research.figures import draw_packs
 from research.forest import MOST_COLUMNS, TALLEST, Interval, draw_intervals, in_columns
 from research.packs import MOST_STEPS, Seed, read_pack, write_pack
 from tests.command_lines import error_of
@@ -193,12 +192,11 @@ def test_an_arm_can_be_added_to_the_seeds(runs: list[str], capsys: pytest.Captur
     assert [len(seed.curves) for seed in packed.seeds.values()] == [3, 2, 2]
 
 
-@pytest.mark.parametrize("figure", ["effects", "validation_success_rate"])
-def test_figures_are_drawn_again_to_the_byte(figure: str, runs: list[str]) -> None:
+def test_figures_are_drawn_again_to_the_byte(runs: list[str]) -> None:
     folder = pack(*runs, "--title", "Three seeds", *PAIRS)
     pictures = []
     for name in ("a.png", "b.png"):
-        assert main(["research.figures", "--packs", str(folder), "--figure", figure, "--out", name]) == 0
+        assert main(["research.figures", "--packs", str(folder), "--out", name]) == 0
         pictures.append(Path(name).read_bytes())
     assert pictures[0] == pictures[1]
 
@@ -313,16 +311,6 @@ def test_a_file_cannot_fill_the_memory(tmp_path: Path) -> None:
                 read_pack(tmp_path)
         else:
             assert len(read_pack(tmp_path).seeds[0].episodes[0]["turns"]) == MOST_STEPS
-
-
-@pytest.mark.parametrize(
-    ("names", "axis"),
-    [("auto-explore-smollm2", "success, %"), ("auto-explore-smollm2 memory", "success, or what is named, %")],
-)
-def test_the_axis_names_what_the_packs_measure(names: str, axis: str, tmp_path: Path) -> None:
-    drawn = tmp_path / "players.svg"
-    draw_packs([PUBLISHED / name for name in names.split()], "success", drawn)
-    assert f"<!-- {axis} -->" in drawn.read_text("utf-8")
 
 
 @pytest.mark.slow
