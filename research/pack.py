@@ -19,7 +19,7 @@ from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import no_share, read_compared
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.figures import read_curves
+from reflectkit.evals.plot import read_curves
 from reflectkit.evals.tables import clusters_of, counted_as_0
 from reflectkit.jsonl import read_json
 from reflectkit.runs.folders import RunConfig, write_permission

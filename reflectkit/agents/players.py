@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reflectkit.chat.budget import Budget
-from reflectkit.chat.client import ChatClient
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
 from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
@@ -26,6 +25,9 @@ from reflectkit.registry import plugins, resolve
 from reflectkit.runs.folders import CHECKPOINT, checkpoints
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
+
+if TYPE_CHECKING:
+    from reflectkit.chat.client import ChatClient
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
@@ -102,7 +104,7 @@ def parse_policy(
 
 
 def refuse_without_model(*models: Path | None) -> None:
-    """Raises ConfigError if one of the players to load has a name that stands for comments without a model."""
+    """Raises ConfigError if one of the models is the name of comments without a model."""
     for model in models:
         if model in WITHOUT_MODEL:
             raise ConfigError(
@@ -187,16 +189,17 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
 
 
 def journal_path(folder: Path, endpoint: Endpoint) -> Path:
-    """The journal of a chat model's answers. A name that cannot be a file's is replaced by its letters and a checksum.
+    """Where a chat model's answers are kept. A model whose name cannot be a file's gets a checksum of it into the name
+    of its journal, so that no two models share one.
 
-    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_path(Path(), Endpoint("local", "a/b")).name
+    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_of(Path(), Endpoint("local", "a/b")).name
     ('evaluate_local_a_b.jsonl', 'evaluate_local_a_b~c14cddc0.jsonl')
     """
-    if re.fullmatch(r"[A-Za-z0-9._-]+", endpoint.model):
-        return folder / f"evaluate_{endpoint.kind}_{endpoint.model}.jsonl"
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.model)
-    checksum = hashlib.sha256(endpoint.model.encode()).hexdigest()[:8]
-    return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl"
+    name = endpoint.model
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        checksum = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{re.sub(r'[^A-Za-z0-9.-]+', '_', name)[:LONGEST_NAME]}~{checksum}"
+    return folder / f"evaluate_{endpoint.kind}_{name}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -248,8 +251,7 @@ class Players:
     def stop_if_spent(self, name: str) -> None:
         """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
         for part in chat_parts(name, self.settings.kind.methods):
-            client = self._clients.get(str(self.settings.endpoint_of(part)))
-            if client is not None:
+            if client := self._clients.get(str(self.settings.endpoint_of(part))):
                 stop_if_spent(self.settings.chat, client, "finished episodes are kept")
 
     def report_damage(self, progress: Progress) -> None:
@@ -262,22 +264,17 @@ class Players:
         """Usage of each chat model."""
         return {name: client.usage for name, client in self._clients.items()}
 
-    def _chat(self, endpoints: list[Endpoint]) -> Agent:
-        from reflectkit.chat.players import ChatPolicy
-
-        clients = [self._client(endpoint) for endpoint in endpoints]
-        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.settings.history_tokens)
-
-    def _client(self, endpoint: Endpoint, *, reflects: bool = False) -> ChatClient:
-        """The client of `endpoint`, which players share. reflects: for the comments that a checkpoint reads, which are
-        greedy and have a journal of their own.
+    def _client(self, part: str, *, reflects: bool = False) -> ChatClient:
+        """The client of chat model `part`, which players share. reflects: for the comments that a checkpoint reads,
+        which are greedy and have a journal of their own.
         """
-        settings, name = self.settings, f"reflector {endpoint}" if reflects else str(endpoint)
+        settings, endpoint = self.settings, self.settings.endpoint_of(part)
+        name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
-            journal, temperature = journal_path(settings.env_folder, endpoint), settings.temperature
+            journal = journal_path(settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
-                temperature = 0.0
+            temperature = 0.0 if reflects else settings.temperature
             client = settings.chat.client_at(endpoint, journal, budget=self._budget, temperature=temperature)
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
@@ -285,14 +282,17 @@ class Players:
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
         settings, kind = self.settings, self.settings.kind
-        from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
-        from reflectkit.chat.players import ChatMethod, ModelMethod
-
         method, _ = method_of(name, kind.methods)
         if chat := chat_parts(name, kind.methods):
-            endpoints = [settings.endpoint_of(part) for part in chat]
-            return ChatMethod(method, self._client(endpoints[0])) if method else self._chat(endpoints)
+            from reflectkit.chat.players import ChatMethod, ChatPolicy
+
+            client, *reflectors = [self._client(part) for part in chat]
+            if method:
+                return ChatMethod(method, client)
+            return ChatPolicy(client, reflectors[0] if reflectors else None, settings.history_tokens)
         if policy is None:
+            from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+
             if name in _plugins(name) and name not in (*SCRIPTED, *kind.baselines):
                 return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
@@ -310,10 +310,21 @@ class Players:
             thinking=settings.sampler.thinking,
             show=True,
         )
-        return ModelMethod(method, player) if method else player
+        if method:
+            from reflectkit.chat.players import ModelMethod
+
+            return ModelMethod(method, player)
+        return player
 
     def reflector(self, checkpoint: Path) -> Any:
-        """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
+        """Who comments: the `Reflector` of `checkpoint`, a chat model, the env's teacher, or nobody. Raises
+        CheckpointError, ConfigError.
+        """
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = self._open_reflector(checkpoint)
+        return self._reflectors[checkpoint]
+
+    def _open_reflector(self, checkpoint: Path) -> Any:
         from reflectkit.agents.comments import NoComments, TeacherComments
         from reflectkit.agents.two_player import Reflector
         from reflectkit.env import check_teacher
@@ -323,13 +334,8 @@ class Players:
             return TeacherComments()
         if checkpoint == SILENCE:
             return NoComments()
-        if is_chat(checkpoint) and checkpoint not in self._reflectors:
+        if is_chat(checkpoint):
             from reflectkit.chat.players import ChatReflector
 
-            endpoint = self.settings.endpoint_of(str(checkpoint))
-            self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))
-        if checkpoint not in self._reflectors:
-            self._reflectors[checkpoint] = Reflector(
-                self.settings.sampler.open_reflector(str(checkpoint), self.settings.device)
-            )
-        return self._reflectors[checkpoint]
+            return ChatReflector(self._client(str(checkpoint), reflects=True))
+        return Reflector(self.settings.sampler.open_reflector(str(checkpoint), self.settings.device))

@@ -6,31 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.chat.budget import Budget, BudgetSpentError, Prices, prices_of
-from reflectkit.chat.client import (
-    ASKED_AGAIN,
-    PROMPT_MARGIN,
-    THINKING_TOKENS,
-    ChatClient,
-    Rejected,
-    Request,
-    open_client,
-    written_limit,
-)
 from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
-from reflectkit.chat.journal import open_journal
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import write_jsonl
 from reflectkit.text import pluralize
 
+if TYPE_CHECKING:
+    from reflectkit.chat.client import ChatClient, Rejected, Request
+
 ORACLE = "oracle"
+HISTORY_TOKENS = 4000  # of the earlier turns in a request, approximately
+HISTORY_HELP = (
+    "Approximate tokens of earlier turns shown to a chat model: the first turn, and as many of the newest as fit."
+)
 OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
 """Settings that do nothing where no chat model is asked."""
 CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
@@ -89,6 +85,8 @@ class ChatConfig(Config):
         self, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
     ) -> AbstractContextManager[ChatClient]:
         """A client for `endpoint` that keeps its answers in `journal`. budget: shared with other clients, if any."""
+        from reflectkit.chat.client import open_client
+
         return open_client(
             endpoint,
             journal,
@@ -163,6 +161,9 @@ def estimate(
     At most, each is asked as often as useless answers allow, has a prompt longer than we count, and is answered up to
     the limit, thinking included.
     """
+    from reflectkit.chat.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, ChatClient, written_limit
+    from reflectkit.chat.journal import open_journal
+
     with open_journal(journal, write=False) as answered:
         client = ChatClient(teacher.endpoint, answered, teacher.prices)
         calls = {request: client.calls_left(request) for request in requests}

@@ -8,9 +8,9 @@ from typing import Any
 
 from reflectkit.chat.budget import BudgetSpentError
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
+from reflectkit.chat.config import HISTORY_TOKENS
 from reflectkit.chat.endpoints import RESUMES, ApiError
 from reflectkit.chat.templates import (
-    HISTORY_TOKENS,
     UnreadableError,
     action_words,
     answer_text,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from reflectkit.chat.client import ChatClient, Outcome, Request
+from reflectkit.chat.config import HISTORY_TOKENS
 from reflectkit.chat.templates import (
-    HISTORY_TOKENS,
     Action,
     action_words,
     answer_text,

@@ -21,10 +21,19 @@ from pydantic import model_validator
 
 from reflectkit.agents.scripted import Baseline, Demonstrator, Recovery
 from reflectkit.chat.client import ChatClient, Rejected
-from reflectkit.chat.config import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
+from reflectkit.chat.config import (
+    HISTORY_HELP,
+    HISTORY_TOKENS,
+    ORACLE,
+    TeacherConfig,
+    call_figures,
+    estimate,
+    free_estimate,
+    stop_if_spent,
+)
 from reflectkit.chat.journal import open_journal
 from reflectkit.chat.teacher import ChatTeacher, Rehearsal
-from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS, fullest
+from reflectkit.chat.templates import fullest
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
@@ -32,13 +41,7 @@ from reflectkit.data.demonstrations import Planned, add_demonstrations, read_vis
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import Agent
 from reflectkit.envs import RECORDS, listed
-from reflectkit.envs.setup import (
-    EnvConfig,
-    EnvSetup,
-    RolloutConfig,
-    check_level,
-    refuse_uncounted,
-)
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
 from reflectkit.rollout.episode import Episode, rollout

@@ -35,7 +35,7 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
-from reflectkit.env import Agent, Context, teacher_of
+from reflectkit.env import Agent, Context
 from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.setup import (
     HORIZON_HELP,
@@ -47,14 +47,14 @@ from reflectkit.envs.setup import (
     refuse_uncounted,
 )
 from reflectkit.errors import ConfigError, unknown_name
-from reflectkit.evals.estimate import estimate_comments
-from reflectkit.evals.narrator import Commentator, Narrator, Reporter, verdict_text
+from reflectkit.evals.narrator import Narrator, Reporter, verdict_text
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.run import open_run
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     if name != PERSON and user is None and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
-    policy, *commenting = *models, config.reflector
+    policy, *commenting = *models, TEACHER if config.teacher else config.reflector
     policy = resolve_model_path(policy, config.run.data_dir, progress)
     reflector, commentator = (
         resolve_model_path(model, config.run.data_dir, progress, reflects=True) for model in commenting
@@ -204,6 +204,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     if policy is not None:
         config.sampler.answer_of(policy)
     if config.chat.dry_run:
+        from reflectkit.evals.estimate import estimate_comments
+
         parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
         return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
     for endpoint in config.asked_endpoints:
@@ -226,29 +228,27 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     ):
         path = current.folder / "episodes.jsonl"
         agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
-        shown = Narrator(
-            agent, _commentator(config, players, commentator), progress, wait=name != PERSON and not config.auto
-        )
+        comment = players.reflector(commentator).remark if commentator else None
+        shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
         for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
             progress.show(f"{config.env.name}, level {task.level}, task {task.id}")
             shown.begin()
             env = config.setup.make(config.setup.horizon_at(task.level), user)
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
-            if user is None:
-                played += rollout([episode], lambda env=env: Reporter(env, shown), shown, width=1)  # type: ignore[misc]
-            else:
-                played += rollout([episode], lambda env=env: env, agent, width=1)  # type: ignore[misc]
+            seen = Reporter(env, shown) if user is None else env
+            played += rollout([episode], lambda seen=seen: seen, shown if user is None else agent)  # type: ignore[misc]
             person = agent if name == PERSON else user
             if person is not None and not person.answered and not progress.attended:
                 raise ConfigError(NOBODY if user is None else NO_USER)
             progress.show("\n".join(filter(None, (_ending(played[-1]), verdict_text(played[-1])))))
             with path.open("a", encoding="utf-8") as file:
                 file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env.name, task))))
-            if shown.left or (user is not None and user.left):
+            if shown.left or (user and user.left):
                 break
         if len(played) > 1:
-            current.tables.append(_table(name, played))
+            rows = [(one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns))) for one in played]
+            current.tables.append(Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows)))
         figures = {
             "episodes": len(played),
             "successes": sum(trajectory.success for trajectory in played),
@@ -266,29 +266,23 @@ def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     if source is None and kind.taskset.has("tasks"):
         tasks = listed(config.env.name, config.level or kind.levels[-1])
     else:
-        existing = [
-            config.setup.folder / name for name in ("test.json", "data.json") if (config.setup.folder / name).is_file()
-        ]
-        source = source or next(iter(existing), None)
+        places = [config.setup.folder / name for name in ("test.json", "data.json")]
+        source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):
             return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
         if source is None:
-            hint = (
-                f"run `reflectkit gen-task --env {config.env.name}` first, or "
-                if kind.taskset.problem_generator
-                else ""
-            )
-            advice = kind.taskset.problems_advice or f"{hint}give --task-file"
-            raise ConfigError(f"env '{config.env.name}' has no problems yet; {advice}")
+            generates = f"run `reflectkit gen-task --env {config.env.name}` first, or give --task-file"
+            advice = generates if kind.taskset.problem_generator else "give --task-file"
+            raise ConfigError(f"env '{config.env.name}' has no problems yet; {kind.taskset.problems_advice or advice}")
         tasks = [record.task for record in read_records(source, config.setup.env_name)]
         if config.level:
             tasks = at_level(config.env.name, tasks, config.level, source)
-    if not config.task:
-        return source, tasks
-    by_id = {task.id: task for task in tasks}
-    if config.task not in by_id:
-        raise unknown_name(f"task of {source or config.env.name}", config.task, by_id)
-    return source, [by_id[config.task]]
+    if config.task:
+        by_id = {task.id: task for task in tasks}
+        if config.task not in by_id:
+            raise unknown_name(f"task of {source or config.env.name}", config.task, by_id)
+        tasks = [by_id[config.task]]
+    return source, tasks
 
 
 def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
@@ -331,42 +325,19 @@ class _Valued:
         self.values |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
 
-def _commentator(config: PlayConfig, players: Players, model: Path | None) -> Commentator | None:
-    """The commentator for a player without its own reflector. model: where that of --reflector lies."""
-    if config.teacher:
-        return _oracle_comment
-    if model is None:
-        return None
-    return players.reflector(model).remark  # type: ignore[no-any-return]
-
-
-async def _oracle_comment(observation: Observation, context: Context) -> str:
-    return teacher_of(context.env, "comment").comment(generator(context.seed, "teacher"))
-
-
 def _outcome(trajectory: Trajectory) -> str:
     if trajectory.success:
         return "success"
     if trajectory.status is Status.COMPLETED:
         return "no success"
-    return (
-        trajectory.reason or "out of steps"
-        if trajectory.status is Status.TRUNCATED
-        else f"aborted: {trajectory.reason}"
-    )
+    if trajectory.status is Status.TRUNCATED:
+        return trajectory.reason or "out of steps"
+    return f"aborted: {trajectory.reason}"
 
 
 def _ending(trajectory: Trajectory) -> str:
-    count, outcome = len(trajectory.turns), _outcome(trajectory)
+    outcome = _outcome(trajectory)
     penalty = trajectory.truncation_penalty + sum(turn.info.get("truncation_penalty", 0.0) for turn in trajectory.turns)
     unplayed = f", {penalty:+.3g} of it for the steps not taken" if penalty else ""
-    played = f"{trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}"
-    return f"{outcome[:1].upper()}{outcome[1:]}: return {played}{unplayed}."
-
-
-def _table(name: str, played: Sequence[Trajectory]) -> Table:
-    rows = [
-        (trajectory.task.id, _outcome(trajectory), f"{trajectory.total_return:.3g}", str(len(trajectory.turns)))
-        for trajectory in played
-    ]
-    return Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))
+    steps = pluralize(len(trajectory.turns), "step")
+    return f"{outcome[:1].upper()}{outcome[1:]}: return {trajectory.total_return:+.3g} in {steps}{unplayed}."

@@ -72,18 +72,6 @@ def test_long_episodes_make_rounds_of_few_and_leave_the_large_model_out() -> Non
     assert 3 * short < long <= 4.5 * short
 
 
-def test_the_bar_moves_as_often_as_announced() -> None:
-    moves: list[int] = []
-
-    class Counting(Quiet):
-        def advance(self, amount: int = 1, **figures: float) -> None:
-            moves.append(amount)
-
-    tasks = Corridor.taskset.tasks(Corridor.levels[-1])[:2]
-    bench_rl.measure("tiny", tasks, lambda: Horizon(Corridor(), 3), 2, 1, 0, Counting())
-    assert sum(moves) == 2 * bench_rl.PARTS
-
-
 def test_its_models_have_a_label_for_every_choice_that_an_env_may_come_to_offer() -> None:
     player = bench_rl.player("tiny", [Task("abba", "echo", "all", "abba", {"word": "abba"})], Echo, 0)
     assert len(label_ids(player.tokenizer, len(LABELS))) == len(LABELS)

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench
 from benchmarks import sft as bench_sft
 from benchmarks.sft import Measured
 from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
-from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json
 from reflectkit.train import sft as sft_training
 from tests.sft_runs import config, write_rows
@@ -115,12 +113,3 @@ def test_the_command(
     figures = read_json(next((tmp_path / "results").glob("*/report.json")))["figures"]
     assert figures["tiny_padded_tokens"] >= figures["tiny_tokens"] > 0
     assert 0 < figures["tiny_lowest_ratio"] <= figures["tiny_highest_ratio"]
-
-
-def test_bad_settings_are_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="batch-size"):
-        bench.BenchConfig.from_flat(what="sft", batch_size=0)
-    with pytest.raises(ConfigError, match="dtype"):
-        bench.BenchConfig.from_flat(what="sft", model=("my-model",), dtype="float31")
-    with pytest.raises(ConfigError, match="--steps"):
-        bench.BenchConfig.from_flat(what="sft", steps=0)

@@ -23,7 +23,6 @@ from reflectkit.agents.human import choice_of
 from reflectkit.cli.main import main
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import IllegalActionError
-from reflectkit.text import visible
 from reflectkit.types import Task
 
 
@@ -90,25 +89,12 @@ def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: A
         assert [turn["said"] for turn in episode["turns"]] == ["left"]
 
 
-def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Interrupted(Keys):
-        def readline(self, size: int | None = -1, /) -> str:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "stdin", Interrupted())
-    assert main(["play", "--env", "corridor"]) == 130
-    assert "finished episodes are kept" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("0", 0), ("3", 3), ("cat", "cat a.py, 3 cat ab"), ("cat a.", 2), ("CAT  AB", 3), ("id", 4), ("202", 202),
-     ("a", 200), ("cd", 0), ("cd ..", 0), ("cd d", 1)],
+    [("3", 3), ("cat", "cat a.py, 3 cat ab"), ("CAT  AB", 3), ("202", 202), ("a", 200), ("cd", "0 cd .., 1 cd docs")],
 )  # fmt: skip
 def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expected: int | str) -> None:
     choices = ["cd ..", "cd docs", "cat a.py", "cat ab", "id a.py", *(f"x {number}" for number in range(5, 210))]
-    if typed == "cd":
-        expected = "0 cd .., 1 cd docs"
     if isinstance(expected, int):
         assert choice_of(typed, choices) == expected
         return
@@ -116,7 +102,7 @@ def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expect
         choice_of(typed, choices)
 
 
-@pytest.mark.parametrize("typed", ["", "-1", "210", "9" * 5000, "²", "nothing of the kind"])
+@pytest.mark.parametrize("typed", ["", "-1", "9" * 5000, "²", "nothing of the kind"])
 def test_what_is_no_choice_is_said(typed: str) -> None:
     with pytest.raises(IllegalActionError, match="write a number from 0 to 1"):
         choice_of(typed, ("left", "right"))
@@ -181,19 +167,6 @@ def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, po
     assert episodes()[0]["turns"][0]["value"] == 0.25
 
 
-def test_a_reflector_comments_for_a_person(play: Any, checkpoints: dict[str, Path]) -> None:
-    code, shown, _ = play("--env", "taxi", "--reflector", str(checkpoints["reflection"]), typed="q\n")
-    assert code == 0
-    assert "Reflection: " in shown
-
-
-def test_who_watches_goes_from_step_to_step(play: Any) -> None:
-    code, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\n\nq\n")
-    assert code == 0
-    assert len(episodes()[0]["turns"]) == 2
-    assert "The person left" in shown
-
-
 def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> None:
     tasks = []
     for number, seed in enumerate(("0", "0", "1", "2", "3"), start=1):
@@ -205,31 +178,19 @@ def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> 
     assert "task taxi-full-328" in shown
 
 
-def test_the_same_seed_gives_the_same_bytes(play: Any) -> None:
-    for _ in range(2):
-        play("--env", "taxi", "--policy", "random", "--auto", "--shuffle-action", "--count", "3", typed=None)
-    assert Path("results/1_play/episodes.jsonl").read_bytes() == Path("results/2_play/episodes.jsonl").read_bytes()
-
-
-def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
-    record = {"id": "a", "env": "corridor", "level": "short", "group": "g", "data": {"start": 1}}
-    (tmp_path / "own.json").write_text(json.dumps([{**record, "trajectories": []}]))
-    _, shown, _ = play("--env", "corridor", "--task-file", "own.json", typed="q\n")
-    assert "level short, task a" in shown
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"), [ (["--env", "taxii"], "did you mean 'taxi'"), (["--env", "taxi", "--policy", "oracel"],
-    "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"), (["--env", "taxi", "--policy", "a=nowhere",
-    "--auto"], "nowhere"), (["--env", "taxi", "--policy", "oracle"], "add --auto"), (["--env", "taxi", "--level",
-    "ful"], "did you mean 'full'"), (["--env", "taxi", "--task", "taxi-full-32x"],
-    "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--count", "0"],
-    "--count must be greater"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
-    "taxi", "--teacher", "--reflector", "x"], "leave one out"), (["--env", "taxi", "--reflector", "x", "--policy",
-    "a=b"], "NAME=CHECKPOINT+REFLECTOR"), (["--env", "taxi", "--reflector", "nowhere"], "nowhere"), (["--env",
-    "auto_explore"], "run `reflectkit filter-repo`"), (["--env", "tests.commands.test_play:Rude", "--teacher"],
-    "no oracle teacher"), ],
-)  # fmt: skip
+    ("arguments", "message"),
+    [
+        (["--env", "taxi", "--policy", "oracel"], "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"),
+        (["--env", "taxi", "--policy", "a=nowhere", "--auto"], "nowhere"),
+        (["--env", "taxi", "--policy", "oracle"], "add --auto"),
+        (["--env", "taxi", "--task", "taxi-full-32x"], "did you mean 'taxi-full-32"),
+        (["--env", "taxi", "--teacher", "--reflector", "x"], "leave one out"),
+        (["--env", "taxi", "--reflector", "x", "--policy", "a=b"], "NAME=CHECKPOINT+REFLECTOR"),
+        (["--env", "auto_explore"], "run `reflectkit filter-repo`"),
+        (["--env", "tests.commands.test_play:Rude", "--teacher"], "no oracle teacher"),
+    ],
+)
 def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message: str) -> None:
     code, _, said = play(*arguments, typed=None)
     assert code == 2
@@ -241,8 +202,7 @@ def letters_of(text: str) -> str:
     return "".join(text.split())
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80, 200])
-@pytest.mark.parametrize("env", ["taxi", "memory", "corridor"])
+@pytest.mark.parametrize(("env", "columns"), [("taxi", 20), ("memory", 80)])
 def test_what_is_read_is_wrapped_at_words(
     env: str, columns: int, play: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -274,15 +234,6 @@ def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatc
         6 * "漢字",  # two columns each
         "漢字",
     ]
-
-
-def test_instructions_are_shown_once_in_an_episode(play: Any) -> None:
-    from reflectkit.envs.memory.env import INSTRUCTIONS
-
-    _, shown, _ = play("--env", "memory", "--policy", "oracle", "--auto", typed=None)
-    assert shown.count(INSTRUCTIONS) == 1
-    assert shown.count("── Step ") == shown.count("[user] ") - 1 == 10
-    assert "The conversation is over." in shown
 
 
 def test_the_keys_that_are_named_are_the_keys_that_work(play: Any) -> None:
@@ -332,11 +283,6 @@ def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
     assert "Out of steps" in shown
 
 
-def test_visible_keeps_letters_of_all_scripts() -> None:
-    assert visible("Käse 漢字 a\u00a0b\n") == "Käse 漢字 a b\n"
-    assert visible("\ud800\x7f\u2066") == "\\ud800\\x7f\\u2066"
-
-
 def at_terminal(folder: Path, columns: int, env: str, answers: list[bytes]) -> tuple[int, bytes]:
     """(exit code, what is shown) of play at a pseudo-terminal, on all three streams. answers: to its questions."""
     leader, follower = pty.openpty()
@@ -376,15 +322,3 @@ def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path)
     assert sum(line.startswith("Your move: ") for line in lines_of(shown)) == 2
     assert b"Reward -0.1" in shown
     assert b"The person left" in shown
-
-
-@pytest.mark.parametrize("columns", [40, 200])
-def test_a_real_terminal_is_filled_word_by_word(columns: int, tmp_path: Path) -> None:
-    code, shown = at_terminal(tmp_path, columns, "memory", [b"h", b"q"])
-    assert code == 0
-    lines = lines_of(shown)
-    assert max(len(line) for line in lines if "episodes.jsonl" not in line) <= columns
-    assert sum(len(line) > columns * 0.7 for line in lines) > 5
-    assert {"conversation", "instructions", "questions"} & {
-        word.strip(".,:") for line in lines for word in line.split()
-    }

@@ -50,7 +50,7 @@ def test_a_model_with_checkpoints_beside_it_is_itself(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "play"])
-@pytest.mark.parametrize("policy", ["big=openai-community/gpt2-xl", "big=gpt2-xl", "big=results/ours+gpt2-xl"])
+@pytest.mark.parametrize("policy", ["big=openai-community/gpt2-xl", "big=results/ours+gpt2-xl"])
 def test_a_hub_id_goes_the_way_of_model(
     command: str, policy: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.scripted import Demonstrator
-from reflectkit.cli.main import main
 from reflectkit.commands import view
 from reflectkit.console import Quiet
 from reflectkit.data.episodes import episode_line, episode_to_json, read_episodes
@@ -17,7 +16,6 @@ from reflectkit.env import Context, StepResult
 from reflectkit.envs.base import BaseEnv
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.wrappers import Horizon
-from reflectkit.jsonl import read_jsonl
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 from tests.commands.test_view import unpacked
@@ -101,18 +99,6 @@ def test_a_conversation_that_its_env_rewrote_is_stored_again(tmp_path: Path) -> 
     assert [message.content for message in again.ending] == ["YES", "3", "YES", "5"]
 
 
-def test_an_episode_that_failed_keeps_what_was_asked_last() -> None:
-    class Failing:
-        async def decide(self, observation: Observation, context: Context) -> Decision:
-            return Decision("", failure="no answer") if context.turns else Decision("Hello?")
-
-    trajectory = played(Failing(), 40)
-    assert trajectory.status is Status.ABORTED
-    row = episode_to_json("x", trajectory)
-    assert len(row["turns"]) == 1
-    assert [message["role"] for message in row["ending"]] == ["user"]
-
-
 def test_page_holds_the_conversation(tmp_path: Path, quiet: Quiet) -> None:
     rows = [conversation(text) for text in HOSTILE]
     page = (
@@ -137,11 +123,6 @@ def test_page_holds_the_conversation(tmp_path: Path, quiet: Quiet) -> None:
 
 def _message(row: dict[str, str]) -> list[str]:
     return [row["role"], row["content"], row.get("name", "")]
-
-
-def test_policy_is_stored_once_in_a_block(tmp_path: Path, quiet: Quiet) -> None:
-    page = view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, [conversation()] * 9),)), quiet).outputs[0]
-    assert len([text for text in unpacked(page.read_text(), "block-0")["texts"] if "service desk" in text]) == 1
 
 
 def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
@@ -174,47 +155,10 @@ def test_inspect_itself_reads_conversations(tmp_path: Path, quiet: Quiet) -> Non
     assert result.tool_call_id == answer.tool_calls[0].id
 
 
-DAMAGED = {
-    "messages": ({"messages": "hello"}, "turns[0].messages", "a list"),
-    "message": ({"messages": ["hello"]}, "turns[0].messages[0]", "an object"),
-    "role": ({"messages": [{"role": "narrator", "content": "x"}]}, "turns[0].messages[0].role", "narrator"),
-    "content": ({"messages": [{"role": "user", "content": [1]}]}, "turns[0].messages[0].content", "text"),
-    "anew": ({"messages": [], "anew": 1}, "turns[0].anew", "true or false"),
-    "calls": ({"calls": [3]}, "turns[0].calls[0]", "an object"),
-    "arguments": ({"calls": [{"name": "a", "arguments": "{}"}]}, "turns[0].calls[0].arguments", "an object"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_turn_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turn, *parts = DAMAGED[name]
-    assert main(["view", str(write(tmp_path, [conversation(), {"turns": [turn]}]))]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(part in error for part in ("2: field", *parts))
-
-
-def test_damaged_ending_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(write(tmp_path, [conversation(ending=[{}])]))]) == 2
-    assert "field 'ending[0].role'" in capsys.readouterr().err
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_tables_are_recomputed_from_conversations(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gen-task", "--env", "support", "--instances", "2", "--customers", "30"]) == 0
-    command = ["evaluate", "--env", "support", "--task-file", "data/support/data.json"]
-    assert main([*command, "--policy", "oracle", "--policy", "random", "--name", "first"]) == 0
-    assert main(["evaluate", "--env", "support", "--from", "results/first", "--name", "second"]) == 0
-    first, second = (json.loads((here / "results" / name / "eval.json").read_text()) for name in ("first", "second"))
-    assert first["rows"] == second["rows"]
-    rows = [row for _, row in read_jsonl(here / "results" / "first" / "episodes.jsonl")]
-    assert all("messages" in turn and "seen" not in turn for row in rows for turn in row["turns"])
-    assert len(rows) == 12
 
 
 def test_half_pairs_survive_the_line(tmp_path: Path) -> None:

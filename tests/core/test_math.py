@@ -1,4 +1,4 @@
-"""Seeding, means and splits against numbers derived by hand."""
+"""Seeding and splits against numbers derived by hand."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ from hypothesis import strategies as st
 
 from reflectkit import seeding
 from reflectkit.data.splits import apportion, split_groups, split_weighted
-from reflectkit.evals import stats
-
-
-def test_by_task_weighs_tasks_alike() -> None:
-    # a: 1 of 2, b: 1 of 1 → 0.5 and 1, whatever the number of episodes
-    assert stats.by_task([("a", 1), ("a", 0), ("b", 1)]) == {"a": 0.5, "b": 1.0}
-
-
-def test_smooth() -> None:
-    assert stats.smooth([1, 3, 5, 7], 2) == [1, 2, 4, 6]
-    assert stats.smooth([], 3) == []
-    fortieths = [count / 40 for count in (35, 36, 36, 36, 38, 7, 36)]
-    assert stats.smooth(fortieths, 1) == fortieths  # a running sum made 0.9 0.8999999999999999, which is not 0.9
-    assert stats.smooth([1e17, 1, 2, 3], 1) == [1e17, 1, 2, 3]
 
 
 def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:

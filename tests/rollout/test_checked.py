@@ -16,7 +16,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.errors import ConfigError
-from reflectkit.evals.oracle_scores import Advised
+from reflectkit.evals.evaluate import Advised
 from reflectkit.rollout.checked import Checked, checked
 from reflectkit.rollout.episode import Episode, rollout
 from reflectkit.types import Message, Observation, ToolSpec, ToolUse

@@ -5,83 +5,82 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 from typing import IO, Any
 
+from reflectkit.console import Table
 from reflectkit.errors import DataError
-from reflectkit.evals.stats import smooth
+from reflectkit.evals.stats import mean_interval
 from reflectkit.jsonl import read_json, read_jsonl, replacing
 from reflectkit.prompts import one_line
 from reflectkit.text import visible
 from reflectkit.train.metrics import NAMED
 from reflectkit.types import LARGEST
 
-AGAINST = ("episodes", "step", "tokens", "seconds")
-"""The axes."""
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
 """The figures of metrics.jsonl that are per update, and are summed along this axis."""
-VALIDATION = "validation_"
-"""What the names of the figures of validation begin with."""
-LONGEST_CHAIN = 100  # runs, each resumed from the one before
+VALIDATION = "validation_"  # what the names of the figures of validation begin with
 Rows = dict[int, tuple[Path, int, dict[str, Any]]]
 """Rows of metrics.jsonl by step, each with its file and line."""
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Positions on the axis, and the values there."""
 
 
 def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", window: int = 1) -> list[Curve]:
-    """(positions on the axis, smoothed values of the figure) of each run; chained runs give each update once.
+    """The smoothed curve of the figure of each run; chained runs give each update once.
 
-    paths: the runs' metrics.jsonl. against: the axis, one of AGAINST. window: of the moving average, in updates.
+    paths: the runs' metrics.jsonl. against: the axis: episodes, step, tokens or seconds. window: of the moving average,
+    in updates.
 
-    A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env and its code,
-    where no episode came far enough to report it. Raises DataError.
+    A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env, where no episode
+    came far enough to report it. Raises DataError.
     """
     runs = [_rows_of(path) for path in paths]
     by_env: dict[str | Path, list[Rows]] = {}
     for path, rows in zip(paths, runs, strict=True):
-        by_env.setdefault(_env_of(path) or path, []).append(rows)
+        by_env.setdefault(_env_of(path), []).append(rows)
     for same in by_env.values():
         _complete(same, figure)
     curves = [_curve(path, rows, figure, against) for path, rows in zip(paths, runs, strict=True)]
     return [(places, smooth(values, window)) for places, values in curves]
 
 
-def _env_of(path: Path) -> str:
-    """What env a run has played, with the digests of its code where it is the user's own; "" if nothing says so."""
+def _env_of(path: Path) -> str | Path:
+    """What env a run has played, with the digests of its code where it is the user's own; `path` if nothing says so."""
+    record = _record(path)
+    code = {file: digest for file, digest in record["inputs"].items() if file.endswith(".py")}
+    return f"{record['settings']['env']} {sorted(code.items())}" if "env" in record["settings"] else path
+
+
+def _record(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings and inputs of the run with these metrics, as far as its config.json says."""
     try:
         record = read_json(path.with_name("config.json"))
-        code = {file: digest for file, digest in (record.get("inputs") or {}).items() if file.endswith(".py")}
-        return f"{record['settings']['env']} {sorted(code.items())}"
-    except (DataError, KeyError, TypeError, AttributeError):
-        return ""
+    except DataError:
+        record = {}
+    known = record if isinstance(record, dict) else {}
+    return {name: part if isinstance(part := known.get(name), dict) else {} for name in ("settings", "inputs")}
 
 
 def chained(path: Path) -> list[Path]:
-    """The metrics of `path` and of the runs that it resumed from, the first one first.
-
-    Raises DataError if they form a cycle.
+    """The metrics of `path` and of the runs that it resumed from, the first one first. Raises DataError if they form a
+    cycle.
     """
     chain = [path]
-    while (before := _resumed_from(chain[0])) is not None:
-        if before in chain or len(chain) >= LONGEST_CHAIN:
+    while start := _record(chain[0])["settings"].get("resume_from"):
+        bases = (*chain[0].absolute().parents, Path())  # it is relative to where the run was started, above the run
+        places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
+        before = next((place for place in places if place.is_file()), None)
+        if before is None:
+            break
+        if before in chain:
             raise DataError(
                 path, f"resumed from {before}, and that one from it; one of their config.json files is wrong"
             )
         chain.insert(0, before)
     return chain
-
-
-def _resumed_from(path: Path) -> Path | None:
-    try:
-        settings = read_json(path.with_name("config.json"))["settings"]
-        start = settings.get("resume_from")
-    except (DataError, KeyError, TypeError, AttributeError):
-        return None
-    if not isinstance(start, str) or not start:
-        return None
-    bases = (*path.absolute().parents, Path())  # it is relative to where the run was started, which is above the run
-    places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
-    return next((place for place in places if place.is_file()), None)
 
 
 def _rows_of(path: Path) -> Rows:
@@ -101,15 +100,10 @@ def _complete(runs: Sequence[Rows], figure: str) -> None:
     """
     when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
     every = [row for rows in runs for _, _, row in rows.values() if f"{when}success_rate" in row]
-    levels = {None if when else row.get("level") for row in every if name in _names(row, when)}
+    levels = {None if when else row.get("level") for row in every if name in (row.get(f"{when}{NAMED}") or ())}
     for row in every:
         if (None if when else row.get("level")) in levels:
             row.setdefault(figure, 0.0)
-
-
-def _names(row: Mapping[str, Any], when: str) -> list[str]:
-    names = row.get(f"{when}{NAMED}")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:
@@ -118,8 +112,7 @@ def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[floa
     values: list[float] = []
     total = 0.0
     for _, (part, line, row) in sorted(rows.items()):
-        if against in SUMMED:
-            total += sum(number_in(part, line, row, name) for name in SUMMED[against])
+        total += sum(number_in(part, line, row, name) for name in SUMMED.get(against, ()))
         if figure in row or not in_some:
             values.append(float(number_in(part, line, row, figure)))
             places.append(total if against in SUMMED else float(number_in(part, line, row, against)))
@@ -143,19 +136,76 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def smooth(values: list[float], window: int) -> list[float]:
+    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`."""
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+
+
+def area(places: Sequence[float], values: Sequence[float]) -> float:
+    """The mean height of the curve between its first and last place, by the trapezoidal rule.
+
+    >>> area([0, 10, 20], [0.0, 1.0, 1.0])
+    0.75
+    """
+    points = list(zip(places, values, strict=True))
+    if len(points) == 1:
+        return values[0]
+    parts = ((right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(points))
+    return sum(parts) / (places[-1] - places[0])
+
+
+def curve_figures(
+    curves: Mapping[str, Sequence[Curve]], wanted: float, *, same_seeds: bool = True
+) -> dict[str, dict[str, Any]]:
+    """By run: `area` and `reached` (where it first reaches `wanted`, or None), one per seed; `low` and `high` of the
+    mean area minus that of the first run, paired by seed (t interval), if there are two seeds or more of both.
+
+    same_seeds: whether all runs have the same seeds, in the same order; otherwise they are not paired.
+    """
+    figures: dict[str, dict[str, Any]] = {}
+    for name, seeds in curves.items():
+        figures[name] = {
+            "area": [area(*curve) for curve in seeds],
+            "reached": [_first_reaching(curve, wanted) for curve in seeds],
+        }
+    first, *others = figures
+    for name in others:
+        pairs = zip(figures[name]["area"], figures[first]["area"], strict=False)
+        gaps = [mine - its for mine, its in pairs]
+        if same_seeds and len(gaps) > 1 and len(curves[name]) == len(curves[first]):
+            low, high = mean_interval([[gap] for gap in gaps])
+            figures[name] |= {"difference": fmean(gaps), "low": low, "high": high}
+    return figures
+
+
+def _first_reaching(curve: Curve, wanted: float) -> float | None:
+    return next((place for place, value in zip(*curve, strict=True) if value >= wanted), None)
+
+
+def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: float, against: str) -> Table:
+    """`curve_figures` as a table."""
+    columns = ("run", "seeds", "mean height", f"minus {next(iter(figures))}", f"{against} to {wanted:g}, median")
+    rows = []
+    for name, summary in figures.items():
+        gap = (
+            f"{summary['difference']:+.3f} ({summary['low']:+.3f} to {summary['high']:+.3f})"
+            if "low" in summary
+            else ""
+        )
+        middle = median(math.inf if place is None else place for place in summary["reached"])
+        reached = f"{middle:g}" if math.isfinite(middle) else "not reached"
+        rows.append((name, str(len(summary["area"])), f"{fmean(summary['area']):.3f}", gap, reached))
+    return Table(f"Area below the curve of {figure}, and when it reaches {wanted:g}", columns, tuple(rows))
+
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
-TALLEST = 1400  # pixels of a figure of many intervals, above which it is drawn smaller
-MOST_ROWS = 50  # of intervals in a column, above which there are several
-MOST_COLUMNS = 4
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
 INSIDE = 6  # a legend of more names covers the curves
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # a legend to the right of its panel
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
-
-Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
@@ -165,7 +215,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
     """
     import numpy as np
 
-    pyplot = _pyplot()
+    pyplot = pyplot_for_files()
     several = {figure: sum(len(seeds) > 1 for seeds in curves.values()) for figure, curves in panels.items()}
     outside = max(map(len, panels.values()), default=0) > INSIDE or max(several.values(), default=0) > BANDS
     size = (9 if outside else 7, 1 + 3 * len(panels))
@@ -178,7 +228,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
             places = places[shared] if shared.any() else places
             values_SN = np.array([np.interp(places, where, values) for where, values in seeds])
             colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-            shown = _shown(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
+            shown = label_text(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
             panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
             if len(seeds) > 1 and banded:
                 panel.fill_between(
@@ -195,13 +245,13 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
         panel.legend(frameon=False, **(BESIDE if outside else {}))
-    _finish(picture, axes[:, 0], out)
+    save_picture(picture, axes[:, 0], out)
 
 
 def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
-    pyplot = _pyplot()
-    levels = list(dict.fromkeys(level for one in bars.values() for level in one))
+    pyplot = pyplot_for_files()
+    levels = list(dict.fromkeys(level for by_level in bars.values() for level in by_level))
     picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
     panel: Any = axes
     wide = 0.8 / max(1, len(bars))
@@ -215,121 +265,18 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
         ]
         hatch = HATCHES[index // len(COLOURS) % len(HATCHES)]
         colour = COLOURS[index % len(COLOURS)]
-        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, hatch=hatch, label=_shown(name))
-    panel.set_xticks(range(len(levels)), list(map(_shown, levels)))
+        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, hatch=hatch, label=label_text(name))
+    panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
     panel.set(ylabel=figure.replace("_", " "), title=f"{figure.replace('_', ' ')} by level, 95 % intervals")
     if figure in SHARES:
         panel.set_ylim(0, 1.02)
     panel.grid(alpha=0.3, axis="y")
     panel.set_axisbelow(True)
     panel.legend(frameon=False, fontsize=8, **BESIDE)
-    _finish(picture, [panel], out)
+    save_picture(picture, [panel], out)
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """One row of `draw_intervals`, in the unit of its axis."""
-
-    label: str
-    """Text to its left."""
-    middle: float
-    """The estimate."""
-    low: float
-    """Lower end of its interval."""
-    high: float
-    """Upper end of its interval."""
-    open: bool = False
-    """Whether its marker is hollow."""
-    square: bool = False
-    """Whether its marker is a square."""
-
-
-def draw_intervals(
-    groups: Mapping[str, Sequence[Interval]],
-    axis: str,
-    out: Path,
-    *,
-    band: float = 0.0,
-    legend: str = "",
-    limits: tuple[float, float] | None = None,
-) -> None:
-    """A forest plot: a row for each interval, below the title of its group; many groups in several columns with one
-    axis. band: half the width of the shaded zone of equivalence around 0, which has a line then. legend: what the
-    markers mean. limits: the ends of the axis; None: those of the intervals.
-    """
-    pyplot = _pyplot()
-    columns = in_columns({title: 1 + len(some) for title, some in groups.items()})
-    rows = max(sum(1 + len(groups[title]) for title in column) for column in columns)
-    height = 1.2 + 0.3 * rows
-    picture, panels = pyplot.subplots(
-        1,
-        len(columns),
-        figsize=(8 if len(columns) == 1 else 6.5 * len(columns), height),
-        dpi=min(150, TALLEST / height),
-        sharex=True,
-        squeeze=False,
-    )
-    colours = {title: COLOURS[index % len(COLOURS)] for index, title in enumerate(groups)}
-    for panel, titles in zip(panels[0], columns, strict=True):
-        _draw_column(panel, {title: groups[title] for title in titles}, colours)
-        if band:
-            panel.axvspan(-band, band, color="0.88", zorder=0)
-            panel.axvline(0, color="0.4", linewidth=1, zorder=1)
-        panel.set_ylim(rows - 0.3, -0.7)
-        panel.set_xlabel(axis, fontsize=9)
-        if limits is not None:
-            panel.set_xlim(limits)
-    if legend:
-        picture.supxlabel(legend, fontsize=9)
-    _finish(picture, panels[0], out)
-
-
-def in_columns(rows: Mapping[str, int]) -> list[list[str]]:
-    """The groups, in their order, in as many columns as their `rows` need, at most `MOST_COLUMNS`, of about the same
-    height.
-
-    >>> in_columns({"a": 30, "b": 10, "c": 10, "d": 20})
-    [['a', 'b'], ['c', 'd']]
-    """
-    wanted = max(1, min(MOST_COLUMNS, math.ceil(sum(rows.values()) / MOST_ROWS)))
-    height = max(1, *rows.values(), math.ceil(sum(rows.values()) / wanted))
-    while True:
-        columns: list[list[str]] = [[]]
-        filled = 0
-        for title, count in rows.items():
-            if filled and filled + count > height:
-                columns.append([])
-                filled = 0
-            columns[-1].append(title)
-            filled += count
-        if len(columns) <= wanted:
-            return columns
-        height += 1
-
-
-def _draw_column(panel: Any, groups: Mapping[str, Sequence[Interval]], colours: Mapping[str, str]) -> None:
-    places: list[float] = []
-    labels: list[str] = []
-    place = 0.0
-    for title, some in groups.items():
-        colour = colours[title]
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        across = panel.get_yaxis_transform()
-        panel.text(0.01, place, _shown(title), transform=across, weight="bold", va="center", fontsize=9, bbox=box)
-        for one in some:
-            place += 1
-            panel.plot([one.low, one.high], [place, place], color=colour, linewidth=2, zorder=2)
-            inside = "white" if one.open else colour
-            panel.plot([one.middle], [place], "s" if one.square else "o", color=colour, mfc=inside, ms=6, zorder=3)
-            places.append(place)
-            labels.append(_shown(one.label))
-        place += 1
-    panel.set_yticks(places, labels, fontsize=8)
-    panel.tick_params(axis="y", length=0)
-    panel.grid(alpha=0.3, axis="x")
-
-
-def _pyplot() -> Any:
+def pyplot_for_files() -> Any:
     """matplotlib for files: dollars are not math, and SVG ids are deterministic."""
     import matplotlib
 
@@ -340,7 +287,7 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _shown(name: str) -> str:
+def label_text(name: str) -> str:
     """`name` on one line, the end of a long one cut off; matplotlib omits labels that start with an underscore from the
     legend.
     """
@@ -349,7 +296,8 @@ def _shown(name: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _finish(picture: Any, panels: Sequence[Any], out: Path) -> None:
+def save_picture(picture: Any, panels: Sequence[Any], out: Path) -> None:
+    """Write a figure as `out`, .png or .svg, the same bytes for the same data."""
     for panel in panels:
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
@@ -359,7 +307,7 @@ def _finish(picture: Any, panels: Sequence[Any], out: Path) -> None:
             _save_small(picture, file)
         else:
             picture.savefig(file, format=out.suffix[1:], metadata={"Date": None})
-    _pyplot().close(picture)
+    pyplot_for_files().close(picture)
 
 
 def _save_small(picture: Any, file: IO[bytes]) -> None:
