@@ -1,4 +1,4 @@
-"""Checks what an env and its teacher return, so that a mistake in an env is one line that names it."""
+"""Checks what an env and its teacher return: a mistake in an env is one line that names it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("", "good", "mistake")
 TAKEN = frozenset({"success", "agreement", "choice_nll", "comment_tokens"})
 """Figures of an episode that reflectkit measures itself."""
+MESSAGE = f"Message(ROLE, TEXT), its role from {', '.join(ROLES)}"
 NUMBER = f"a number of at most {LARGEST:g} in size"
 
 
@@ -77,20 +78,23 @@ class Checked(Wrapper):
                 seen = dataclasses.replace(seen, **{name: tuple(value)})
         for message in seen.messages:
             fits = isinstance(message, Message) and isinstance(message.content, str) and message.role in ROLES
-            self.need(fits, "the observation shows", message, f"Message(ROLE, TEXT), its role from {', '.join(ROLES)}")
+            self.need(fits, "the observation shows", message, MESSAGE)
+        if self.seen is None or seen.choices is not self.seen.choices or seen.tools is not self.seen.tools:
+            self._check_actions(seen)
+        self.seen = seen
+        return seen
+
+    def _check_actions(self, seen: Observation) -> None:
+        """Raises ConfigError for choices or tools that cannot be shown, or not be distinguished."""
         for choice in seen.choices:
             fits = isinstance(choice, str) and bool(choice.strip()) and "\n" not in choice
             self.need(fits, "the observation offers the choice", choice, "a text of one line")
         self.need(len(set(seen.choices)) == len(seen.choices), "choices are", seen.choices, "choices that all differ")
         for tool in seen.tools:
             fits = isinstance(tool, ToolSpec) and re.fullmatch(tools.NAME, tool.name) is not None
-            self.need(
-                fits, "the observation offers the tool", tool, "a ToolSpec, named with letters, digits, _, - and ."
-            )
+            self.need(fits, "the observation offers the tool", tool, "a ToolSpec whose name has letters, digits, _ - .")
         names = [tool.name for tool in seen.tools]
         self.need(len(set(names)) == len(names), "tools are named", names, "tools whose names differ")
-        self.seen = seen
-        return seen
 
     def _stepped(self, result: Any) -> Any:
         self.need(isinstance(result, StepResult), "step() returned", result, "a StepResult (reflectkit.env)")

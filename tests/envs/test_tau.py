@@ -353,6 +353,7 @@ def test_commands_from_problems_to_demonstrations(
 ) -> None:
     """`split` keeps the package's own splits, so that no test task is trained on."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["gen-task", "--env", "tau"]) == 0
     assert main(["evaluate", "--env", "tau", "--policy", "oracle", "--task-file", "data/tau/data.json"]) == 0
     (path,) = Path("results").glob("*_evaluate/eval.json")
