@@ -82,7 +82,7 @@ class Place:
 
 
 class Nobody:
-    """Stands in where no user is given: says the whole instruction at the start, and ends at the first reply."""
+    """The user where none is given: says the whole instruction at the start, and ends at the first reply."""
 
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
         """The instruction; nothing after it."""
@@ -156,7 +156,7 @@ class Tau(ConversationEnv):
         super().__init__(user, **settings)
         if self.settings.simulator is not None:
             if user is not None:
-                raise ConfigError("--simulator plays the user, and somebody else does; leave out --simulator")
+                raise ConfigError("another user is given already; leave out --simulator")
             self.user = simulator(*parse_simulator(self.settings.simulator))
 
     def _begin(self, task: Task, seed: int) -> str:
