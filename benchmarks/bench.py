@@ -50,7 +50,7 @@ from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed, model_source
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.run import open_run
 from reflectkit.seeding import derive, generator

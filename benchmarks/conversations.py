@@ -27,7 +27,7 @@ from reflectkit.console import Quiet
 from reflectkit.envs import env_class, make
 from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling import prefix_cache
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive

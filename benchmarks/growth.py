@@ -35,7 +35,7 @@ from reflectkit.envs import env_class, make
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.eventloop import result_of
 from reflectkit.models.hub import silence_libraries
-from reflectkit.rollout.episode import Episode
+from reflectkit.rollouts.episode import Episode
 from reflectkit.seeding import derive
 from reflectkit.types import Observation
 

@@ -27,7 +27,7 @@ from reflectkit.models.prefixes import right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import prompt_ids
 from reflectkit.prompts import LABELS, policy_prompt, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.decoding import decode, left_pad, position_ids
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reflectkit.envs.base import BaseEnv, ChoiceEnv
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
-    from reflectkit.rollout.episode import Episode, rollout
+    from reflectkit.rollouts.episode import Episode, rollout
     from reflectkit.types import Decision, Message, Observation, Task, Trajectory, Turn
 
 __version__ = VERSION
@@ -53,7 +53,7 @@ _MODULES = {
     "reflectkit.config": ("Config", "option"),
     "reflectkit.errors": ("ReflectkitError",),
     "reflectkit.env": ("Env", "StepResult", "Taskset", "Teacher"),
-    "reflectkit.rollout.episode": ("Episode", "rollout"),
+    "reflectkit.rollouts.episode": ("Episode", "rollout"),
     "reflectkit.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
     "reflectkit.envs": ("env_class", "make"),
     "reflectkit.envs.base": ("BaseEnv", "ChoiceEnv"),

@@ -49,7 +49,7 @@ MUTATIONS = (
         "seed-without-update",
         'derive(config.seed, "rollout", step, place * config.repeats + repeat)',
         'derive(config.seed, "rollout", place * config.repeats + repeat)',
-        ("tests/train/test_rl.py", "tests/rollout/test_async_rollouts.py"),
+        ("tests/train/test_rl.py", "tests/rollouts/test_async_rollouts.py"),
     ),
     Mutation(
         "stale-weights",

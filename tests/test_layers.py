@@ -13,15 +13,15 @@ PACKAGE = Path(__file__).parents[1] / "reflectkit"
 BOXED = PACKAGE / "boxed"  # repositories that agents explore
 NOUNS = {"config", "console", "env", "errors", "eventloop", "files", "jsonl", "keys"}
 NOUNS |= {"prompts", "registry", "seeding", "text", "tools", "types"}
-LIBRARY = NOUNS | {"agents", "chat", "data", "envs", "evals", "models", "rollout", "runs", "sampling", "train"}
+LIBRARY = NOUNS | {"agents", "chat", "data", "envs", "evals", "models", "rollouts", "runs", "sampling", "train"}
 MAY_IMPORT = {
     **dict.fromkeys(NOUNS, NOUNS),
-    "rollout": NOUNS,
+    "rollouts": NOUNS,
     "runs": NOUNS,
     "chat": NOUNS | {"runs"},
     "models": NOUNS | {"runs"},
-    "sampling": NOUNS | {"agents", "data", "models", "rollout", "runs"},
-    "envs": NOUNS | {"chat", "models", "rollout", "runs"},
+    "sampling": NOUNS | {"agents", "data", "models", "rollouts", "runs"},
+    "envs": NOUNS | {"chat", "models", "rollouts", "runs"},
     **dict.fromkeys(("agents", "data", "evals", "train"), LIBRARY),
     "recipe": LIBRARY | {"commands"},
     "commands": LIBRARY | {"recipe"},
@@ -98,7 +98,7 @@ def test_the_package_offers_its_names_lazily() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    import reflectkit.rollout.episode
+    import reflectkit.rollouts.episode
 
     assert callable(reflectkit.rollout)  # the function has the name of a package
     tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))

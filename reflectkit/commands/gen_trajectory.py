@@ -44,7 +44,7 @@ from reflectkit.envs import RECORDS, listed
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.folders import RunConfig, write_permission
 from reflectkit.runs.run import open_run
 from reflectkit.seeding import derive, generator

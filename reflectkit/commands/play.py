@@ -48,7 +48,7 @@ from reflectkit.envs.setup import (
 )
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.evals.narrator import Narrator, Reporter, verdict_text
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.run import open_run
 from reflectkit.sampling.base import SampleRequest

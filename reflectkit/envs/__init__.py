@@ -113,7 +113,7 @@ def make(
     folder for data.
     """
     from reflectkit.envs.wrappers import Horizon, Shuffled
-    from reflectkit.rollout.checked import Checked
+    from reflectkit.rollouts.checked import Checked
 
     kind = env_class(name)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.eventloop import followed
-from reflectkit.rollout.checked import checked
+from reflectkit.rollouts.checked import checked
 from reflectkit.seeding import generator
 from reflectkit.types import Observation, Task
 

@@ -14,7 +14,7 @@ from reflectkit.chat.players import MethodRehearsal
 from reflectkit.chat.templates import ANSWER_TOKENS, history_cost, playing_request, reflecting_request
 from reflectkit.console import Progress, Report, Table
 from reflectkit.env import Agent, Context
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.text import count_tokens
 from reflectkit.types import Task, Trajectory, Turn

@@ -22,7 +22,7 @@ from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.evals.tables import lean
 from reflectkit.eventloop import followed
 from reflectkit.jsonl import replacing, salvaged
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Observation, Task, ToolUse, Trajectory

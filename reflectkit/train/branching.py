@@ -16,7 +16,7 @@ from typing import Any
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError
-from reflectkit.rollout.episode import Episode, play_all
+from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.seeding import derive, generator
 from reflectkit.types import Comment, Decision, Observation, Status, Trajectory
 
@@ -49,7 +49,7 @@ class Trial:
     width: int
     """Episodes played at once."""
     timeout_s: float = 0.0
-    """Deadline of an episode; see `rollout.episode.play`."""
+    """Deadline of an episode; see `rollouts.episode.play`."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from reflectkit.models.load import LoadedModel, load_pair, load_player, starting
 from reflectkit.models.packaged import model_source
 from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.checked import checked
+from reflectkit.rollouts.checked import checked
 from reflectkit.runs.checksums import verify
 from reflectkit.runs.folders import checkpoints
 from reflectkit.runs.identity import recorded_defaults

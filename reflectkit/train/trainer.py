@@ -19,8 +19,8 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.rollout.async_rollouts import AsyncRollouts, Group, StalenessLimits
-from reflectkit.rollout.episode import Episode, play_all
+from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
 from reflectkit.train import batch

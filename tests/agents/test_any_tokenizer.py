@@ -17,7 +17,7 @@ from reflectkit.envs import make
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.algorithms import objective

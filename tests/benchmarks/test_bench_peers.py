@@ -12,7 +12,7 @@ from reflectkit.env import Env
 from reflectkit.envs.taxi import Taxi
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import load_player
-from reflectkit.rollout.episode import Episode
+from reflectkit.rollouts.episode import Episode
 
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 

@@ -18,7 +18,7 @@ from reflectkit.envs.memory.generate import conversation
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Status, ToolUse
 from tests.server import serve
 

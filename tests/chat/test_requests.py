@@ -31,7 +31,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.prompts import policy_prompt, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolUse
 from tests.envs.test_contract import EVERY, NAMES, games, listed, make, repos

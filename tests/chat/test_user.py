@@ -19,7 +19,7 @@ from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Message, Status, ToolUse
 from tests.command_lines import error_of
 from tests.server import serve

@@ -19,7 +19,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import LoadedModel
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Observation
 from tests.command_lines import DATA_FILES, error_of, prepare

@@ -29,7 +29,7 @@ from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.evals.evaluate import Advised, Evaluation, Match, draw_problems, oracle_scores
 from reflectkit.evals.tables import lean, row
 from reflectkit.jsonl import read_json, read_jsonl, write_json
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
 from tests.server import serve

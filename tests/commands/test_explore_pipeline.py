@@ -22,7 +22,7 @@ from reflectkit.envs import make
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.prompts import label, policy_prompt, reflection_completion, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Observation
 from tests.explore import write_repository
 from tests.kill import hashes, run_killed_at

@@ -17,7 +17,7 @@ from reflectkit.env import Context
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.evals.narrator import verdict_text
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory
 from tests.commands.test_play import Keys
 

@@ -16,7 +16,7 @@ from reflectkit.env import Context, StepResult
 from reflectkit.envs.base import BaseEnv
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.wrappers import Horizon
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 from tests.commands.test_view import unpacked
 from tests.episodes import HOSTILE, conversation, write

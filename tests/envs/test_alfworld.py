@@ -29,7 +29,7 @@ from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO, TYPES
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
 from reflectkit.types import Status, Task, Trajectory
 from tests.household import Room, write_games

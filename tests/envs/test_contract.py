@@ -34,7 +34,7 @@ from reflectkit.envs.tau.package import SPLITS
 from reflectkit.envs.tau.problems import tasks_of
 from reflectkit.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.eventloop import result_of
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
 from tests.explore import explore_task, write_repository
 from tests.household import write_games

@@ -18,7 +18,7 @@ from reflectkit.envs.conversation import (
     spoken,
 )
 from reflectkit.errors import ConfigError, IllegalActionError
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.tools import HERMES, PLAIN, Form, parse
 from reflectkit.types import Decision, Message, Observation, Task, ToolCall, ToolSpec, ToolUse, to_json
 

@@ -26,7 +26,7 @@ from reflectkit.envs.memory.store import (
     apply,
 )
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
 from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse
 

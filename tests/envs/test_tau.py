@@ -22,7 +22,7 @@ from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
 from tests.command_lines import error_of
 from tests.server import serve

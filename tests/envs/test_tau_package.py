@@ -20,7 +20,7 @@ from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import tasks_of
 from reflectkit.eventloop import result_of
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import generator
 from reflectkit.tools import check_call
 from reflectkit.types import Message, Observation, Status, Task, ToolCall, ToolUse

@@ -24,7 +24,7 @@ from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.prompts import policy_prompt, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from tests.server import serve
 

@@ -71,7 +71,7 @@ def oracle_answers(env: Any) -> Iterator[dict[str, Any]]:
 def test_choices_are_played_as_in_our_own_loop(env: str) -> None:
     from reflectkit.agents.scripted import Oracle
     from reflectkit.envs import make
-    from reflectkit.rollout.episode import Episode, rollout
+    from reflectkit.rollouts.episode import Episode, rollout
 
     skyrl.register(env)
     for row in skyrl.rows(env)[:20]:

@@ -28,7 +28,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.envs import env_class, make
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.decoding import Generated, decode
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.prefix_cache import LONG, PrefixCache, Read, serves

@@ -13,7 +13,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.branching import Branch, Trial, by_judgement, by_return

@@ -16,7 +16,7 @@ from reflectkit.errors import DivergedError, ReflectkitError
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.algorithms import objective

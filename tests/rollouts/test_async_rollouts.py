@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reflectkit.env import Context, StepResult
-from reflectkit.rollout.async_rollouts import AsyncRollouts, Group, StalenessLimits
-from reflectkit.rollout.episode import Episode
+from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollouts.episode import Episode
 from reflectkit.types import Decision, Message, Observation, Task
 
 SEEN = Observation((Message("user", "?"),), ("a", "b"))

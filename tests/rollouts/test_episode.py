@@ -15,7 +15,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import generator
 from reflectkit.types import Decision, Message, Observation, Status
 

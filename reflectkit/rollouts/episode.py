@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from reflectkit.env import Agent, BatchAgent, Context, Env
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import in_thread, run_sync
-from reflectkit.rollout.batching import BatchBarrier, Batched
-from reflectkit.rollout.checked import checked
+from reflectkit.rollouts.batching import BatchBarrier, Batched
+from reflectkit.rollouts.checked import checked
 from reflectkit.seeding import derive
 from reflectkit.types import Decision, Status, Task, Trajectory, Turn
 
@@ -146,7 +146,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
     (`Decision.truncation_reason`), it is TRUNCATED, and the env's `truncation_penalty` is added to the last turn's
     reward, so that ending early never costs less than playing on. Other errors are raised; ConfigError for what
-    `rollout.checked` refuses.
+    `rollouts.checked` refuses.
     """
     env = checked(env)
     turns: list[Turn] = []

@@ -17,8 +17,8 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.errors import ConfigError
 from reflectkit.evals.evaluate import Advised
-from reflectkit.rollout.checked import Checked, checked
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.checked import Checked, checked
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Observation, ToolSpec, ToolUse
 
 TASK = Corridor.taskset.tasks("short")[0]

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from reflectkit.env import Agent, Env
 from reflectkit.eventloop import LoopThread
-from reflectkit.rollout.batching import BatchBarrier
-from reflectkit.rollout.checked import Checked, checked
-from reflectkit.rollout.episode import Episode, play, usable_after
+from reflectkit.rollouts.batching import BatchBarrier
+from reflectkit.rollouts.checked import Checked, checked
+from reflectkit.rollouts.episode import Episode, play, usable_after
 from reflectkit.types import Trajectory
 
-PATIENCE_S = 2.0  # see `rollout.episode.rollout`
+PATIENCE_S = 2.0  # see `rollouts.episode.rollout`
 Value = TypeVar("Value")
 
 
@@ -69,7 +69,7 @@ class AsyncRollouts:
     """Plays groups in a thread of its own, whose event loop alone changes its state.
 
     group: the number n of the stream to its group. width: episodes at once. first: number of the first group; skip:
-    later ones that were learned from before a restart. timeout_s: see `rollout.episode.play`.
+    later ones that were learned from before a restart. timeout_s: see `rollouts.episode.play`.
     """
 
     def __init__(
