@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -271,20 +270,6 @@ def test_expected_gradients_are_those_of_the_return(algorithm: str) -> None:
     torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
 
 
-def test_expected_leave_one_out_gradient_is_that_of_the_return() -> None:
-    """Over every pair of paths: the other episode's return, step by step, is a baseline that does not bias."""
-    weights = chances(THETA)
-    analytic = torch.zeros_like(THETA)
-    for (one, first), (other, second) in itertools.product(enumerate(PATHS), enumerate(PATHS)):
-        returns = [returns_to_go(rewards(path), 1.0) for path in (first, second)]
-        theta = THETA.clone().requires_grad_()
-        for path, gains in zip((first, second), leave_one_out(returns, ["g", "g"]), strict=True):
-            logprob = torch.stack([torch.log_softmax(theta, -1)[state, action] for state, action in enumerate(path)])
-            reinforce(logprob, torch.tensor(gains), torch.zeros(len(path)), 1.2).sum().backward()
-        analytic -= theta.grad * weights[one] * weights[other] / 2
-    torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
-
-
 @pytest.mark.parametrize("clip", [0.2, 10.0])
 def test_gradients_of_the_whole_objective_against_finite_differences(clip: float) -> None:
     """PPO's and GRPO's: clipped ratio, entropy bonus and KL penalty, away from the sampling policy, over all paths."""
@@ -307,18 +292,3 @@ def test_gradients_of_the_whole_objective_against_finite_differences(clip: float
     theta = THETA.clone().requires_grad_()
     objective(theta).backward()
     torch.testing.assert_close(theta.grad, numeric(objective, THETA), atol=1e-8, rtol=1e-6)
-
-
-def test_replayed_rows_corrected_by_their_weight_give_the_fresh_gradient() -> None:
-    """Rows that another policy sampled, weighted, have the expected gradient of rows of today's policy."""
-    old = THETA + torch.tensor([[0.1, -0.1], [0.05, 0.0]])
-    fresh, replayed = torch.zeros_like(THETA), torch.zeros_like(THETA)
-    for sampler, total in ((THETA, fresh), (old, replayed)):
-        for action in (0, 1):  # one decision, in state 0
-            theta = THETA.clone().requires_grad_()
-            logprob = torch.log_softmax(theta, -1)[0, action][None]
-            sampled = torch.log_softmax(sampler, -1)[0, action][None]
-            gain = torch.tensor([1.5 if action else -0.5], dtype=torch.float64)
-            reinforce(logprob, gain, logprob.detach() - sampled, 1.2).sum().backward()
-            total += theta.grad * torch.exp(sampled.detach()).sum()
-    torch.testing.assert_close(fresh, replayed, atol=1e-9, rtol=1e-6)
