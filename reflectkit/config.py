@@ -33,6 +33,8 @@ Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
 """The default of a setting without one."""
 NO_VALUES: Mapping[str, Any] = {}
+MORE, LAST = "More settings", "Every command"
+"""Panels of the help: a command's own settings that are not essential, and the settings of all commands."""
 RENAMED = {
     "load_dir": ("policy",), "reflect_load_dir": ("reflector",), "is_cap": ("importance_weight_max",),
     "width": ("max_concurrency",), "kl": ("kl_coef",), "entropy": ("entropy_coef",),
@@ -112,14 +114,22 @@ class Choice:
 
 
 def option(
-    default: Any = REQUIRED, *, help: str, identity: bool = True, name: str = "", argument: bool = False, **bounds: Any
+    default: Any = REQUIRED,
+    *,
+    help: str,
+    essential: bool = False,
+    identity: bool = True,
+    name: str = "",
+    argument: bool = False,
+    **bounds: Any,
 ) -> Any:
     """A setting with its `help` and bounds (`ge`, `gt`, `le`, `lt`); without `default` it is required.
 
-    identity: whether it may change the results of a run. name: its flat name, if that is not the attribute's. argument:
-    whether it is an argument of the command instead of a flag.
+    essential: whether `--help` shows it; `--help-all` shows all. identity: whether it may change the results of a run.
+    name: its flat name, if that is not the attribute's. argument: whether it is an argument of the command instead of a
+    flag.
     """
-    extra: Any = {"identity": identity, "name": name, "argument": argument}
+    extra: Any = {"essential": essential, "identity": identity, "name": name, "argument": argument}
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 
 
@@ -171,6 +181,8 @@ class Leaf:
     """REQUIRED if it has none."""
     panel: str | None
     """The heading of its sub-config in the help; None for the command's own settings."""
+    by: tuple[str, ...] = ()
+    """The settings, by flat name, whose choice brings it."""
 
     @property
     def hint(self) -> Any:
@@ -193,6 +205,11 @@ class Leaf:
         return bool(_extra(self.field).get("argument"))
 
     @property
+    def is_essential(self) -> bool:
+        """Whether `--help` shows it."""
+        return self.default is REQUIRED or self.is_argument or bool(_extra(self.field).get("essential"))
+
+    @property
     def is_identity(self) -> bool:
         """Whether it belongs to a run's identity."""
         return bool(_extra(self.field).get("identity", True))
@@ -204,7 +221,7 @@ def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Le
     Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name that is taken.
     """
     found: dict[str, Leaf] = {}
-    for leaf in _leaves(kind, values, None, (), None):
+    for leaf in _leaves(kind, values, None, (), None, ()):
         if leaf.name in found:
             owner = found[leaf.name].panel or leaf.panel
             raise ConfigError(f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it")
@@ -213,7 +230,12 @@ def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Le
 
 
 def _leaves(
-    kind: type[Config], values: Mapping[str, Any], defaults: Config | None, path: tuple[str, ...], panel: str | None
+    kind: type[Config],
+    values: Mapping[str, Any],
+    defaults: Config | None,
+    path: tuple[str, ...],
+    panel: str | None,
+    by: tuple[str, ...],
 ) -> Iterator[Leaf]:
     """defaults: the instance whose values are the defaults, if the parent has one."""
     chosen: dict[str, Any] = {}
@@ -221,15 +243,31 @@ def _leaves(
         default = field.default if defaults is None else getattr(defaults, attribute)
         place = (*path, attribute)
         if choice := _choice(field):
-            owner = " and ".join(f"{_name(name, kind.model_fields[name])} '{chosen[name]}'" for name in choice.by)
-            yield from _leaves(choice.made(chosen), values, None, place, owner)
+            names = {name: _name(name, kind.model_fields[name]) for name in choice.by}
+            owner = " and ".join(f"{name} '{chosen[attribute]}'" for attribute, name in names.items())
+            yield from _leaves(choice.made(chosen), values, None, place, owner, tuple(names.values()))
         elif inner := _sub_config(field):
             inner_defaults = default if isinstance(default, Config) else None
-            yield from _leaves(inner, values, inner_defaults, place, heading(inner))
+            yield from _leaves(inner, values, inner_defaults, place, heading(inner), by)
         else:
             name = _name(attribute, field)
             chosen[attribute] = values.get(name, default)
-            yield Leaf(name, place, field, default, panel)
+            yield Leaf(name, place, field, default, panel, by)
+
+
+def panels(rows: Iterable[Leaf]) -> dict[str | None, list[Leaf]]:
+    """The settings of a command as its help shows them: the essential ones under None, the others by panel.
+
+    A command that marks none of its own settings as essential has only such. The arguments and the required ones come
+    first, and the settings of every command last.
+    """
+    rows = list(rows)
+    marks_none = not any(_extra(leaf.field).get("essential") for leaf in rows if leaf.panel is None)
+    found: dict[str | None, list[Leaf]] = {None: []}
+    for leaf in sorted(rows, key=lambda leaf: (not leaf.is_argument, leaf.default is not REQUIRED)):
+        essential = leaf.is_essential or (leaf.panel is None and marks_none)
+        found.setdefault(None if essential else leaf.panel or MORE, []).append(leaf)
+    return {title: found[title] for title in sorted(found, key=lambda title: title == LAST)}
 
 
 def _sub_config(field: FieldInfo) -> type[Config] | None:

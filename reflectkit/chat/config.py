@@ -102,7 +102,10 @@ class TeacherConfig(Config):
     """Teacher: who demonstrates, comments or asks questions."""
 
     name: str = option(
-        ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.", name="teacher"
+        ORACLE,
+        help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.",
+        name="teacher",
+        essential=True,
     )
     chat: ChatConfig = ChatConfig()
 

@@ -35,7 +35,7 @@ class Stages(TyperGroup):
         if name is not None and (own or name in STAGES):
             from reflectkit.cli.command import stage_command
 
-            command = stage_command(name, () if ctx.resilient_parsing else rest)
+            command = stage_command(name, ["--help-all"] if ctx.resilient_parsing else rest)
         return name, command, rest
 
 

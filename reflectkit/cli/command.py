@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -12,6 +12,7 @@ import typer
 
 from reflectkit.commands import STAGES, config_class, stage_module
 from reflectkit.config import (
+    LAST,
     REQUIRED,
     Config,
     Leaf,
@@ -20,22 +21,25 @@ from reflectkit.config import (
     choices,
     choosers,
     flag,
-    heading,
     is_path,
     leaves,
+    panels,
     parse_yaml,
     variables,
 )
 from reflectkit.console import process_number
 from reflectkit.errors import DataError
 from reflectkit.jsonl import file_text
-from reflectkit.runs.folders import RunConfig
+
+HELP_ALL = "--help-all"
+CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."
 
 
 def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     """The command of stage `name`: its module's text is the help, EXAMPLES the epilog.
 
-    arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`).
+    arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`). The help
+    shows these flags and the essential ones; `--help-all` shows all.
     """
     module, kind = stage_module(name), config_class(name)
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
@@ -43,9 +47,16 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     examples = [f"  $ {example}" for example in module.EXAMPLES]
     chosen = _choices(kind, arguments)
     told = module.help_lines(chosen) if hasattr(module, "help_lines") else ()
+    by_panel = panels(leaves(kind, chosen))
+    shown = {title for title, rows in by_panel.items() if title is None or any({*row.by} & {*chosen} for row in rows)}
+    if HELP_ALL in arguments:
+        shown = {*by_panel}
+    else:
+        more = 1 + sum(len(rows) for title, rows in by_panel.items() if title not in shown)  # 1: --config
+        told = (f"{HELP_ALL} lists {more} more.", *told)
     lines = [*(re.sub(r"(?=\[)", r"\\", line) for line in told), "Examples:", *examples]  # "[" begins rich's markup
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, chosen))
+    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, by_panel, shown))
     return typer.main.get_command(single)
 
 
@@ -62,7 +73,7 @@ def stage_flags() -> dict[str, set[str]]:
 def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
     """The settings in `arguments`, or in their --config file, that decide which flags there are."""
     choosing, rows = choosers(kind), leaves(kind)
-    switches = {"--help", "-h"} | {flag(leaf.name) for leaf in rows if leaf.hint is bool}
+    switches = {"--help", "-h", HELP_ALL} | {flag(leaf.name) for leaf in rows if leaf.hint is bool}
     given: dict[str, str] = {}
     positional: list[str] = []
     rest = iter(arguments)
@@ -78,10 +89,12 @@ def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in choosing}
 
 
-def _function(name: str, module: Any, kind: type[Config], chosen: Mapping[str, Any]) -> Callable[..., None]:
-    """A function whose signature is the config's leaves, as typer reads it."""
+def _function(
+    name: str, module: Any, kind: type[Config], by_panel: Mapping[str | None, Sequence[Leaf]], shown: Collection[Any]
+) -> Callable[..., None]:
+    """A function whose signature is the config's leaves, as typer reads it. shown: the panels in its help."""
     parameters = []
-    for leaf in sorted(leaves(kind, chosen), key=order):
+    for title, leaf in ((title, leaf) for title, rows in by_panel.items() for leaf in rows):
         required = leaf.default is REQUIRED
         plain = _plain(leaf.hint)
         metavar = "PATH" if is_path(leaf.hint) and plain != list[str] else None
@@ -97,7 +110,8 @@ def _function(name: str, module: Any, kind: type[Config], chosen: Mapping[str, A
                     f"{declared}/--no-{declared[2:]}" if both else declared,
                     help=leaf.help + (" Required." if required else ""),
                     metavar=metavar,
-                    rich_help_panel=leaf.panel,
+                    rich_help_panel=title,
+                    hidden=title not in shown,
                 ),
             ]
         default: Any = inspect.Parameter.empty if leaf.is_argument and required else None
@@ -107,7 +121,7 @@ def _function(name: str, module: Any, kind: type[Config], chosen: Mapping[str, A
             inspect.Parameter(leaf.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
 
-    def command(context: typer.Context, config: Path | None, **values: Any) -> None:
+    def command(context: typer.Context, config: Path | None, help_all: bool, **values: Any) -> None:
         from reflectkit.cli.display import RichProgress, Screen, show
 
         given = {
@@ -123,13 +137,22 @@ def _function(name: str, module: Any, kind: type[Config], chosen: Mapping[str, A
         if report.code:
             raise typer.Exit(report.code)
 
-    text = "YAML file of settings, by the names of these flags; flags on the command line override it."
-    file = Annotated[Path | None, typer.Option("--config", help=text, rich_help_panel=heading(RunConfig))]
+    config_option = typer.Option("--config", help=CONFIG_HELP, rich_help_panel=LAST, hidden=LAST not in shown)
+    file = Annotated[Path | None, config_option]
+    every = Annotated[bool, typer.Option(HELP_ALL, is_eager=True, callback=_help, help="Show all settings and exit.")]
+    parameters.append(inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=every))
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=file))
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__name__ = name.replace("-", "_")
     return command
+
+
+def _help(context: typer.Context, asked: bool) -> None:
+    """Print the help, if it is `asked` for; rich prints it where the text is made."""
+    if asked:
+        context.get_help()
+        context.exit()
 
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
@@ -159,11 +182,6 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise DataError(path, "expected settings by name, as `env: taxi`")
     return {key.replace("-", "_"): setting for key, setting in value.items()}
-
-
-def order(leaf: Leaf) -> int:
-    """Required settings first, the ones that every command has last."""
-    return 2 if leaf.panel == heading(RunConfig) else 0 if leaf.default is REQUIRED else 1
 
 
 def _plain(hint: Any) -> Any:

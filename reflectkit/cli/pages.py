@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shlex
 import sys
 from pathlib import Path
 
-from reflectkit.cli.command import order
+from reflectkit.cli.command import CONFIG_HELP
 from reflectkit.commands import STAGES, config_class
-from reflectkit.config import REQUIRED, Leaf, choices, heading, leaves
+from reflectkit.config import LAST, REQUIRED, Leaf, choices, leaves, panels
 from reflectkit.jsonl import write_text
-from reflectkit.runs.folders import RunConfig
 
 
 def page(name: str) -> str:
     """The page of command `name`."""
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
-    rows_of: dict[str | None, list[str]] = {}
     kind = config_class(name)
     brought = choices(kind)
-    own = [leaf for leaf in leaves(kind) if leaf.panel not in brought]
-    for leaf in sorted(own, key=lambda leaf: (leaf.panel is not None, order(leaf))):
-        rows_of.setdefault(leaf.panel, []).append(_row(leaf))
-    rows_of |= {owner: list(map(_row, rows)) for owner, rows in brought.items()}
-    rows_of[heading(RunConfig)] = rows_of.pop(heading(RunConfig))  # comes last
+    rows_of = panels(leaf for leaf in leaves(kind) if leaf.panel not in brought)
+    owners: dict[tuple[str, ...], list[str]] = {}  # by their rows, as some have the same
+    for owner, rows in brought.items():
+        owners.setdefault(tuple(map(_row, rows)), []).append(owner)
+    tables = {title: list(map(_row, rows)) for title, rows in rows_of.items()}
+    tables |= {" or ".join(names): list(rows) for rows, names in owners.items()}
+    tables[LAST] = [*tables.pop(LAST), f"| `--config` |  | {CONFIG_HELP} |"]
     lines = [
         f"# {name}",
         "",
@@ -36,8 +37,9 @@ def page(name: str) -> str:
         "```",
         "",
         "Settings can also be read from a YAML file, by these names without the dashes: `--config settings.yaml`.",
+        *(_as_file(module.EXAMPLES[0]) if any("--config" in example for example in module.EXAMPLES) else ()),
     ]
-    for title, rows in rows_of.items():
+    for title, rows in tables.items():
         lines += [
             "",
             *([f"## {title[:1].upper()}{title[1:]}", ""] if title else []),
@@ -57,6 +59,13 @@ def write_pages(folder: Path) -> list[Path]:
         write_text(path, page(name))
         written.append(path)
     return written
+
+
+def _as_file(example: str) -> list[str]:
+    """The settings of a command line, in which each flag has a value, as that file."""
+    words = shlex.split(example)[2:]
+    lines = [f"{name[2:].replace('-', '_')}: {value}" for name, value in zip(words[::2], words[1::2], strict=True)]
+    return ["", "The first example as such a file:", "", "```yaml", *lines, "```"]
 
 
 def _row(leaf: Leaf) -> str:

@@ -83,26 +83,33 @@ class EvaluateConfig(Config):
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
+        essential=True,
     )
     task_file: Path | None = option(
         None,
         help="Held-out problems; default: test.json in the env's data folder, or before a"
         " split the env's own list, if it has one.",
+        essential=True,
     )
-    level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.")
+    level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.", essential=True)
     problems: int = option(
         0,
         help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all.",
         ge=0,
+        essential=True,
     )
-    eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.", ge=1)
+    eval_reps: int = option(
+        1, help="Episodes per problem; more of them narrow the interval if play is random.", ge=1, essential=True
+    )
     episodes: tuple[Path, ...] = option(
         (),
         name="from_",
         help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl files (repeat the"
         " flag; several are pooled like seeds).",
     )
-    temperature: float = option(0.0, help="Sampling temperature of the policy; 0 takes the most likely action.", ge=0)
+    temperature: float = option(
+        0.0, help="Sampling temperature of the policy; 0 takes the most likely action.", ge=0, essential=True
+    )
     top_p: float = option(
         1.0,
         help="Draw only from the likeliest choices, or tokens of a text, that together have this probability; for"

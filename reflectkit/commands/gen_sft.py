@@ -43,18 +43,22 @@ class GenSFTConfig(Config):
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
     demonstrations: int = option(
-        0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0
+        0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0, essential=True
     )
     comments: Literal["teacher", "reflector", "both", "nothing"] = option(
         "teacher",
         help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
+        essential=True,
     )
     reflector: Path | None = option(
-        None, help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both."
+        None,
+        help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both.",
+        essential=True,
     )
     answer: Answer = option(
         "label",
         help="What the policy answers where it chooses: label (the choice's number) or text (its own words).",
+        essential=True,
     )
     repeats: int = option(
         1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action.", ge=1

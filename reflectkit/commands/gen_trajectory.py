@@ -78,9 +78,14 @@ class GenTrajectoryConfig(Config):
     task_file: Path | None = option(
         None, help="Problems, for envs that do not list their own; default: data.json in its folder."
     )
-    level: str = option("", help="Curriculum level of the problems; default: the env's last, which is the full task.")
+    level: str = option(
+        "", help="Curriculum level of the problems; default: the env's last, which is the full task.", essential=True
+    )
     demonstrations: int | None = option(
-        None, help="Number of problems to demonstrate; default: 57, or all if they come from a file.", ge=1
+        None,
+        help="Number of problems to demonstrate; default: 57, or all if they come from a file.",
+        ge=1,
+        essential=True,
     )
     actor: Literal["teacher", "oracle"] = option(
         "teacher", help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
@@ -90,6 +95,7 @@ class GenTrajectoryConfig(Config):
         help="Probability that a step of the oracle is a mistake; default: the env's own, usually 0.2.",
         ge=0,
         le=1,
+        essential=True,
     )
     negatives: int | None = option(
         None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0.", ge=0
@@ -98,6 +104,7 @@ class GenTrajectoryConfig(Config):
         None,
         help="Keep only demonstrations with at least this reward: the return; in memory the mean of the chunks'"
         " rewards, r1 + r2 + β r3 + γ r4. Default: keep all.",
+        essential=True,
     )
     states_of: Path | None = option(
         None,

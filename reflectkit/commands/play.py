@@ -82,21 +82,24 @@ class PlayConfig(Config):
         PERSON,
         help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]; the reflector may be"
         " a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL).",
+        essential=True,
     )
     reflector: Path | None = option(
-        None, help="Reflector that comments for a player without one; a checkpoint or a chat model."
+        None, help="Reflector that comments for a player without one; a checkpoint or a chat model.", essential=True
     )
-    teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
+    teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.", essential=True)
     task_file: Path | None = option(
         None, help="Problems; default: the env's own, or test.json or data.json in its folder."
     )
-    level: str = option("", help="Curriculum level; default: the last, or any level in a file.")
+    level: str = option("", help="Curriculum level; default: the last, or any level in a file.", essential=True)
     task: str = option("", help="The problem's id; default: a random one, by --seed.")
-    episodes: int = option(1, name="count", help="Number of episodes to play.", ge=1)
+    episodes: int = option(1, name="count", help="Number of episodes to play.", ge=1, essential=True)
     as_: Literal["agent", "user"] = option(
         AGENT, help="Who you are: agent; or user, who talks with the agent of --policy in an environment with a user."
     )
-    auto: bool = option(False, help="Do not wait for a key between the steps of a player other than a person.")
+    auto: bool = option(
+        False, help="Do not wait for a key between the steps of a player other than a person.", essential=True
+    )
     temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.", ge=0)
     max_new_tokens: int = option(
         128, help="Maximum tokens of an answer in environments without enumerated actions.", ge=1

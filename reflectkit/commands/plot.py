@@ -58,12 +58,13 @@ class PlotConfig(Config):
     """Settings of plot."""
 
     runs: tuple[str, ...] = option(
-        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
+        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name).", essential=True
     )
-    evals: tuple[Path, ...] = option((), help="Evaluation runs, for bars by level instead of curves (repeat the flag).")
+    evals: tuple[Path, ...] = option(
+        (), help="Evaluation runs, for bars by level instead of curves (repeat the flag).", essential=True
+    )
     figure: tuple[str, ...] = option(
-        (),
-        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag).",
+        (), help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag).", essential=True
     )
     against: Literal["episodes", "step", "tokens", "seconds"] = option(
         "episodes", help="Horizontal axis: episodes, step, tokens or seconds."
@@ -76,7 +77,7 @@ class PlotConfig(Config):
         le=LARGEST,
     )
     out: Path | None = option(
-        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder."
+        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder.", essential=True
     )
     live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
     run: RunConfig = RunConfig()

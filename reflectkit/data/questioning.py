@@ -37,10 +37,10 @@ class QuestionSettings(Config):
     """Settings of questions about files."""
 
     repos_dir: Path | None = option(
-        None, help="The filtered repositories; default: repos_filtered in the env's data folder."
+        None, help="The filtered repositories; default: repos_filtered in the env's data folder.", essential=True
     )
-    max_level: int = option(2, help="Maximum folder depth of the files.", ge=0, le=DEPTH)
-    per_file: int = option(3, help="Maximum questions per file.", ge=1)
+    max_level: int = option(2, help="Maximum folder depth of the files.", ge=0, le=DEPTH, essential=True)
+    per_file: int = option(3, help="Maximum questions per file.", ge=1, essential=True)
     min_tokens: int = option(FEWEST_TOKENS, help="Skip files with fewer tokens (approximate).", ge=1)
     max_tokens: int = option(
         MOST_TOKENS,

@@ -40,8 +40,11 @@ class RunConfig(Config):
         "",
         help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.",
         identity=False,
+        essential=True,
     )
-    seed: int = option(0, help="Random seed; the same seed gives the same result.", ge=0, le=2**32 - 1)  # as in numpy
+    seed: int = option(
+        0, help="Random seed; the same seed gives the same result.", ge=0, le=2**32 - 1, essential=True
+    )  # as in numpy
     threads: int = option(
         1, help="CPU threads per process; other numbers change rounding and therefore the weights.", ge=1
     )

@@ -47,7 +47,10 @@ class SamplerConfig(Config):
     )
     settings: Any = chosen_by("policy", settings=_own_settings)
     server: Any = chosen_by(
-        "policy", "reflector", settings=lambda *names: ServerSettings if any(map(is_server, names)) else NoSettings
+        "policy",
+        "reflector",
+        settings=lambda *names: ServerSettings if any(map(is_server, names)) else NoSettings,
+        names=lambda: ("vllm:URL",),
     )
     thinking: Thinking = option(
         "on",

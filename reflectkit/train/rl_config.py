@@ -42,9 +42,12 @@ class PolicyConfig(Config):
         None,
         name="policy",
         help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model.",
+        essential=True,
     )
     model: str = option(
-        "", help="Instead of --policy, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
+        "",
+        help="Instead of --policy, a model without SFT: smollm2-135m, a folder or a Hugging Face id.",
+        essential=True,
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = option(
         "", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32."
@@ -81,6 +84,7 @@ class ReflectorConfig(Config):
         name="reflector",
         help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
         " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm.",
+        essential=True,
     )
     share_base: bool = option(
         False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
@@ -185,11 +189,15 @@ class StalenessConfig(Config):
 class AlgorithmConfig(Config):
     """Algorithm: how the policy learns from episodes."""
 
-    name: str = option("reinforce", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.")
+    name: str = option(
+        "reinforce", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.", essential=True
+    )
     settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
     gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
     normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
-    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0)
+    group_size: int = option(
+        0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0, essential=True
+    )
     clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
     epochs: int = option(1, help="Passes over each batch.", ge=1)
     target_kl: float = option(
@@ -287,8 +295,8 @@ class RLConfig(Config):
         None, help="Checkpoint of another rlft run to resume from; the other settings must match."
     )
     task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
-    max_steps: int = option(60, help="Number of updates.", ge=1)
-    episodes: int = option(128, help="Episodes per update, over all processes.", ge=1)
+    max_steps: int = option(60, help="Number of updates.", ge=1, essential=True)
+    episodes: int = option(128, help="Episodes per update, over all processes.", ge=1, essential=True)
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none.", ge=0
     )

@@ -12,7 +12,7 @@ from reflectkit.train.trackers import REPORT_TO_HELP, Tracker
 class OptimizerConfig(Config):
     """Optimizer: how weights change."""
 
-    learning_rate: float = option(2.5e-4, help="Peak learning rate.", gt=0)
+    learning_rate: float = option(2.5e-4, help="Peak learning rate.", gt=0, essential=True)
     warmup_steps: int | None = option(
         0, help="Steps in which the learning rate rises to its peak; none (default in sft): 5 % of the steps.", ge=0
     )
@@ -30,7 +30,11 @@ class LoraConfig(Config):
     """LoRA adapter: a new one on frozen weights."""
 
     r: int = option(
-        0, name="lora_r", help="Rank of a new LoRA adapter; 0 trains all weights, or the existing adapter.", ge=0
+        0,
+        name="lora_r",
+        help="Rank of a new LoRA adapter; 0 trains all weights, or the existing adapter.",
+        ge=0,
+        essential=True,
     )
     alpha: int = option(16, name="lora_alpha", help="Scale of the LoRA adapter.", ge=1)
     targets: str = option(

@@ -34,19 +34,25 @@ class SFTConfig(Config):
         help="Which player: reflection, policy (acts on comments), or plain (acts without)."
     )
     task_file: Path | None = option(
-        None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft."
+        None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft.", essential=True
     )
     model: str = option(
-        "tiny", help="tiny or tiny-hybrid (from scratch), smollm2-135m, a model folder, or a Hugging Face id."
+        "tiny",
+        help="tiny or tiny-hybrid (from scratch), smollm2-135m, a model folder, or a Hugging Face id.",
+        essential=True,
     )
-    max_steps: int = option(1500, help="Gradient steps.", ge=1)
-    epochs: int = option(0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.", ge=0)
-    batch_size: int = option(16, help="Rows per gradient step.", ge=1)
+    max_steps: int = option(1500, help="Gradient steps.", ge=1, essential=True)
+    epochs: int = option(
+        0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.", ge=0, essential=True
+    )
+    batch_size: int = option(16, help="Rows per gradient step.", ge=1, essential=True)
     gradient_accumulation: int = option(
         1, help="Parts in which a batch is read, one after the other, to save memory.", ge=1
     )
     dropout: float | None = option(None, help="Dropout of the model in training; default: its own.", ge=0, le=1)
-    max_length: int = option(256, help="Maximum tokens per row; also the context length of a tiny model.", ge=1)
+    max_length: int = option(
+        256, help="Maximum tokens per row; also the context length of a tiny model.", ge=1, essential=True
+    )
     prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
     share_prefixes: bool = option(

@@ -53,11 +53,27 @@ def test_every_command_has_help_with_an_example(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for name in STAGES:
+        flags = {leaf.shown for leaf in leaves(config_class(name)) if not leaf.is_argument} | {"--config"}
         assert main([name, "--help"]) == 0
         told = capsys.readouterr().out
+        essential = flags_in(told)
+        assert {"--name", "--help-all"} <= essential
+        assert len(essential) <= 14
+        assert f"--help-all lists {len(flags - essential)} more." in told
         assert f"$ reflectkit {name}" in told
-        shown = {line.split()[1] for line in told.splitlines() if line.startswith("│ --")}
-        assert {leaf.shown for leaf in leaves(config_class(name)) if not leaf.is_argument} <= shown  # none is cut off
+        assert main([name, "--help-all"]) == 0
+        assert flags <= flags_in(capsys.readouterr().out)  # none is cut off
+
+
+def test_help_of_an_environment_shows_its_own_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rlft", "--env", "taxi", "--help"]) == 0
+    shown = flags_in(capsys.readouterr().out)
+    assert "--with-history" in shown
+    assert not shown & {"--baseline", "--reader", "--clip"}, "of an algorithm that was not named, or another env"
+
+
+def flags_in(told: str) -> set[str]:
+    return {line.split()[1] for line in told.splitlines() if line.startswith("│ --")}
 
 
 def test_help_of_a_recipe_tells_its_ablations_and_parameters(
