@@ -99,7 +99,7 @@ def _list(
         bool, typer.Option("--configs", help="List the configs for `accelerate launch` instead, with their paths.")
     ] = False,
 ) -> None:
-    """List environments with their levels, and recipes with their ablations and parameters."""
+    """List environments and recipes."""
     if configs:
         from reflectkit.files import launch_config, launch_configs
 
@@ -113,7 +113,6 @@ def _list(
     if name is not None:
         raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
     from reflectkit.cli.display import Screen
-    from reflectkit.config import flag
     from reflectkit.envs import env_class, env_names
     from reflectkit.recipe import load_recipe, recipe_names
 
@@ -122,22 +121,17 @@ def _list(
     def show(name: str, text: str) -> None:
         console.read(f"  {name:<{NAME_WIDTH}} {text}", indent=NAME_WIDTH + 3)
 
-    console.say("environments: reflectkit play --env NAME")
+    console.say("environments: reflectkit play --env NAME, with its levels and settings in --env NAME --help")
     for env in env_names():
         try:
-            show(env, f"levels: {', '.join(env_class(env).levels)}")
+            kind = env_class(env)
+            about = vars(kind).get("__doc__") or f"levels: {', '.join(kind.levels)}"
+            show(env, about.strip().splitlines()[0])
         except ReflectkitError as error:  # of another package
             show(env, str(error))
-    console.say("recipes: reflectkit run NAME")
+    console.say("recipes: reflectkit run NAME, with its steps and parameters in run NAME --help")
     for recipe_name in recipe_names():
-        recipe = load_recipe(recipe_name)
-        show(recipe_name, recipe.description)
-        if recipe.fast_shows:
-            show("", f"--fast: {recipe.fast_shows}")
-        if recipe.ablations:
-            show("", f"--ablate: {', '.join(recipe.ablations)}")
-        for key, parameter in recipe.parameters.items():
-            show("", f"{flag(key)}: {parameter.help}")
+        show(recipe_name, load_recipe(recipe_name).description)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -47,6 +47,10 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     examples = [f"  $ {example}" for example in module.EXAMPLES]
     chosen = _choices(kind, arguments)
     told = module.help_lines(chosen) if hasattr(module, "help_lines") else ()
+    if isinstance(env := chosen.get("env"), str):
+        from reflectkit.envs import env_class
+
+        told = (f"Levels of {env}: {', '.join(env_class(env).levels)}", *told)
     by_panel = panels(leaves(kind, chosen))
     shown = {title for title, rows in by_panel.items() if title is None or any({*row.by} & {*chosen} for row in rows)}
     if HELP_ALL in arguments:

@@ -7,8 +7,7 @@ The steps run in order, in one process. With `--seeds N` the pipeline runs N tim
 evaluations and curves are pooled. With `--ablate`, steps are repeated with an ingredient changed, as the recipe says,
 and the evaluation has an additional row for each ablation.
 
-A recipe may have parameters, which are flags of this command: `reflectkit run RECIPE --help` and `reflectkit list` show
-them.
+A recipe may have parameters, which are flags of this command: `reflectkit run RECIPE --help` shows them.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class PipelineConfig(Config):
     seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …", ge=1)
     fast: bool = option(
         False,
-        help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",
+        help="Short variant of the recipe, with a check that every step runs or with what `run RECIPE --help` says.",
     )
     run: RunConfig = RunConfig()
 
@@ -135,11 +134,17 @@ class Job:
 
 
 def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
-    """What the help shows above its examples: the ablations of the recipe, for --ablate."""
+    """What the help shows above its examples: the recipe's steps, what --fast shows, and the ablations."""
     name = choices.get("recipe")
-    ablations = load_recipe(name).ablations if isinstance(name, str) else {}
-    lines = [f"  {key}: {ablation.description}".rstrip(": ") for key, ablation in ablations.items()]
-    return (f"Ablations of {name}, for --ablate:", *lines) if lines else ()
+    if not isinstance(name, str):
+        return ()
+    recipe = load_recipe(name)
+    lines = [f"Steps of {name}, for --set: {', '.join(step['name'] for step in recipe.steps)}"]
+    if recipe.fast_shows:
+        lines.append(f"With --fast: {recipe.fast_shows}")
+    if recipe.ablations:
+        lines.append(f"Ablations of {name}, for --ablate:")
+    return [*lines, *(f"  {key}: {each.description}".rstrip(": ") for key, each in recipe.ablations.items())]
 
 
 def run(config: PipelineConfig, progress: Progress) -> Report:

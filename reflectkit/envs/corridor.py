@@ -74,7 +74,10 @@ class CorridorTeacher(Teacher):
 
 
 class Corridor(ChoiceEnv):
-    """See the module's text for the rules."""
+    """A walk along a corridor with a known optimum, for first tries and tests.
+
+    See the module's text for the rules.
+    """
 
     name: ClassVar[str] = "corridor"
     taskset: ClassVar[Taskset] = CorridorTasks()

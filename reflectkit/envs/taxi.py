@@ -327,7 +327,10 @@ class TaxiSettings(Config):
 
 
 class Taxi(ChoiceEnv):
-    """See the module's text for the rules, and `TaxiSettings`."""
+    """A taxi fetches a passenger on a map of 5 x 5 cells; an action that changes nothing is fatal.
+
+    See the module's text for the rules, and `TaxiSettings`.
+    """
 
     name: ClassVar[str] = "taxi"
     levels: ClassVar[tuple[str, ...]] = LEVELS
@@ -418,7 +421,10 @@ class Taxi(ChoiceEnv):
 
 
 class TaxiMaps(Taxi):
-    """See the module's text for the rules."""
+    """DangerousTaxi on 310 maps of 7 x 7 cells, for tests on maps that a policy has never seen.
+
+    See the module's text for the rules.
+    """
 
     name: ClassVar[str] = "taxi-maps"
     taskset: ClassVar[Taskset] = TaxiMapsTasks()

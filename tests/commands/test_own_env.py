@@ -320,6 +320,7 @@ def test_packages_offer_environments_and_players(
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["lock", "levels:", "one-digit"] for line in lines)
+    assert all(line.startswith(("  ", "environments: ", "recipes: ")) and line[2:3] != " " for line in lines)
     (broken,) = [line for line in lines if line.startswith("  broken ")]
     assert f"of a-package ({module}_broken:Lock): OSError: no lock; fix or remove that package" in broken
     assert main(["evaluate", "--env", "lock", "--turn-cost", "0", "--policy", "first", "--name", "lock"]) == 0

@@ -147,7 +147,10 @@ class AlfworldTeacher(Teacher):
 
 
 class Alfworld(Env):
-    """See the module's text for the rules, and `AlfworldSettings`."""
+    """Household tasks as text games (ALFWorld); needs `make alfworld`.
+
+    See the module's text for the rules, and `AlfworldSettings`.
+    """
 
     name: ClassVar[str] = "alfworld"
     taskset: ClassVar[Taskset] = GameTasks()

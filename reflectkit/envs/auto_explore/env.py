@@ -181,7 +181,10 @@ class AutoExploreTeacher(Teacher):
 
 
 class AutoExplore(Env):
-    """See the module's text for the rules, and `AutoExploreSettings`."""
+    """Find the file of a code repository that answers a question, with ls, cd and cat.
+
+    See the module's text for the rules, and `AutoExploreSettings`.
+    """
 
     name: ClassVar[str] = "auto_explore"
     taskset: ClassVar[Taskset] = Questions()

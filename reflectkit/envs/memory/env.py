@@ -133,7 +133,9 @@ class MemoryTasks(Taskset):
 
 
 class Memory(Env):
-    """See the module's text for the rules, and `MemorySettings`.
+    """Keep a memory of a long conversation, read in chunks, from which questions are answered.
+
+    See the module's text for the rules, and `MemorySettings`.
 
     reader: answers the questions; default: the offline reader. judge: of answers that have a rubric; default: a rule.
     Conversations longer than the `horizon` are refused, because a truncated episode has no answers.

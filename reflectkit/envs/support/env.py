@@ -97,7 +97,10 @@ class Requests(Taskset):
 
 
 class Support(ConversationEnv):
-    """See the module's text for the rules, and `SupportSettings`. user: default: the task's scripted user."""
+    """A service desk: talk with a customer, call a shop's tools, follow its policy.
+
+    See the module's text for the rules, and `SupportSettings`. user: default: the task's scripted user.
+    """
 
     name: ClassVar[str] = NAME
     taskset: ClassVar[Taskset] = Requests()

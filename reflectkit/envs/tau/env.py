@@ -132,7 +132,9 @@ class TauTeacher(ConversationTeacher):
 
 
 class Tau(ConversationEnv):
-    """See the module's text for the rules, and `TauSettings`.
+    """tau-bench: retail and airline customers; needs the tau_bench package.
+
+    See the module's text for the rules, and `TauSettings`.
 
     user: None: only calls, and the oracle's reply at the end, can be played.
     """
