@@ -50,8 +50,6 @@ class Taskset:
     """
     records_folder: ClassVar[str] = ""
     """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself."""
-    problems_advice: ClassVar[str] = ""
-    """How to make problems, as advice to users who have none."""
     split_by: ClassVar[tuple[str, ...]] = ("group",)
     """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number of its problems) or
     "question" (each problem alone); the first unless told otherwise.

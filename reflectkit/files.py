@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from reflectkit.errors import unknown_name
+from reflectkit.errors import DataError, unknown_name
 
 REPOSITORIES = Path("data/auto_explore/repos")
 """Where users put their own repositories. Where it is missing, the included ones are meant."""
+
+
+WRITES = {
+    "data.json": "gen-task",
+    "data_reflection_negative.json": "gen-trajectory",
+    **dict.fromkeys(("train.json", "validate.json", "test.json", "unseen.json"), "split"),
+    **dict.fromkeys(("sft.jsonl", "sft_reflection.jsonl", "sft_policy.jsonl"), "gen-sft"),
+    "metrics.jsonl": "rlft",
+    **dict.fromkeys(("episodes.jsonl", "eval.json"), "evaluate"),
+}
+"""The command that writes a file of this name."""
+
+
+def missing(path: Path) -> DataError:
+    """The error for `path`, which does not exist; it names the command that makes such a file, and what is similar."""
+    fix = f"run `reflectkit {WRITES[path.name]}` first, or name another" if path.name in WRITES else "name another"
+    return DataError(path, f"no such file or folder; {similar(path) or fix}")
+
+
+def similar(path: Path) -> str:
+    """A question that suggests the path most like `path`, which does not exist; "" if there is none."""
+    parts = [path, *path.parents]
+    for wrong, folder in itertools.pairwise(parts):
+        if folder.is_dir():
+            names: list[str] = []
+            with contextlib.suppress(OSError):
+                names = [entry.name for entry in os.scandir(folder)]
+            closest = difflib.get_close_matches(wrong.name, names, n=1)
+            found = folder / Path(*closest) / path.relative_to(wrong)
+            return f"did you mean {found if found.exists() else folder / closest[0]}?" if closest else ""
+    return ""
 
 
 def included_repositories() -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reflectkit.errors import DataError
+from reflectkit.files import missing
 
 TEMPORARY_PREFIX = ".reflectkit-tmp-"
 FULL_DISK_BYTES = 4 * 2**20
@@ -189,7 +190,7 @@ def _explained(path: Path, line: int | None = None) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(path, "no such file; run the command that writes it, or name another file") from None
+        raise missing(path) from None
     except IsADirectoryError:
         raise DataError(path, "is a folder, expected a file") from None
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
-from reflectkit.errors import ConfigError
+from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
@@ -93,14 +94,26 @@ def parse_policy(
     policy, plus, reflector = paths.partition("+")
     names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
     if not (name and equals and policy) or (plus and not reflector):
-        place = Path(text.partition("+")[0])
-        run = place.parent if CHECKPOINT.fullmatch(place.name) else place
-        hint = f", e.g. {run.name}={text}" if not equals and os.path.isdir(place) else ""
+        hint = "" if equals else _hint(text, names.split(", "))
         raise ConfigError(
             f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
         )
     refuse_without_model(Path(policy))
     return name, Path(policy), Path(reflector) if reflector else None
+
+
+def _hint(text: str, names: Sequence[str]) -> str:
+    """What a --policy without a name probably means: one of the known `names`, a folder, or a chat model."""
+    place = Path(text.partition("+")[0])
+    run = place.parent if CHECKPOINT.fullmatch(place.name) else place
+    if os.path.isdir(place):
+        return f", e.g. {run.name}={text}"
+    if closest := difflib.get_close_matches(text, names, n=1):
+        return f"; did you mean {closest[0]}?"
+    folders = {folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)}
+    if closest := difflib.get_close_matches(run.name, folders, n=1):
+        return f"; did you mean {closest[0]}={folders[closest[0]]}?"
+    return f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub NAME={text}"
 
 
 def refuse_without_model(*models: Path | None) -> None:
@@ -137,7 +150,11 @@ def resolve_model_path(
     if model is None or model in WITHOUT_MODEL or is_chat(model):
         return model
     source = model_source(str(newest_checkpoint(model)), data_dir, progress)
-    hub_options(source)
+    try:
+        hub_options(source)
+    except CheckpointError as error:
+        chat = "" if looks_local(source) else f"; a chat model is written openai:{model} or local:{model}"
+        raise CheckpointError(f"{error}{chat}") from None
     inside = Path(source) / REFLECTOR_FOLDER
     return inside if reflects and looks_local(source) and inside.is_dir() else Path(source)
 

@@ -63,7 +63,8 @@ def parse_endpoint(
     """
     kind, _, model = text.partition(":")
     if kind not in KEYS or not model:
-        raise ConfigError(f"{flag} {text!r}: write {alone}openai:MODEL, azure:DEPLOYMENT or local:MODEL")
+        name = text if text and ":" not in text and "/" not in text else "MODEL"
+        raise ConfigError(f"{flag} {text!r}: write {alone}openai:{name}, azure:DEPLOYMENT or local:{name}")
     if base_url is None and kind == "openai":
         base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:

@@ -214,6 +214,7 @@ class EvaluateConfig(Config):
 def entrant(config: EvaluateConfig, text: str) -> tuple[str, Path | None, Path | None]:
     """(name, policy, reflector) of a --policy, with the checkpoint of "sft" filled in."""
     if text == SFT:
+        config.setup.require(config.setup.folder / FILE_OF_ROLE["plain"])
         return SFT, plain_sft(config.env.name, config.setup.folder, config.run.results_dir), None
     return parse_policy(text, config.baselines, config.env.kind.methods)
 
@@ -335,6 +336,7 @@ def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | Non
     if listing:
         by_level = {level: listed(config.env.name, level) for level in levels}
     else:
+        config.setup.require(path)
         tasks = _read_tasks(path, config.setup.env_name)
         by_level = {level: at_level(config.env.name, tasks, level, path) for level in levels}
     drawn = {}

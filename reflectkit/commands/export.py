@@ -15,6 +15,7 @@ from reflectkit.console import Progress, Report, figures_table
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import DType
+from reflectkit.models.hub import hub_options
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.run import open_run
@@ -51,6 +52,7 @@ class ExportConfig(Config):
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
     config = with_values(config, policy=newest_checkpoint(config.load_dir))
+    hub_options(config.load_dir)  # whether there is such a model
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done

@@ -17,6 +17,7 @@ from pydantic import field_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
+from reflectkit.envs import PROBLEMS
 from reflectkit.envs.auto_explore.questions import FileQuestion, normal_path, read_question, to_json
 from reflectkit.envs.auto_explore.repository import answer_of, find_repository, offered, shortest_path
 from reflectkit.envs.setup import EnvSetup, check_explores
@@ -59,6 +60,8 @@ class FilterTaskConfig(Config):
 def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     source = config.task_file or config.setup.env_folder / "tasks"
+    if not config.task_file and not source.exists():
+        raise DataError(source, "no such folder; run `reflectkit gen-task` first, or give --task-file")
     files = _json_files(source)
     repos = config.repos_dir or config.setup.repos_folder
     write_permission(config.setup.folder)
@@ -85,7 +88,7 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
             raise DataError(
                 source, f"no questions are left: {dict(dropped)}; were the repositories filtered into {repos}?"
             )
-        target = config.setup.folder / "data.json"
+        target = config.setup.folder / PROBLEMS
         records = [
             to_json(question) | ({"trajectories": trajectories} if trajectories else {})
             for question, trajectories in kept.values()

@@ -40,9 +40,9 @@ from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import Agent
-from reflectkit.envs import RECORDS, listed
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
+from reflectkit.envs import PROBLEMS, RECORDS, listed
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
+from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.folders import RunConfig, write_permission
@@ -166,7 +166,7 @@ class GenTrajectoryConfig(Config):
         kind = self.env.kind
         if not kind.taskset.has("tasks"):
             return True
-        return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / "data.json").exists()))
+        return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / PROBLEMS).exists()))
 
 
 def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
@@ -177,7 +177,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         return _comment_on_visited(config, config.states_of, progress)
     setup, teacher, kind = config.setup, config.teacher, config.env.kind
     level = config.level or kind.levels[-1]
-    source = (config.task_file or setup.folder / "data.json") if config.from_file else None
+    source = (config.task_file or setup.folder / PROBLEMS) if config.from_file else None
     records, chosen = _problems(config, level, source)
     tasks = [record.task for record in records]
     negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
@@ -257,10 +257,11 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> t
     if source is None:
         records = eligible = [Record(task, ()) for task in listed(config.env.name, level)]
     else:
+        config.setup.require(source)
         taskset, records = config.env.kind.taskset, read_records(source, config.setup.env_name)
         eligible = [record for record in records if taskset.at_level(record.task, level) is not None]
         if not eligible:
-            raise DataError(source, f"has no task of level '{level}'")
+            at_level(config.env.name, [record.task for record in records], level, source)  # raises
         records = records if taskset.keeps_other_levels else eligible
     most = len(eligible)
     count = config.demonstrations or (most if config.from_file else min(DEMONSTRATIONS, most))
@@ -322,6 +323,7 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low
 def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
     """Write the source's records with the demonstrations of `visited` added, next to the source."""
     source = config.task_file or config.setup.folder / "train.json"
+    config.setup.require(source, demonstrated=True)
     records = read_records(source, config.setup.env_name)
     write_permission(config.setup.folder)
     tasks = {record.task.id: record.task for record in records}

@@ -36,7 +36,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import Agent, Context
-from reflectkit.envs import cluster_of, listed
+from reflectkit.envs import PROBLEMS, cluster_of, listed
 from reflectkit.envs.setup import (
     HORIZON_HELP,
     EnvConfig,
@@ -269,14 +269,16 @@ def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     if source is None and kind.taskset.has("tasks"):
         tasks = listed(config.env.name, config.level or kind.levels[-1])
     else:
-        places = [config.setup.folder / name for name in ("test.json", "data.json")]
+        places = [config.setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):
             return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
         if source is None:
-            generates = f"run `reflectkit gen-task --env {config.env.name}` first, or give --task-file"
-            advice = generates if kind.taskset.problem_generator else "give --task-file"
-            raise ConfigError(f"env '{config.env.name}' has no problems yet; {kind.taskset.problems_advice or advice}")
+            makes = kind.taskset.problem_generator or kind.taskset.repositories_folder
+            source = places[-1] if makes else None
+        if source is None:
+            raise ConfigError(f"env '{config.env.name}' has no problems yet; give --task-file")
+        config.setup.require(source)
         tasks = [record.task for record in read_records(source, config.setup.env_name)]
         if config.level:
             tasks = at_level(config.env.name, tasks, config.level, source)

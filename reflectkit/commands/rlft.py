@@ -51,6 +51,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         return launch("rlft", config, run)
     require_trackers(config.checkpoints.report_to)
     source = config.task_file or config.setup.folder / "train.json"
+    config.setup.require(source)
     tasks = [record.task for record in read_records(source, config.setup.env_name)]
     if config.policy.model not in PACKAGED:
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported

@@ -48,6 +48,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     """
     require_trackers(config.checkpoints.report_to)
     source = config.rows_file
+    config.setup.require(source)
     rows = read_rows(source)
     form = "" if config.role == "reflection" else form_of(source, rows)
     start = config.model if config.model in TINY else newest_name(config.model)

@@ -23,7 +23,8 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import Taskset
-from reflectkit.envs import ENV_HELP, RECORDS, data_folder, env_class, split_of
+from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, env_class, split_of
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.registry import code_files
@@ -50,7 +51,9 @@ class SplitConfig(Config):
     """Settings of split."""
 
     env: str = option(help=ENV_HELP)
-    task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
+    task_file: Path | None = option(
+        None, help=f"Records to split; default: {RECORDS} in the env's data folder, or {PROBLEMS} before there are any."
+    )
     by: Literal["", "group", "repo", "question"] = option(
         "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
     )
@@ -83,9 +86,20 @@ class SplitConfig(Config):
         return env_class(self.env).taskset
 
     @property
+    def setup(self) -> EnvSetup:
+        """The environment."""
+        return EnvSetup(self.env, self.run.data_dir)
+
+    @property
     def folder(self) -> Path:
         """The folder of the env's records and splits."""
-        return data_folder(self.env, self.run.data_dir) / self.taskset.records_folder
+        return self.setup.folder
+
+    @property
+    def source(self) -> Path:
+        """The file to split."""
+        places = [self.task_file] if self.task_file else [self.folder / name for name in (RECORDS, PROBLEMS)]
+        return next((place for place in places if place.exists()), places[0])
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -99,10 +113,8 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     By repository the splits hold about --ratio of the questions. Otherwise groups with demonstrations and groups
     without are each split in this ratio.
     """
-    source, kind, taskset = config.task_file or config.folder / RECORDS, env_class(config.env), config.taskset
-    if config.task_file is None and not source.exists():
-        command = "gen-task" if taskset.repositories_folder else "gen-trajectory"
-        raise DataError(source, f"no such file; run `reflectkit {command} --env {config.env}` first")
+    source, kind, taskset = config.source, env_class(config.env), config.taskset
+    config.setup.require(source)
     write_permission(config.folder)
     inputs = [source, *code_files(base.__module__ for base in kind.__mro__)]
     with open_run("split", config, inputs) as current:

@@ -197,6 +197,7 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
 
     The first ones drawn are the same for every number. Raises ConfigError, DataError.
     """
+    setup.require(source, demonstrated=True)
     records = read_records(source, setup.env_name)
     if not demonstrations:
         return records

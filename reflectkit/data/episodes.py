@@ -258,7 +258,7 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
     ------
     DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
     """
-    path = path / "episodes.jsonl" if path.is_dir() else path
+    path = path if path.is_file() or path.suffix else path / "episodes.jsonl"
     rows = [(number, dict(row)) for number, row in read_jsonl(path)]
     for (number, row), _ in zip(rows, read_episodes(path), strict=True):
         for name in ("name", "level", "task", "status", "success", "return"):

@@ -32,6 +32,8 @@ ENVS = {
     "tau": "reflectkit.envs.tau.env:Tau",
 }
 ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
+PROBLEMS = "data.json"
+"""The file of the problems, in the folder of an env's records, of an env that does not list its own."""
 RECORDS = "data_reflection_negative.json"
 """The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"

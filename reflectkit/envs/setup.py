@@ -14,8 +14,9 @@ from typing_extensions import override
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
 from reflectkit.env import Env, User, check_teacher
-from reflectkit.envs import ENV_HELP, ENVS, data_folder, env_class, make
+from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
+from reflectkit.files import missing
 from reflectkit.registry import code_files, resolve
 from reflectkit.runs.folders import RunConfig
 from reflectkit.text import pluralize
@@ -140,6 +141,46 @@ class EnvSetup:
     def folder(self) -> Path:
         """The folder of the env's records, splits and rows."""
         return self.env_folder / self.kind.taskset.records_folder
+
+    def require(self, path: Path, *, demonstrated: bool = False) -> None:
+        """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it must hold
+        demonstrations, too.
+        """
+        if not path.exists():
+            commands = self._commands(path.name, demonstrated) if path.parent == self.folder else []
+            listed = " and ".join(filter(None, (", ".join(commands[:-1]), *commands[-1:])))
+            raise DataError(path, f"no such file; run {listed} first") if commands else missing(path)
+
+    def _commands(self, name: str, demonstrated: bool) -> list[str]:
+        """The commands that make file `name` of the env's folder from what is there; none for a name of no command."""
+        missing = {part for part in (PROBLEMS, RECORDS, f"{SPLITS[0]}.json") if not (self.folder / part).exists()}
+        with_env = f"--env {self.env}"
+        if name.startswith("sft"):
+            earlier = self._commands(f"{SPLITS[0]}.json", True) if f"{SPLITS[0]}.json" in missing else []
+            return [*earlier, f"`reflectkit gen-sft {with_env}`"]
+        if name in {f"{split}.json" for split in SPLITS}:
+            needs_records = RECORDS in missing and (demonstrated or PROBLEMS not in self._makes)
+            earlier = self._commands(RECORDS, True) if needs_records else []
+            if not needs_records and {PROBLEMS, RECORDS} <= missing:
+                earlier = self._commands(PROBLEMS, False)
+            return [*earlier, f"`reflectkit split {with_env}`"]
+        if name == RECORDS:
+            earlier = self._commands(PROBLEMS, False) if PROBLEMS in missing & self._makes else []
+            return [*earlier, f"`reflectkit gen-trajectory {with_env}`"]
+        if name != PROBLEMS:
+            return []
+        explores = self.kind.taskset.repositories_folder
+        filters = explores and not self.repos_folder.exists()
+        return [
+            *(["`reflectkit filter-repo`"] if filters else []),
+            f"`reflectkit gen-task {with_env}`",
+            *(["`reflectkit filter-task`"] if explores else []),
+        ]
+
+    @property
+    def _makes(self) -> set[str]:
+        """The file of problems, if the env does not list its own."""
+        return set() if self.kind.taskset.has("tasks") else {PROBLEMS}
 
     @property
     def repos_folder(self) -> Path:
@@ -268,9 +309,9 @@ def check_level(env: str, level: str) -> None:
         raise unknown_name(f"level of env '{env}'", level, levels)
 
 
-def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
+def at_level(env: str, tasks: list[Task], level: str, path: Path, option: str = "--level") -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError if there are none, or one cannot be played at any
-    level.
+    level. option: the flag that chooses another level.
     """
     kind = env_class(env)
     for task in tasks:
@@ -283,11 +324,9 @@ def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     moved = [kind.taskset.at_level(task, level) for task in tasks]
     tasks_by_id = {task.id: task for task in moved if task is not None}
     if not tasks_by_id:
-        levels = ", ".join(sorted({task.level for task in tasks}))
+        others = " or ".join(f"{option} {other}" for other in sorted({task.level for task in tasks}))
         own = "" if env in ENVS else f"; at_level() of env '{env}' may return a problem of another level as one of it"
-        raise DataError(
-            path, f"has no task of level '{level}', only of {levels}; choose one of them, or generate some{own}"
-        )
+        raise DataError(path, f"has no task of level '{level}'; add {others}, or generate some{own}")
     return list(tasks_by_id.values())
 
 

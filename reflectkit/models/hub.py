@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.errors import CheckpointError, ConfigError, unknown_name
+from reflectkit.files import similar
 from reflectkit.keys import masked
 
 PATIENCE = 3.0  # seconds
@@ -47,11 +48,15 @@ def looks_local(source: str | Path) -> bool:
 def hub_options(source: str | Path) -> dict[str, Any]:
     """What `from_pretrained` needs to load `source`: nothing, or for a hub id to use only what was downloaded earlier.
 
-    Raises CheckpointError if it was not downloaded and the hub cannot be reached; this takes at most `PATIENCE`.
+    Raises CheckpointError if it is a folder that does not exist, or if it was not downloaded and the hub cannot be
+    reached; this takes at most `PATIENCE`.
     """
-    if looks_local(source):
-        return {}
     name = str(source)
+    if looks_local(source):
+        if not os.path.exists(name):
+            made = "make one with `reflectkit sft` or `reflectkit rlft`, or name another"
+            raise CheckpointError(f"no such model folder: {name}; {similar(Path(name)) or made}")
+        return {}
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from reflectkit.config import REQUIRED, Config, as_plain, flag, flat, leaves
 from reflectkit.errors import DataError
-from reflectkit.files import visible_files
+from reflectkit.files import missing, visible_files
 from reflectkit.jsonl import dumps, read_json, sha256
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
@@ -69,7 +69,7 @@ def digest(path: Path) -> str:
         if not path.is_dir():
             return _file_digest(path)
     except FileNotFoundError:
-        raise DataError(path, "no such file or folder; run the command that makes it, or name another") from None
+        raise missing(path) from None
     except PermissionError:
         raise DataError(path, "cannot be read; change its permissions") from None
     parts = []

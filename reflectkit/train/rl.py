@@ -67,12 +67,15 @@ def validation_of(config: RLConfig, source: Path) -> Level | None:
     if not config.validate_steps:
         return None
     path = source.with_name("validate.json")
+    config.setup.require(path)
     tasks = [record.task for record in read_records(path, config.setup.env_name)]
     return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], tasks, path)
 
 
 def _level(config: RLConfig, names: Sequence[str], tasks: list[Task], source: Path, few: int | None = None) -> Level:
-    problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
+    problems = {
+        task.id: task for name in names for task in at_level(config.env.name, tasks, name, source, "--curriculum")
+    }
     make = config.setup.maker(names[-1])
     return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
 

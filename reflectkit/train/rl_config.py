@@ -63,8 +63,9 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        one = "give the policy to train with either --policy CHECKPOINT or --model FOLDER_OR_ID, not both"
-        refuse(bool(self.load_dir) == bool(self.model), one)
+        choice = "--policy CHECKPOINT, or --model FOLDER_OR_ID for one without SFT"
+        refuse(self.load_dir and self.model, f"--policy and --model both name the model to train; give {choice}")
+        refuse(not self.load_dir and not self.model, f"rlft needs a model to train: {choice}")
         untrained = f"has no weights yet; train it with `reflectkit sft --model {self.model}`"
         refuse(self.model in TINY, f"--model {self.model} {untrained}")
         refuse_without_model(self.load_dir)

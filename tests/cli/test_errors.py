@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from reflectkit.cli.main import main
 from reflectkit.commands import split
+from reflectkit.jsonl import read_json
 from tests.command_lines import error_of
 
 
@@ -16,6 +18,21 @@ from tests.command_lines import error_of
     [
         (["split", "--env", "taxii"], "did you mean 'taxi'"),
         (["spilt"], "split"),
+        (["gen-sft", "--env", "taxi"], "run `reflectkit gen-trajectory --env taxi` and `reflectkit split"),
+        (["sft", "--env", "taxi", "--role", "plain"], "and `reflectkit gen-sft --env taxi` first"),
+        (["gen-trajectory", "--env", "memory"], "run `reflectkit gen-task --env memory` first"),
+        (["evaluate", "--env", "alfworld", "--policy", "random"],
+         "run `reflectkit gen-task --env alfworld` and `reflectkit split --env alfworld` first"),
+        (["play", "--env", "auto_explore"], "`reflectkit gen-task --env auto_explore` and `reflectkit filter-task`"),
+        (["filter-task"], "run `reflectkit gen-task` first"),
+        (["plot", "--runs", "a=nowhere"], "run `reflectkit rlft` first"),
+        (["evaluate", "--env", "taxi", "--from", "nowhere"], "run `reflectkit evaluate` first"),
+        (["export", "--policy", "results/nowhere", "--out-dir", "x"], "make one with `reflectkit sft` or"),
+        (["rlft", "--env", "taxi"], "rlft needs a model to train: --policy CHECKPOINT, or --model"),
+        (["rlft", "--env", "taxi", "--policy", "a", "--model", "b"], "both name the model to train"),
+        (["evaluate", "--env", "taxi", "--policy", "orcale"], "did you mean oracle?"),
+        (["evaluate", "--env", "taxi", "--policy", "gpt-4o"], "openai:gpt-4o or local:gpt-4o"),
+        (["gen-trajectory", "--env", "taxi", "--teacher", "gpt-4o"], "openai:gpt-4o"),
         (["gen-trajectory", "--env", "taxi", "--noise", "2"], "--noise must be less than or equal to 1, got 2.0"),
         (["gen-trajectory", "--env", "taxi", "--noise", "lots"], "--noise"),
         (["gen-trajectory", "--env", "os:path"], "lacks"),
@@ -57,6 +74,31 @@ def test_bad_settings_are_one_line_and_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert message in error_of(arguments, capsys)
+
+
+def test_a_folder_that_is_almost_there_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results/tiny/reflect-rl/checkpoint-36").mkdir(parents=True)
+    evaluate = ["evaluate", "--env", "taxi", "--policy"]
+    assert "did you mean reflect-rl=results/tiny/reflect-rl?" in error_of([*evaluate, "reflect-lr"], capsys)
+    told = error_of([*evaluate, "a=results/tiny/reflect-lr/checkpoint-36"], capsys)
+    assert "did you mean results/tiny/reflect-rl/checkpoint-36?" in told
+
+
+def test_a_level_without_problems_tells_the_flag_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory's default level is long. A split needs no demonstrations."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["gen-task", "--env", "memory", "--instances", "10", "--long-instances", "0"]) == 0
+    assert "add --level short" in error_of(["gen-trajectory", "--env", "memory"], capsys)
+    assert main(["split", "--env", "memory"]) == 0
+    assert len(read_json(Path("data/memory/train.json"))) == 7
+    evaluate = ["evaluate", "--env", "memory", "--policy", "random"]
+    assert "add --level short" in error_of(evaluate, capsys)
+    assert main([*evaluate, "--level", "short"]) == 0
 
 
 def test_our_own_failures_exit_with_1(

@@ -81,10 +81,6 @@ class Questions(Taskset):
 
     repositories_folder: ClassVar[str] = REPOSITORIES
     records_folder: ClassVar[str] = "tasks_filtered"
-    problems_advice: ClassVar[str] = (
-        "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first, to"
-        " generate questions about the included repositories, or give --task-file"
-    )
     split_by: ClassVar[tuple[str, ...]] = ("repo", "question")
     keeps_other_levels: ClassVar[bool] = False
 
