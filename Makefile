@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= $(or $(VIRTUAL_ENV),$(if $(filter-out base,$(CONDA_DEFAULT_ENV)),$(CONDA_PREFIX)),.venv)
 ENV ?=
 FAST ?=
+FULL ?=
 WORKERS ?= 2
 ARGS ?=
 
@@ -35,8 +36,10 @@ $(VENV)/bin/python:
 
 $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -c '$(NEEDS_PYTHON)'
+	@echo "Installing into $(VENV), step 1 of 2: torch (200 MB or more; minutes on a slow line)"
 	$(BIN)/pip install --quiet $(TORCH)
-	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	@echo "Installing into $(VENV), step 2 of 2: reflectkit and what it needs (about 100 MB)"
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable .
 	touch $@
 
@@ -53,8 +56,8 @@ $(TEST_INSTALLED): $(INSTALLED)
 
 install: $(INSTALLED) ## Install the package; into a new .venv if no environment is active
 
-demo: $(INSTALLED) ## Run the whole pipeline on DangerousTaxi; FAST=1 is a quick check that it runs
-	$(BIN)/reflectkit run taxi-tiny $(if $(FAST),--fast) $(ARGS)
+demo: $(INSTALLED) ## Train a policy and a reflector on a part of DangerousTaxi, in two minutes; FULL=1 trains on all of it
+	$(BIN)/reflectkit run taxi-tiny $(if $(FULL),,--fast) $(ARGS)
 
 demo-explore: $(INSTALLED) ## Run the whole pipeline on the included repositories; FAST=1 is a quick check
 	$(BIN)/reflectkit run auto-explore-tiny $(if $(FAST),--fast) $(ARGS)

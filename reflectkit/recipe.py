@@ -77,8 +77,10 @@ class Recipe(_Part):
     description: one line. steps: each with `name`, `stage` and the stage's settings; `{name}` in a value stands for
     that step's first output. defaults: settings for every stage that has them. fast: settings by step for `--fast`.
     fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
-    what the full recipe takes and shows, as "takes … and shows …". measure: what `run --seeds` compares, success or a
-    figure of the env that is a share. ablations: by name, for `--ablate`. parameters: by name, flags of `run`.
+    what the full recipe takes and shows, as "takes … and shows …". fast_takes: how long the fast one takes. result: the
+    sentence that a run ends with, in which {PLAYER} stands for its success in percent. measure: what `run` compares,
+    success or a figure of the env that is a share. ablations: by name, for `--ablate`. parameters: by name, flags of
+    `run`.
     """
 
     description: str = ""
@@ -87,6 +89,8 @@ class Recipe(_Part):
     fast: dict[str, dict[str, Any]] = {}
     fast_shows: str = ""
     full_shows: str = ""
+    fast_takes: str = ""
+    result: str = ""
     measure: str = "success"
     ablations: dict[str, Ablation] = {}
     parameters: dict[str, Parameter] = {}

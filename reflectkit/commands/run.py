@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.commands import config_class, stage_module, traits
-from reflectkit.config import Config, build, chosen_by, flag, flat, leaves, option, parse_yaml, with_values
+from reflectkit.config import Config, build, chosen_by, flag, leaves, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import no_share
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
@@ -53,6 +53,7 @@ from reflectkit.recipe import (
 )
 from reflectkit.runs.folders import RunConfig
 from reflectkit.runs.run import Run, finished_as, open_run
+from reflectkit.text import pluralize
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
@@ -65,8 +66,6 @@ EXAMPLES = (
 CHECK = "This was a quick check that every step runs. Its models are hardly trained, so their figures mean nothing."
 WHOLE_RUN = frozenset(RunConfig.model_fields)
 """Settings of `run` that no step can set for itself."""
-LEFT_OUT = ("name", "keep", "force", "threads", "device", "task", "count", "from_", "reflector")
-"""Settings that a suggested command leaves at their defaults."""
 
 
 class PipelineConfig(Config):
@@ -159,6 +158,7 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
+    announce(config, recipe, jobs, progress)
     with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = perform(jobs, progress)
         finals = [report for report in reports.values() if traits(report.stage).reports]
@@ -175,12 +175,29 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         if config.seeds > 1:
             outputs = pool_seeds(config, recipe, jobs, reports, evaluations, current, ablated, progress)
             return current.finish(figures, outputs)
-        if check := config.fast and not recipe.fast_shows:  # its differences and curves are noise
-            finals = [report for report in finals if report.stage == "evaluate"]
-        current.tables += [table for report in finals for table in report.tables[: 1 if check else None]]
-        current.tables += [] if check else ablated
+        job = next((job for job in jobs if job.stage == "evaluate"), None)
+        checks = config.fast and not recipe.fast_shows  # its figures are noise
+        sentence = CHECK if checks else ""
+        if job is not None:
+            place = reports[job.name].folder
+            found = read_json(place / "eval.json")
+            title, where = reports[job.name].tables[0].title, str(place / "eval.md")
+            current.tables.append(eval_tables.summary_table(title, found["rows"], recipe.measure, where))
+            if not checks:
+                told = (found["rows"], found["differences"], recipe.measure)
+                sentence = eval_tables.result_sentence(recipe.result, *told)
+        current.tables += [] if checks else ablated
         report = current.finish(figures, [path for report in finals for path in report.outputs])
-        return dataclasses.replace(report, closing=closing(config, recipe, jobs, reports))
+        closing = [sentence, *(["Next:", next_command(reports[job.name])] if job else [])]
+        return dataclasses.replace(report, outputs=() if job else report.outputs, closing=tuple(filter(None, closing)))
+
+
+def announce(config: PipelineConfig, recipe: Recipe, jobs: Sequence[Job], progress: Progress) -> None:
+    """Say what the run will do, in how many steps, and about how long it takes, as far as the recipe says."""
+    about = recipe.fast_shows if config.fast and recipe.fast_shows else recipe.description
+    takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
+    progress.news(about)
+    progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
 
 
 def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
@@ -380,27 +397,9 @@ def pool_seeds(
     return outputs
 
 
-def closing(
-    config: PipelineConfig, recipe: Recipe, jobs: Sequence[Job], reports: Mapping[str, Report]
-) -> tuple[str, ...]:
-    """The lines that `run` ends with: what a fast run was, and commands for the first evaluation."""
-    lines: list[str] = []
-    if config.fast:
-        values = {name: value for name, value in flat(config).items() if name not in ("fast", "name", "keep", "force")}
-        full = f" The full run, `{command_line('run', values)}`, {recipe.full_shows}." if recipe.full_shows else ""
-        lines.append((recipe.fast_shows or CHECK) + full)
-    job = next((job for job in jobs if job.stage == "evaluate"), None)
-    if job is None:
-        return tuple(lines)
-    outputs = outputs_of(job, reports)
-    values = {name: resolved(value, job, outputs) for name, value in job.values.items() if name not in LEFT_OUT}
-    lines += ["Next:", "  " + command_line("view", {"paths": [reports[job.name].folder]})]
-    if players := [entry for entry in values["policy"] if "=" in entry]:
-        best = next((entry for entry in reversed(players) if "+" in entry.partition("=")[2]), players[-1])
-        level = (values.get("level") or [""])[-1].removesuffix("all")
-        lines.append("  " + command_line("play", values | {"policy": best, "level": level}))
-        lines.append("  " + command_line("evaluate", values | {"policy": ["oracle", best]}))
-    return tuple(lines)
+def next_command(evaluation: Report) -> str:
+    """The command to run after a recipe: it shows the episodes of its first evaluation."""
+    return "  " + command_line("view", {"paths": [evaluation.folder]})
 
 
 def command_line(stage: str, values: Mapping[str, Any]) -> str:

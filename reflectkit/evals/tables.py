@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -30,6 +31,7 @@ from reflectkit.evals.stats import (
 from reflectkit.rollouts.checked import TAKEN
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
+MOST_SUMMED = 5  # players in the table that a recipe ends with
 MANY = 6  # with more players than this, the table compares each with the first only
 MANY_TESTS = 10  # with more comparisons than this, a table has p-values after Benjamini and Hochberg too
 MORE = (
@@ -458,6 +460,52 @@ def table(title: str, rows: Sequence[Json]) -> Table:
     """Rows of eval.json as a table; the last columns are omitted if they have nothing to show."""
     more = [column for column, name in MORE if any(row.get(name, 0) != 0 for row in rows)]
     return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
+
+
+def summary_table(title: str, rows: Sequence[Json], measure: str, where: str) -> Table:
+    """The players of rows of eval.json at the last level, at most MOST_SUMMED: those that were trained come last in an
+    evaluation, and are kept. title: of the whole table, which says whether the problems are held out. where: the file
+    with all figures.
+    """
+    shown = [row for row in rows if row["level"] == rows[-1]["level"]][-MOST_SUMMED:]
+    rest = f"; all {len(rows)} rows are in {where}" if len(shown) < len(rows) else ""
+    counts = f"{title} ({rows[-1]['level']}): {shown[0]['tasks']}, {shown[0]['episodes']} episodes a player"
+    cells = []
+    for row in shown:
+        mean, low, high = _share(row, measure)
+        cells.append((row["name"], f"{100 * mean:.0f} %", f"{100 * low:.0f} to {100 * high:.0f} %"))
+    return Table(counts + rest, ("policy", measure.replace("_", " "), "95 % interval"), tuple(cells))
+
+
+def result_sentence(template: str, rows: Sequence[Json], compared: Sequence[Json], measure: str) -> str:
+    """`template` with the success of each {PLAYER} at the last level in percent, and which differences between one and
+    the next may be chance. Without a template, or one of its players: the best player. compared: as in eval.json.
+    """
+    level = rows[-1]["level"]
+    shares = {row["name"]: f"{100 * _share(row, measure)[0]:.0f}" for row in rows if row["level"] == level}
+    named = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    if not named or not shares.keys() >= set(named):
+        most = max(shares.values(), key=float)
+        best = " and ".join(name for name, share in shares.items() if share == most)
+        return f"The best of {len(shares)} players: {best}, with {most} %."
+    alike = [
+        f"{first} and {second}"
+        for first, second in pairwise(named)
+        for gap in compared
+        if (gap["level"], gap["figure"]) == (level, measure)
+        and {gap["first"], gap["second"]} == {first, second}
+        and (gap["low"] is None or gap["low"] <= 0 <= gap["high"])
+    ]
+    chance = f" The difference between {'; '.join(alike)} may be chance." if alike else ""
+    return template.format_map(shares) + chance
+
+
+def _share(row: Json, measure: str) -> tuple[float, float, float]:
+    """(mean, low, high) of success, or of a figure of the env."""
+    if measure == SUCCESS:
+        return row["success"] or 0.0, row["low"] or 0.0, row["high"] or 0.0
+    figure = row["figures"][measure]
+    return figure["mean"], figure["low"] or 0.0, figure["high"] or 0.0
 
 
 def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:

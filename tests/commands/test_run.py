@@ -101,7 +101,12 @@ def test_running_again_skips_everything_without_torch(straight: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=straight, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("already finished") == 11
-    assert "reflectkit view results/toy/evaluation" in done.stdout
+    assert "11 steps: demonstrations, split, rows, reflector, " in done.stdout
+    ending = done.stdout[done.stdout.index("not held out from training (long): 4") :]
+    assert [line.count("%") for line in ending.splitlines() if line.startswith("│")] == [2] * 4
+    assert "difference" not in ending, "all pairs are in eval.json"
+    assert "The best of 4 players: " in ending
+    assert ending.rstrip().endswith("reflectkit view results/toy/evaluation")
     assert weights(straight) == before
 
 

@@ -24,9 +24,11 @@ from reflectkit.evals.tables import (
     passes_table,
     pooled,
     ranges_of,
+    result_sentence,
     row,
     seed_differences,
     seed_differences_table,
+    summary_table,
     table,
 )
 
@@ -289,3 +291,24 @@ def test_right_of_those_named_by_hand() -> None:
     assert found["success"] == 1 / 2
     shown = table("", [found])
     assert shown.rows[0][shown.columns.index("right, of those named")].startswith("66.7 % (")
+
+
+def test_the_ending_of_a_recipe_says_what_the_figures_show() -> None:
+    """And of neighbours in its sentence whether they may differ by chance: an interval that includes 0."""
+    shares = {"random": 0.0, "SFT": 0.354, "RL": 0.74, "both": 0.885}
+    common = {"level": "all", "low": 0.1, "high": 0.9, "tasks": 12, "episodes": 96, "figures": {}}
+    rows = [common | {"name": name, "success": share} for name, share in shares.items()]
+    compared = [
+        {"level": "all", "figure": "success", "first": first, "second": second, "low": low, "high": high}
+        for first, second, low, high in (("SFT", "RL", -0.6, -0.2), ("RL", "both", -0.4, 0.2))
+    ]
+    told = result_sentence("From {SFT} to {RL} %; then {both} %.", rows, compared, "success")
+    assert told == "From 35 to 74 %; then 88 %. The difference between RL and both may be chance."
+    assert result_sentence("From {SFT} to {other} %.", rows, compared, "success").endswith(
+        "4 players is 88 %, of both."
+    )
+    many = [common | {"name": str(number), "success": 0.5} for number in range(7)]
+    shown = summary_table("Held out", [*rows, *many], "success", "eval.md")
+    assert [cells[0] for cells in shown.rows] == ["2", "3", "4", "5", "6"]
+    assert "all 11 rows are in eval.md" in shown.title
+    assert shown.rows[0][1:] == ("50 %", "10 to 90 %")
