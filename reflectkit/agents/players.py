@@ -192,7 +192,7 @@ def journal_path(folder: Path, endpoint: Endpoint) -> Path:
     """Where a chat model's answers are kept. A model whose name cannot be a file's gets a checksum of it into the name
     of its journal, so that no two models share one.
 
-    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_of(Path(), Endpoint("local", "a/b")).name
+    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_path(Path(), Endpoint("local", "a/b")).name
     ('evaluate_local_a_b.jsonl', 'evaluate_local_a_b~c14cddc0.jsonl')
     """
     name = endpoint.model

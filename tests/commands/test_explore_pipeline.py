@@ -238,7 +238,7 @@ def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.
     write_json(Path("data/auto_explore/tasks_filtered/data_reflection_negative.json"), records)
     assert main(["split", "--env", "auto_explore"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "big alone has 80 % of the questions" in shown
+    assert "big alone has 32 of 40 questions" in shown
     assert "--by question" in shown
     assert main(["split", "--env", "auto_explore", "--by", "question"]) == 0
     sizes = [
