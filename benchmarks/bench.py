@@ -51,8 +51,7 @@ from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed, model_source
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.train.sft_config import SFTConfig

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.chat.budget import Budget
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
-from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.chat.endpoints import KEYS, Budget, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
@@ -22,7 +21,7 @@ from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, 
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
-from reflectkit.runs.folders import CHECKPOINT, checkpoints
+from reflectkit.runs.run import CHECKPOINT, checkpoints
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reflectkit.chat.budget import BudgetSpentError
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
 from reflectkit.chat.config import HISTORY_TOKENS
-from reflectkit.chat.endpoints import RESUMES, ApiError
+from reflectkit.chat.endpoints import RESUMES, ApiError, BudgetSpentError
 from reflectkit.chat.templates import (
     UnreadableError,
     action_words,

@@ -31,7 +31,6 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import read_compared, write_episodes
-from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, memory_explained
@@ -51,9 +50,7 @@ from reflectkit.evals.tables import (
     table,
 )
 from reflectkit.jsonl import read_json, write_json, write_text
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.identity import digest
-from reflectkit.runs.run import Run, finished, open_run
+from reflectkit.runs.run import Run, RunConfig, digest, finished, open_run
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.text import pluralize
@@ -218,6 +215,8 @@ def plain_sft(env: str, folder: Path, results_dir: Path) -> Path:
     ------
     ConfigError: there is none, or more than one. DataError: the rows are missing.
     """
+    from reflectkit.data.sft_rows import FILE_OF_ROLE
+
     rows = folder / FILE_OF_ROLE["plain"]
     checkpoints = [
         str(output)

@@ -49,8 +49,7 @@ from reflectkit.envs.setup import (
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.evals.narrator import Narrator, Reporter, verdict_text
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator

@@ -37,9 +37,8 @@ from reflectkit.envs import env_class
 from reflectkit.errors import AgentError, ConfigError, DataError, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.models.checkpoint_metadata import model_facts
-from reflectkit.rollouts.checked import ROLES
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.identity import read_record
+from reflectkit.rollouts.wrappers import ROLES
+from reflectkit.runs.run import RunConfig, read_record
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize

@@ -10,9 +10,9 @@ import torch
 
 from reflectkit.env import Env
 from reflectkit.envs.taxi import Taxi
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import load_player
 from reflectkit.rollouts.episode import Episode
+from reflectkit.rollouts.wrappers import Horizon
 
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 

@@ -10,10 +10,10 @@ from benchmarks import rl as bench_rl
 from reflectkit.console import Quiet
 from reflectkit.env import StepResult
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import LABELS
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Message, Observation, Task
 
 

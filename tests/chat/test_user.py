@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import BudgetSpentError
-from reflectkit.chat.endpoints import ApiError, Endpoint
+from reflectkit.chat.endpoints import ApiError, BudgetSpentError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
@@ -16,10 +15,10 @@ from reflectkit.env import UserTurn
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Message, Status, ToolUse
 from tests.command_lines import error_of
 from tests.server import serve

@@ -42,7 +42,7 @@ def test_help_imports_no_stage() -> None:
     own = {name for name in loaded if name.startswith("reflectkit.")}
     assert own <= {
         *("reflectkit.version", "reflectkit.text", "reflectkit.errors", "reflectkit.commands"),
-        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app", "reflectkit.cli.explain"),
+        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app", "reflectkit.cli.app"),
     }
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
@@ -91,7 +91,7 @@ def test_only_one_place_prints() -> None:
                 "echo",
             ):
                 printing.add(path.relative_to(PACKAGE).as_posix())
-    assert printing == {"cli/main.py", "cli/pages.py", "cli/explain.py"}
+    assert printing == {"cli/main.py", "cli/pages.py", "cli/app.py"}
 
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec\nreflectkit: done"

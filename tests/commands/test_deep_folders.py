@@ -15,7 +15,7 @@ import pytest
 from reflectkit.commands import filter_repo, gen_task, view
 from reflectkit.console import Quiet
 from reflectkit.files import visible_files
-from reflectkit.runs.identity import digest
+from reflectkit.runs.run import digest
 
 # folders inside each other: more than the calls that Python is allowed here, and longer paths than the system takes
 DEEP = 420

@@ -25,11 +25,11 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Taskset, Teacher
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
-from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.evals.evaluate import Advised, Evaluation, Match, draw_problems, oracle_scores
 from reflectkit.evals.tables import lean, row
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon, Shuffled
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
 from tests.server import serve

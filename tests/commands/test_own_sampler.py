@@ -18,7 +18,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.sampling.base import Opening, SampleRequest
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from tests.examples import save_example
 
 

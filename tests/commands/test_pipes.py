@@ -10,8 +10,7 @@ import pytest
 
 from reflectkit.chat.journal import open_journal
 from reflectkit.errors import DataError
-from reflectkit.jsonl import sha256
-from reflectkit.runs.locks import is_locked, locked
+from reflectkit.jsonl import is_locked, locked, sha256
 from tests.alarm import alarm
 from tests.command_lines import error_of
 

@@ -15,9 +15,9 @@ from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.env import Context
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.evals.narrator import verdict_text
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory
 from tests.commands.test_play import Keys
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import prices_of
+from reflectkit.chat.endpoints import prices_of
 from reflectkit.chat.journal import open_journal
 from reflectkit.chat.templates import parse_reply
 from reflectkit.cli.main import main

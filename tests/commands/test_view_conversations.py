@@ -12,11 +12,10 @@ from reflectkit.agents.scripted import Demonstrator
 from reflectkit.commands import view
 from reflectkit.console import Quiet
 from reflectkit.data.episodes import episode_line, episode_to_json, read_episodes
-from reflectkit.env import Context, StepResult
-from reflectkit.envs.base import BaseEnv
+from reflectkit.env import BaseEnv, Context, StepResult
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 from tests.commands.test_view import unpacked
 from tests.episodes import HOSTILE, conversation, write

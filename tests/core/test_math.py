@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectkit import seeding
-from reflectkit.data.splits import apportion, split_groups, split_weighted
+from reflectkit.commands.split import apportion, split_groups, split_weighted
 
 
 def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:

@@ -28,8 +28,7 @@ from reflectkit.envs.alfworld.pool import Engine, Pool
 from reflectkit.envs.alfworld.problems import Maker, Solution, find_solution
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import read_json, write_json
-from reflectkit.runs.locks import locked
+from reflectkit.jsonl import locked, read_json, write_json
 from reflectkit.types import Task
 from tests.household import write_games
 

@@ -15,12 +15,12 @@ from reflectkit.data.sft_rows import joined, lessons, plain_row, policy_row, rea
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.errors import CheckpointError
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch

@@ -14,7 +14,7 @@ from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import load_player, save_player
-from reflectkit.runs.identity import digest
+from reflectkit.runs.run import digest
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from reflectkit.agents.scripted import RandomAgent
 from reflectkit.env import Context, Env, StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon, Shuffled
 from reflectkit.seeding import generator
 from reflectkit.types import Decision, Message, Observation, Status
 

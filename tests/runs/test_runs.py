@@ -14,7 +14,7 @@ import pytest
 from reflectkit.config import Config, build, option
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.runs import run as runs
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 
 
 class Example(Config):

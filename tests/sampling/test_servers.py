@@ -20,7 +20,7 @@ from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest, Truncation
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.server import ServerSampler
 from reflectkit.sampling.wire import GoneError, RefusedError, Wire

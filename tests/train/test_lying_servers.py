@@ -17,7 +17,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ReflectkitError
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.rl_config import StalenessConfig

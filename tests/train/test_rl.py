@@ -131,7 +131,7 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
             return super().reset(task, seed)
 
     player = corridor_player(seed=0)
-    from reflectkit.envs.wrappers import Horizon
+    from reflectkit.rollouts.wrappers import Horizon
 
     trainer = build_trainer(
         player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
@@ -156,7 +156,7 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
                     raise EnvironmentFailure("the engine is down")
                 return super().reset(task, seed)
 
-        from reflectkit.envs.wrappers import Horizon
+        from reflectkit.rollouts.wrappers import Horizon
 
         return lambda: Horizon(Broken(), 16)
 

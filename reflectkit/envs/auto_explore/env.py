@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
+from reflectkit.env import Action, Env, PromptSettings, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.auto_explore.comments import write_comment
 from reflectkit.envs.auto_explore.questions import read_question
 from reflectkit.envs.auto_explore.repository import (
@@ -41,7 +41,6 @@ from reflectkit.envs.auto_explore.repository import (
     offered,
     shortest_path,
 )
-from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform

@@ -28,8 +28,7 @@ from pydantic import Field, field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import ANSWER_TOKENS, Action, Env, Judge, Query, Reader, StepResult, Taskset, Teacher
-from reflectkit.envs.base import check_task
+from reflectkit.env import ANSWER_TOKENS, Action, Env, Judge, Query, Reader, StepResult, Taskset, Teacher, check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.baselines import BASELINES, LONG_CONTEXT, METHODS, RAG, copied
 from reflectkit.envs.memory.generate import LONG, conversation

@@ -25,8 +25,7 @@ from pydantic import AfterValidator, Field
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress
-from reflectkit.env import Taskset, Teacher, UserTurn
-from reflectkit.envs.base import check_task
+from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import ConversationEnv, UserSettings
 from reflectkit.envs.support.hearing import agrees, heard
 from reflectkit.envs.support.policy import POLICY, UserRequest, complete

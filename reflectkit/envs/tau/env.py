@@ -27,8 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from reflectkit.config import Config, option
-from reflectkit.env import Taskset, Teacher, User, UserTurn
-from reflectkit.envs.base import check_task
+from reflectkit.env import Taskset, Teacher, User, UserTurn, check_task
 from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem

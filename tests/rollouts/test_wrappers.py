@@ -14,11 +14,10 @@ from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
 from reflectkit.env import StepResult, Teacher
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.errors import ConfigError
 from reflectkit.evals.evaluate import Advised
-from reflectkit.rollouts.checked import Checked, checked
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Checked, Horizon, Shuffled, checked
 from reflectkit.types import Message, Observation, ToolSpec, ToolUse
 
 TASK = Corridor.taskset.tasks("short")[0]
