@@ -23,7 +23,7 @@ THERE = bool(CHECKOUT and Path(CHECKOUT, "tau_bench").is_dir()) or find_spec("ta
 FILES = {
     "__init__.py": "",
     "envs/user.py": "from litellm import completion\n",
-    "env.py": """
+    "envs/base.py": """
 def to_hashable(item):
     if isinstance(item, dict):
         return tuple((key, to_hashable(item[key])) for key in sorted(item))

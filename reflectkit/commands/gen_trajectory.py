@@ -32,7 +32,7 @@ from reflectkit.chat.config import (
     stop_if_spent,
 )
 from reflectkit.chat.journal import open_journal
-from reflectkit.chat.teacher import ChatTeacher, Rehearsal
+from reflectkit.chat.players import ChatTeacher, Rehearsal
 from reflectkit.chat.templates import fullest
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.teacher import ChatTeacher
+from reflectkit.chat.players import ChatTeacher
 from reflectkit.chat.templates import (
     commenting_request,
     named,

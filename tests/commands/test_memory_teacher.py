@@ -14,8 +14,8 @@ import pytest
 from reflectkit.chat.templates import UnreadableError, parse_called
 from reflectkit.cli.main import main
 from reflectkit.envs.memory.baselines import copied
+from reflectkit.envs.memory.env import MemoryTeacher
 from reflectkit.envs.memory.store import TOOLS, Store
-from reflectkit.envs.memory.teacher import MemoryTeacher
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.tools import plain_text
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn

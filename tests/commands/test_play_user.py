@@ -12,10 +12,10 @@ import pytest
 
 from reflectkit.agents.human import PersonUser
 from reflectkit.cli.main import main
+from reflectkit.commands.play import verdict_text
 from reflectkit.console import Quiet
 from reflectkit.env import Context
 from reflectkit.envs.support.env import Support
-from reflectkit.evals.narrator import verdict_text
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory

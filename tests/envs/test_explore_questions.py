@@ -7,8 +7,7 @@ import random
 import pytest
 
 from reflectkit.envs.auto_explore.filtering import kind_of
-from reflectkit.envs.auto_explore.oracle import ask, leaks
-from reflectkit.envs.auto_explore.wording import CODE, NOTES, TEXT, WORDINGS, tidy, worded
+from reflectkit.envs.auto_explore.oracle import CODE, NOTES, TEXT, WORDINGS, ask, leaks, tidy, worded
 from reflectkit.files import included_repositories
 from reflectkit.text import keywords
 

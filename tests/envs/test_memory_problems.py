@@ -12,8 +12,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.problems import chunked, read_text, text_files
-from reflectkit.envs.memory.published import read_parquet, read_titles
+from reflectkit.envs.memory.problems import chunked, read_parquet, read_text, read_titles, text_files
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json
 from reflectkit.text import count_tokens

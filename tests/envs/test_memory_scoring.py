@@ -17,7 +17,7 @@ import pytest
 
 from reflectkit.env import Claim
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.published import SOURCES, answers_of, source_of
+from reflectkit.envs.memory.problems import SOURCES, answers_of, source_of
 from reflectkit.envs.memory.scoring import RULES, Question, nearest, score, scores
 from reflectkit.eventloop import run_sync
 from reflectkit.types import Task
