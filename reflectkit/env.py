@@ -8,14 +8,11 @@ import random
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from reflectkit.config import Config, NoSettings, build, option
 from reflectkit.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.types import Decision, Message, Observation, Task, ToolUse, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from reflectkit.console import Progress
 
 Action = int | str | ToolUse
 """The index of a choice, a text, or calls of tools."""
@@ -120,13 +117,6 @@ class Taskset:
         folder: the env's data folder.
         """
         return []
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """(problems to measure the env on, settings to play them with). Raises ConfigError where a file is needed.
-
-        folder: empty, for what the problems are set in. files: how many files a repository gets.
-        """
-        return self.tasks(self.env.levels[-1]), {}
 
 
 class Teacher:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import CpuClock, play_round
+from benchmarks.problems import problems_of
 from reflectkit.console import Quiet
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.support.env import Support
@@ -48,6 +49,6 @@ def test_waiting_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_environment_with_a_generator_is_measured_on_generated_problems() -> None:
-    tasks, settings = Support.taskset.benchmark(Path(), 1, 3, Quiet())
+    tasks, settings = problems_of(Support, Path(), 1, 3, Quiet())
     assert len({task.id for task in tasks}) == len(tasks) > 1
     assert play_round(Support(horizon=20, **settings), tasks, 30, 0)[0] > 0

@@ -29,7 +29,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress
 from reflectkit.env import Action, Env, PromptSettings, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.auto_explore.questions import read_question
 from reflectkit.envs.auto_explore.repository import (
@@ -42,7 +41,6 @@ from reflectkit.envs.auto_explore.repository import (
     shortest_path,
 )
 from reflectkit.errors import DataError, IllegalActionError
-from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform
 from reflectkit.text import WORD, count_short, count_tokens, keywords, shorten, stem, words
 from reflectkit.types import Message, Observation, Task, Trajectory
@@ -136,7 +134,6 @@ HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omit
 FEWEST_NAMES = 40  # minimum tokens of the listing
 QUESTION_SHARE = 0.5  # maximum share of prompt_tokens for a question
 REPOSITORIES = "repos_filtered"
-FILES_IN_A_FOLDER = 20  # of a benchmark repository
 
 
 class AutoExploreSettings(PromptSettings):
@@ -178,25 +175,6 @@ class Questions(Taskset):
         roots = sorted({str(task.data.get("root")) for task in tasks})
         place = settings.repos_dir or folder / REPOSITORIES
         return [place / root for root in roots if "/" not in root and (place / root).is_dir()]
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """A repository of `files` files, twenty a folder, two deep, and a question about each."""
-        chance = stream(seed, "bench repository")
-        vocabulary = [
-            "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9)))
-            for _ in range(2000)
-        ]
-        tasks = []
-        for number in range(files):
-            place = number // FILES_IN_A_FOLDER
-            path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
-            lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
-            target = folder / "written" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text("\n".join(lines), encoding="utf-8")
-            data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
-            tasks.append(Task(f"written-{number}", self.env.name, "2", "written", data))
-        return tasks, {"repos_dir": folder}
 
 
 class AutoExploreTeacher(Teacher):

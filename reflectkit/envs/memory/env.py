@@ -22,13 +22,11 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress
 from reflectkit.env import ANSWER_TOKENS, Action, Env, Judge, Query, Reader, StepResult, Taskset, Teacher, check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.baselines import BASELINES, LONG_CONTEXT, METHODS, RAG, copied
@@ -173,7 +171,6 @@ INSTRUCTIONS = (
 HEADS = {SEMANTIC: "Semantic memory:", EPISODIC: "Episodic memory:"}
 RETRIEVED = 20  # items of each list that the reader gets at most, as in the paper
 RAG_CHUNKS = 2  # shown to the reader by `rag`
-BENCHMARK = 64  # conversations to measure the env on
 
 
 class MemorySettings(Config):
@@ -242,10 +239,6 @@ class MemoryTasks(Taskset):
     def episode_steps(self, task: Task) -> int | None:
         """One step per chunk."""
         return len(task.data.get("chunks", ())) or None
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """Conversations of 8 chunks."""
-        return [conversation(number, 8, "short", seed) for number in range(BENCHMARK)], {}
 
 
 class Memory(Env):

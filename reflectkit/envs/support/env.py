@@ -19,13 +19,11 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress
 from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, UserSettings
 from reflectkit.envs.support.hearing import agrees, heard, names, numbers, statements
@@ -355,9 +353,6 @@ def changes_json(ledger: Ledger) -> list[dict[str, Any]]:
     return [*changes, taken] if ledger.escalated else changes
 
 
-BENCHMARK = 64  # tasks to measure the env on
-
-
 class SupportSettings(UserSettings):
     """The env's settings."""
 
@@ -403,12 +398,6 @@ class Requests(Taskset):
     def aspects(self, task: Task) -> Mapping[str, str]:
         """The user's mood."""
         return {"mood": str(task.data.get("user", {}).get("mood", ""))}
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """Single requests of users of a generated shop."""
-        source = source_of(seed % 2**31, CUSTOMERS)
-        database = shop(source["seed"], CUSTOMERS)
-        return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
 
 
 class Support(ConversationEnv):
