@@ -20,9 +20,9 @@ from typing_extensions import override
 from reflectkit.agents.human import HELP_KEYS, LEFT, Human, PersonUser, action_text, keys
 from reflectkit.agents.players import (
     TEACHER,
+    Player,
     Players,
     PlayersSetup,
-    chat_parts,
     is_chat,
     mismatch,
     model_folders,
@@ -257,7 +257,7 @@ class PlayConfig(Config):
             self.setup.folder,
             self.sampler,
             self.chat,
-            (self.policy,),
+            (self.player,),
             self.temperature,
             self.max_new_tokens,
             0,
@@ -270,13 +270,13 @@ class PlayConfig(Config):
             check_level(self.env.name, self.level)
         if self.reflector is not None and self.teacher:
             raise ConfigError("--reflector and --teacher both comment; leave one out")
-        if (self.reflector is not None or self.teacher) and self.player[1] is not None:
+        if (self.reflector is not None or self.teacher) and self.player.policy is not None:
             raise ConfigError(
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
         if self.policy == ORACLE:
             self.env.require_teacher("action")
-        if self.teacher or self.player[2] == TEACHER:
+        if self.teacher or self.player.reflector == TEACHER:
             self.env.require_teacher("comment")
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         for endpoint in self.asked_endpoints:
@@ -308,7 +308,8 @@ class PlayConfig(Config):
     @property
     def asked_endpoints(self) -> list[Endpoint]:
         """The chat model that comments, if one does."""
-        return [self.players.endpoint_of(str(model)) for model in (self.player[2], self.reflector) if is_chat(model)]
+        models = (self.player.reflector, self.reflector)
+        return [self.players.endpoint_of(str(model)) for model in models if is_chat(model)]
 
     @property
     @override
@@ -316,38 +317,39 @@ class PlayConfig(Config):
         return address_in_use(self.asked_endpoints)
 
     @property
-    def player(self) -> tuple[str, Path | None, Path | None]:
-        """(name, policy's checkpoint, reflector's checkpoint) of the player."""
-        if chat_parts(self.policy):
+    def player(self) -> Player:
+        """Who plays."""
+        player = parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
+        if player.chat:
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
             )
-        return parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
+        return player
 
 
 def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
-    name, *models = config.player
+    name = config.player.name
     user = PersonUser(progress) if config.as_ == USER else None
     if name != PERSON and user is None and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
-    policy, *commenting = *models, TEACHER if config.teacher else config.reflector
-    policy = resolve_model_path(policy, config.run.data_dir, progress)
-    reflector, commentator = (
-        resolve_model_path(model, config.run.data_dir, progress, reflects=True) for model in commenting
-    )
-    if policy is not None:
-        config.sampler.answer_of(policy)
+    player = config.player.resolved(config.run.data_dir, progress)
+    commentator = TEACHER if config.teacher else config.reflector
+    commentator = resolve_model_path(commentator, config.run.data_dir, progress, reflects=True)
+    if player.policy is not None:
+        config.sampler.answer_of(player.policy)
     if config.chat.dry_run:
         from reflectkit.evals.estimate import estimate_comments
 
         parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
-        return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
+        return estimate_comments(
+            "play", config.setup, config.chat, config.asked_endpoints[0], parts, progress, seed=config.run.seed
+        )
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
-    folders = model_folders((policy, reflector, commentator))
-    for warning in filter(None, (mismatch(name, policy, reflector), *trained_elsewhere(config.env.name, folders))):
+    folders = model_folders((player.policy, player.reflector, commentator))
+    for warning in filter(None, (mismatch(player), *trained_elsewhere(config.env.name, folders))):
         progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
@@ -363,7 +365,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         contextlib.closing(Players(config.players)) as players,
     ):
         path = current.folder / "episodes.jsonl"
-        agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
+        agent: Any = Human(progress) if name == PERSON else _player(players, player)
         comment = players.reflector(commentator).remark if commentator else None
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
@@ -428,14 +430,17 @@ def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
     return [order[number % len(order)] for number in range(config.episodes)]
 
 
-def _player(players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+def _player(players: Players, player: Player) -> Agent:
     """The agent that plays; with the critic's values if it was trained with a critic."""
-    agent: Any = players.agent(name, policy, reflector)
-    if policy is not None:
+    agent: Any = players.agent(player)
+    if player.policy is not None:
         from reflectkit.sampling.hf import LocalSampler
         from reflectkit.train.checkpoint import saved_critic
 
-        if isinstance(agent.policy, LocalSampler) and (critic := saved_critic(policy, agent.policy.player)) is not None:
+        if (
+            isinstance(agent.policy, LocalSampler)
+            and (critic := saved_critic(player.policy, agent.policy.player)) is not None
+        ):
             return _Valued(agent, critic)
     return agent  # type: ignore[no-any-return]
 

@@ -454,7 +454,7 @@ def comments_estimate(
     if validation is not None:
         times = -(-config.max_steps // config.validate_steps)
         parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
-    return estimate_comments("rlft", config, endpoint, parts, progress)
+    return estimate_comments("rlft", config.setup, config.chat, endpoint, parts, progress, seed=config.run.seed)
 
 
 def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:

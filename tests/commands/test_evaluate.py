@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import Players, mismatch
+from reflectkit.agents.players import Player, Players, mismatch
 from reflectkit.agents.scripted import Oracle
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
@@ -58,7 +58,7 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     def play(number: int, horizon: int = 5, tasks: tuple[Task, ...] = TASKS) -> list[dict[str, Any]]:
         evaluation.folder = tmp_path / str(len(list(tmp_path.iterdir())))
         evaluation.setup = dataclasses.replace(config.setup, horizon=horizon)
-        return [one.line for one in evaluation.play(Match(number, "random", None, None, "long", tasks))]
+        return [one.line for one in evaluation.play(Match(number, Player("random"), "long", tasks))]
 
     play(0)
     assert len(evaluation.played) == len(TASKS)
@@ -140,8 +140,8 @@ def test_a_checkpoint_with_the_wrong_partner_or_env_is_warned_of(
 def test_what_a_checkpoint_says_of_its_training(tmp_path: Path, facts: object, alone: bool, beside: bool) -> None:
     """RL goes before the role that SFT gave: a plain policy that learnt with a reflector knows comments."""
     write_json(tmp_path / "reflectkit.json", facts)
-    assert bool(mismatch("it", tmp_path, None)) is alone
-    assert bool(mismatch("it", tmp_path, tmp_path / "reflector")) is beside
+    assert bool(mismatch(Player("it", tmp_path))) is alone
+    assert bool(mismatch(Player("it", tmp_path, tmp_path / "reflector"))) is beside
 
 
 # ------------------------------------------------------------------------------------------------- keeping and memory
