@@ -82,13 +82,6 @@ def test_the_ratio_is_of_the_floors_time_to_that_of_the_steps() -> None:
     assert (values["tokens"], values["padded_tokens"], values["trained_tokens"]) == (240, 285, 24)
 
 
-def test_waiting_does_not_count(settings: sft.SFTConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    wall = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(wall)))
-    with Quiet().bar("sft", 6) as bar:
-        assert all(one.sft < 1000 and one.floor < 1000 for one in bench_sft.measure(settings, 1, bar))
-
-
 @pytest.mark.parametrize("with_file", [False, True])
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_file: bool

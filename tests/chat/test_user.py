@@ -54,10 +54,8 @@ def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
-        ("###STOP###", UserTurn("Goodbye.", over=True)),
         ("Thank you. ###STOP###", UserTurn("Thank you.", over=True)),
         ("<think>My order is W12. Then ###STOP###.</think>\n\nHello.", UserTurn("Hello.")),
-        ("Hello. <think>What else?", UserTurn("Hello.")),
     ],
 )
 def test_the_stop_mark_ends_the_conversation_and_is_not_shown(tmp_path: Path, text: str, turn: UserTurn) -> None:
@@ -129,18 +127,6 @@ def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
         assert server.answered == answered
 
 
-@pytest.mark.parametrize("text", ["", "<think>My order is W12."])
-def test_a_user_who_says_nothing_is_a_failure_that_says_so(tmp_path: Path, text: str) -> None:
-    with serve(lambda body: text) as server:
-        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl", timeout_s=5)
-        (played,) = rollout([Episode(TASKS[0], 5)], lambda: Horizon(Support(user), 2), Greeter(), width=1)
-        user.close()
-    assert played.status is Status.ABORTED
-    assert played.reason.startswith("the user local:m gave no usable answer: ")
-    assert "empty" in played.reason
-    assert "W12" not in played.reason
-
-
 def test_credits_that_run_out_end_the_run_at_once(tmp_path: Path) -> None:
     with serve(lambda body: "Hello?") as server:
         server.faults = [("status", 402, {}, {"message": "no credits"})]
@@ -160,20 +146,6 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "tasks.json", [record_to_json(Record(task, ())) for task in TASKS[:2]])
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--user-url", "http://localhost:1"], "--user-url needs a --user"),
-        (["--user-max-usd", "1"], "--user-max-usd needs a --user"),
-        (["--user", "azure:my-deployment", "--user-max-usd", "1"], "azure:my-deployment, whose price is unknown"),
-    ],
-)
-def test_a_wrong_user_is_one_line(
-    written: Path, capsys: pytest.CaptureFixture[str], flags: list[str], why: str
-) -> None:
-    assert why in error_of([*EVALUATE, *flags], capsys)
 
 
 def test_evaluate_asks_a_user_by_flag_and_reports_its_cost(

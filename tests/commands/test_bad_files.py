@@ -27,12 +27,9 @@ TASK = b'{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"sta
     ("content", "message"),
     [
         (b"[]", "empty"),
-        (b"{}", "expected a JSON list"),
         (b"[" + TASK.replace(b', "data": {"state": 1}', b"") + b"]", "record 0: field 'data'"),
-        (b"[" + TASK.replace(b"taxi", b"corridor") + b"]", "belongs to env 'corridor'"),
         (shown({"state": 1}, "fly"), "does not offer 'fly'"),
         (shown({"state": 900}, "north"), "data.state"),
-        (b"[" + TASK + b"]", "no record has a demonstration"),
     ],
 )
 def test_bad_records_are_one_line_and_nothing_is_overwritten(
@@ -50,7 +47,6 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
     ("content", "message"),
     [
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
-        (b'{"prompt": "p", "completion": " 0"}\n{"prompt": "p"', ":2: not JSON"),
         (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),
         (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the row has"),
     ],

@@ -250,51 +250,6 @@ def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.
     assert "--by repo is not for env 'taxi'" in capsys.readouterr().err
 
 
-GOOD = {"question": "x", "filename": "README.md", "root": "library"}
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (GOOD | {"question": 3}, "record 0: field 'question'"),
-        ({"question": "x", "filename": "README.md"}, "field 'root'"),
-        (7, "record 0: expected a JSON object"),
-        (GOOD | {"trajectories": [{"info": 1}]}, "field 'trajectories'"),
-    ],
-)
-def test_bad_question_files_are_one_line_with_record_and_field(
-    old: Path, capsys: pytest.CaptureFixture[str], record: object, message: str
-) -> None:
-    os.chdir(old)
-    path = old / "bad.json"
-    path.write_text(json.dumps([record]))
-    assert main(["filter-task", "--task-file", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (old / "data" / ENV / "tasks_filtered" / "data.json").exists()
-
-
-@pytest.mark.parametrize("arguments", [
-    ["filter-repo", "--repo-dir", "nowhere"],
-    ["filter-repo", "--repo-dir", "file.txt"],
-    ["filter-repo", "--repo-dir", "empty"],
-    ["filter-repo", "--env", "taxi"],
-    ["gen-task"],
-    ["gen-task", "--env", "taxi"],
-    ["filter-task"],
-    ["gen-trajectory", "--env", "auto_explore"],
-])  # fmt: skip
-def test_bad_use_is_one_line_and_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    os.chdir(tmp_path)
-    (tmp_path / "file.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -> None:
     record = original("Who leaves?", "README.md", []) | {"root": "../../.."}
     path = old / "lies.json"

@@ -88,7 +88,6 @@ from reflectkit import Config
 from reflectkit.train.algorithms import ALGORITHMS, Algorithm, CriticSettings
 REINFORCE = ALGORITHMS["reinforce"]
 PPO = ALGORITHMS["ppo"].settings()
-NUMBER = 3
 
 class Taken(Config):
     seed: int = 1
@@ -108,11 +107,8 @@ def raises(rollouts, settings):
 TAKEN = replace(REINFORCE, settings=Taken)
 PLAIN = replace(REINFORCE, settings=dict)
 SHORTER = advantages(lambda row: row[1:])
-NAN = advantages(lambda row: [float("nan")] * len(row))
-NOTHING = replace(REINFORCE, estimate=lambda rollouts, settings: None)
 RAISING = replace(REINFORCE, estimate=raises)
 CONSTANT = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).detach())
-SCALAR = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).sum())
 GROUPS = replace(REINFORCE, compares_groups=lambda settings: True)
 CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].estimate(rollouts, PPO), REINFORCE.loss)
 """
@@ -121,16 +117,11 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NONE", "cannot import algorithm"),
-        ("NUMBER", "is not an Algorithm"),
         ("PLAIN", "settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
         ("TAKEN", "its setting 'seed' is one of the command's already"),
         ("GROUPS", ":GROUPS compares episodes of one problem: --group-size must be at least 2"),
         ("SHORTER", "the algorithm's advantages must be one finite number per decision"),
-        ("NAN", "the algorithm's advantages must be one finite number per decision"),
-        ("NOTHING", "the algorithm's estimate must return Estimates, not NoneType"),
         ("CONSTANT", "the algorithm's loss must be one number per trained token"),
-        ("SCALAR", "the algorithm's loss must be one number per trained token"),
         ("RAISING", "line 22: ValueError: no luck"),
     ],
 )

@@ -102,12 +102,6 @@ def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expect
         choice_of(typed, choices)
 
 
-@pytest.mark.parametrize("typed", ["", "-1", "9" * 5000, "²", "nothing of the kind"])
-def test_what_is_no_choice_is_said(typed: str) -> None:
-    with pytest.raises(IllegalActionError, match="write a number from 0 to 1"):
-        choice_of(typed, ("left", "right"))
-
-
 def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any) -> None:
     good = 'memory_update {"memory_type": "core_memory", "new_content": "x"}'
     code, shown, _ = play("--env", "memory", typed=f"?\no\nmemory_updat {{}}\nnot json\n{good}\n\n")
@@ -167,59 +161,6 @@ def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, po
     assert episodes()[0]["turns"][0]["value"] == 0.25
 
 
-def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> None:
-    tasks = []
-    for number, seed in enumerate(("0", "0", "1", "2", "3"), start=1):
-        play("--env", "taxi", "--seed", seed)
-        tasks.append(episodes(number)[0]["task"])
-    assert tasks[0] == tasks[1]
-    assert len(set(tasks)) > 2
-    _, shown, _ = play("--env", "taxi", "--task", "taxi-full-328")
-    assert "task taxi-full-328" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--env", "taxi", "--policy", "oracel"], "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"),
-        (["--env", "taxi", "--policy", "a=nowhere", "--auto"], "nowhere"),
-        (["--env", "taxi", "--policy", "oracle"], "add --auto"),
-        (["--env", "taxi", "--task", "taxi-full-32x"], "did you mean 'taxi-full-32"),
-        (["--env", "taxi", "--teacher", "--reflector", "x"], "leave one out"),
-        (["--env", "taxi", "--reflector", "x", "--policy", "a=b"], "NAME=CHECKPOINT+REFLECTOR"),
-        (["--env", "auto_explore"], "run `reflectkit filter-repo`"),
-        (["--env", "tests.commands.test_play:Rude", "--teacher"], "no oracle teacher"),
-    ],
-)
-def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message: str) -> None:
-    code, _, said = play(*arguments, typed=None)
-    assert code == 2
-    assert said.count("\n") == 1
-    assert message in said
-
-
-def letters_of(text: str) -> str:
-    return "".join(text.split())
-
-
-@pytest.mark.parametrize(("env", "columns"), [("taxi", 20), ("memory", 80)])
-def test_what_is_read_is_wrapped_at_words(
-    env: str, columns: int, play: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nothing is lost, no word is cut that fits, and the lines of a map are as they were."""
-    _, whole, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
-    _, asked, _ = play("--env", env, typed="h\no\nq\n")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    _, shown, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
-    assert letters_of(shown).replace("/3_play", "/1_play") == letters_of(whole)
-    assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("→"))
-    assert {word for word in whole.split() if len(word) <= columns // 2 and "_play" not in word} <= set(shown.split())
-    _, helped, _ = play("--env", env, typed="h\no\nq\n")
-    assert letters_of(helped).replace("/4_play", "/2_play") == letters_of(asked)
-    for line in whole.splitlines():
-        assert len(line) > columns or line in shown.splitlines() or line.startswith("→")
-
-
 def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     from reflectkit.cli.display import Screen
 
@@ -234,20 +175,6 @@ def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatc
         6 * "漢字",  # two columns each
         "漢字",
     ]
-
-
-def test_the_keys_that_are_named_are_the_keys_that_work(play: Any) -> None:
-    """Capitals too; and who watches is told of what is no key."""
-    _, shown, _ = play("--env", "corridor", typed="H\nO\nQ\n")
-    assert "Keys: h or ?: help; o: what the oracle would do; q: leave\n" in shown
-    assert shown.count("The oracle would: ") == 1
-    assert episodes(1)[0]["reason"] == "the person left"
-    _, shown, _ = play("--env", "tests.commands.test_play:Rude", typed="q\n")
-    assert "Keys: h or ?: help; q: leave\n" in shown
-    _, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\nh\no\nQ\n")
-    assert shown.count("Enter: take it; h: the rules; q: leave > ") == 4
-    assert "'o' is no key." in shown
-    assert len(episodes(3)[0]["turns"]) == 1
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"

@@ -83,15 +83,6 @@ def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(fo
     )
 
 
-def test_the_teachers_own_demonstrations_come_back_as_they_are(folder: Path) -> None:
-    (path,) = states_of(folder, folder / "train.json").outputs
-    for record in read_records(path, "taxi"):
-        if record.trajectories:
-            taught, again = record.trajectories
-            steps = [(step.cmd, step.note) for step in taught.trajectory]
-            assert [(step.cmd, step.note) for step in again.trajectory] == steps[: len(again.trajectory)]
-
-
 def test_an_episode_ends_where_it_repeats_itself(folder: Path) -> None:
     record = next(one for one in read_json(folder / "train.json") if one["data"]["state"] == 44)
     moves = ["south", "north", "south", "north", "south"]
@@ -103,20 +94,6 @@ def test_an_episode_ends_where_it_repeats_itself(folder: Path) -> None:
     (path,) = states_of(folder, folder / "loop.json").outputs
     ((_, one),) = visited(path)
     assert [step.cmd for step in one.trajectory] == moves[:3]  # "Last move: none" is another observation
-
-
-def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]
-    asked = ["gen-trajectory", *places, "--states-of"]
-    assert "not among the training problems" in error_of([*asked, str(play(folder, "test"))], capsys)
-    two = str(play(folder, "train", "random", "oracle"))
-    assert "choose one with --player" in error_of([*asked, two], capsys)
-    assert "has only random, oracle" in error_of([*asked, two, "--player", "Oracle"], capsys)
-    assert "leave it out" in error_of([*asked, two, "--noise", "0.1"], capsys)
-    before = sorted(path.name for path in folder.iterdir())
-    assert "--horizon: with --states-of" in error_of([*asked, two, "--horizon", "3"], capsys)
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert "needs --states-of" in error_of(["gen-trajectory", *places, "--states", "5"], capsys)
 
 
 def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,19 +160,6 @@ def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> 
     assert browser.errors == []
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
-def test_nothing_is_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
-    url = page(tmp_path, [episode("word " * 50 + "x" * 500), *many(2)])
-    browser.open(url + "#episode=0", dark=dark, width=width)
-    chosen(browser, "turn=1")
-    assert browser.do("document.documentElement.scrollWidth") <= width
-    ground = browser.do("getComputedStyle(document.body).backgroundColor")
-    assert ground == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
-    browser.press("t")
-    assert browser.do("getComputedStyle(document.body).backgroundColor") != ground
-    browser.do("localStorage.clear()")
-
-
 def texts(browser: Browser, selector: str) -> list[str]:
     """The text of each element."""
     return list(browser.do(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"))
@@ -207,57 +194,6 @@ def test_conversation_reads_as_one(browser: Browser, tmp_path: Path) -> None:
         for who, side in (("user", "left"), ("assistant", "left"))
     )
     assert left < 20 < right
-
-
-def test_verdict_names_what_was_wrong(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, [conversation()]) + "#episode=0")
-    chosen(browser, "turn=1")
-    assert texts(browser, ".verdict > p") == ["✗ failure"]
-    assert texts(browser, ".verdict li") == [
-        "wrong change",
-        "missing change",
-        "It is fine.: 0.5",
-        "12.50",
-        "It is fine.",
-    ]
-    rows = browser.do(
-        "[...document.querySelectorAll('.verdict tbody tr')].map((row) => [...row.cells].map((one) => one.textContent))"
-    )
-    assert rows == [
-        ["✗ wrong", "W17", "status", "pending", "cancelled", "returned"],
-        ["✗ missing", "W18", "status", "pending", "–", '["It is fine."]'],
-        ["✓ right", "W17", "paid", "pending", '{"b":1,"a":2}', '{"a":2,"b":1}'],
-        ["✗ forbidden", "It is fine.", "status", "pending", "It is fine.", "–"],
-    ]
-    browser.do("[...document.querySelectorAll('.strip button')].at(-1).click()")
-    assert browser.do("document.activeElement.className") == "verdict"
-
-
-def test_turns_move_in_a_conversation_and_folds_stay_open(browser: Browser, tmp_path: Path) -> None:
-    turn = {"messages": [{"role": "user", "content": "Hello?"}], "said": "Yes?", "reward": 0.0}
-    long = conversation(turns=[turn] * 95)
-    browser.open(page(tmp_path, [conversation(), long]) + "#episode=0")
-    chosen(browser, "turn=1")
-    browser.do("document.querySelector('.call').open = true")
-    browser.press("ArrowRight")
-    chosen(browser, "turn=2")
-    current = "[...document.querySelectorAll('.exchange')].findIndex((one) => one.hasAttribute('data-current'))"
-    assert browser.do(current) == 1
-    assert texts(browser, ".strip [aria-current]") == ["2 get_order"]
-    assert browser.do("document.querySelector('.call').open") is True
-    browser.press("j")
-    chosen(browser, "episode=1&turn=1")
-    assert len(texts(browser, "[data-turn].exchange")) == 40
-    assert texts(browser, ".message.user:last-child") == []
-    browser.do("[...document.querySelectorAll('.pager button')].find((one) => one.textContent === 'Later →').click()")
-    chosen(browser, "turn=41")
-    assert texts(browser, ".exchange h4")[0] == "Turn 41"
-    assert texts(browser, ".pager span") == ["Turns 41 to 80 of 95"] * 2
-    browser.do("document.querySelectorAll('.strip button')[94].click()")
-    chosen(browser, "turn=95")
-    assert texts(browser, ".exchange h4")[-1] == "Turn 95"
-    assert texts(browser, ".message.user > div")[-1] == "Goodbye. It is fine."
-    assert browser.errors == []
 
 
 def test_hostile_conversation_stays_text(browser: Browser, tmp_path: Path) -> None:

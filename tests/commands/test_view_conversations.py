@@ -121,10 +121,6 @@ def test_page_holds_the_conversation(tmp_path: Path, quiet: Quiet) -> None:
         assert shown[0]["calls"] is None
 
 
-def _message(row: dict[str, str]) -> list[str]:
-    return [row["role"], row["content"], row.get("name", "")]
-
-
 def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
     file = write(tmp_path, [conversation("half \ud800"), episode_to_json("SFT", played(Demonstrator(0.0), 40))])
     logs = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
@@ -153,12 +149,6 @@ def test_inspect_itself_reads_conversations(tmp_path: Path, quiet: Quiet) -> Non
     answer, result = log.samples[1].messages[4:6]
     assert answer.tool_calls[0].arguments == {"order": "W17", "note": "It is fine."}
     assert result.tool_call_id == answer.tool_calls[0].id
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_half_pairs_survive_the_line(tmp_path: Path) -> None:

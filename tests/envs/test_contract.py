@@ -22,11 +22,9 @@ from gymnasium.utils.env_checker import check_env
 
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.env import Taskset
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.auto_explore.repository import open_repository
-from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
@@ -307,17 +305,3 @@ def test_a_cluster_is_what_a_task_is_about_at_every_level(name: str) -> None:
             others = [kind.taskset.at_level(task, other) for other in kind.levels]
             same = {cluster_of(name, other) for other in others if other is not None and other.data == task.data}
             assert same <= {cluster}
-
-
-class NumberedTasks(Taskset):
-    def cluster(self, task: Task) -> Any:
-        return 7
-
-
-class Numbered(Corridor):
-    taskset = NumberedTasks()
-
-
-def test_a_cluster_that_is_no_text_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="cluster must return a text that is not empty, it returned 7"):
-        cluster_of(f"{__name__}:Numbered", Task("a", "corridor", "long", "", {}))

@@ -21,7 +21,6 @@ from reflectkit.runs.identity import digest
     ("entry", "message"),
     [
         ({"n_layer": -1}, "num_hidden_layers is -1, expected a whole number from 1"),
-        ({"n_layer": 10**12}, "num_hidden_layers is 1000000000000, expected"),
         ({"n_layer": 3}, "has no place for 1\\d of the saved tensors"),
     ],
 )
@@ -38,9 +37,7 @@ def test_a_config_of_another_size_is_refused(
     "entry",
     [
         {"attn_implementation": "kernels-community/flash-attn"},
-        {"_attn_implementation": "owner/repo:function"},
         {"attn_implementation": {"": "owner/repo@main"}},
-        {"experts_implementation": "owner/repo"},
         {"text_config": {"_attn_implementation": "owner/repo"}},
     ],
 )

@@ -188,15 +188,6 @@ def test_an_env_may_allow_fewer_side_by_side() -> None:
     assert max(map(len, agent.seen)) == 2
 
 
-def test_other_errors_are_raised() -> None:
-    class Wrong:
-        async def decide(self, observation: Observation, context: Context) -> Decision:
-            return Decision(99)
-
-    with pytest.raises(ValueError, match="no action 99"):
-        rollout(EPISODES[:1], lambda: make("corridor"), Wrong())
-
-
 def test_prompts_are_laid_out_as_written() -> None:
     seen = Observation((Message("system", "rules"), Message("user", "state")), ("go", "stay"))
     assert reflection_prompt(seen) == "rules\nstate\nReflection:"
