@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectkit.errors import ConfigError
 from reflectkit.prompts import policy_prompt
 from reflectkit.tools import (
     FORMS,
@@ -222,11 +221,6 @@ def test_references_within_the_schema_are_followed() -> None:
     assert "expected integer" in parse('near {"x": "1"}', [tool], PLAIN).errors[0]
     endless = ToolSpec("endless", "", {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}})
     assert "without an end" in parse('endless {"x": 1}', [endless], PLAIN).errors[0]
-
-
-def test_a_schema_that_is_none_is_the_authors_error() -> None:
-    with pytest.raises(ConfigError, match="tool 'odd': its parameters are no JSON schema"):
-        parse('odd {"x": 1}', [ToolSpec("odd", "", {"type": "objct"})], PLAIN)
 
 
 def test_the_prompt_of_a_model_without_a_template() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import Budget, Prices, prices_of
+from reflectkit.chat.budget import Budget, Prices
 from reflectkit.chat.client import ChatClient, Request, open_client
 from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
 from reflectkit.chat.journal import open_journal
@@ -502,14 +502,3 @@ def test_unknown_teachers_and_bad_addresses_are_refused_without_a_key(text: str,
     with pytest.raises(ConfigError, match="--base-url" if url else "--teacher") as caught:
         parse_endpoint(text, url)
     assert KEY not in str(caught.value)
-
-
-def test_prices_are_those_of_the_model_and_its_date_or_given() -> None:
-    for model, read, written in (("gpt-4o", 2.5, 10.0), ("gpt-4o-2024-05-13", 5.0, 15.0)):
-        assert prices_of("openai", model, None, None) == prices_of("azure", model, None, None) == Prices(read, written)
-    for model in ("brand-new", "whisper-1"):
-        assert not prices_of("openai", model, None, None).known
-        assert prices_of("openai", model, 1.0, 2.0) == Prices(1.0, 2.0)
-        assert prices_of("local", model, None, None) == Prices(0.0, 0.0)
-    with pytest.raises(ConfigError, match="go together"):
-        prices_of("openai", "gpt-4o", 1.0, None)

@@ -156,21 +156,6 @@ def play(server_url: str, journal: Path, horizon: int = 3) -> list[Any]:
         user.close()
 
 
-def test_episodes_do_not_wait_for_each_other_and_come_again_from_the_journal(tmp_path: Path) -> None:
-    def answer(body: dict[str, Any]) -> str:
-        turns = len(body["messages"])
-        return "Bye. ###STOP###" if turns > 4 else f"Turn {turns}."
-
-    with serve(answer) as server:
-        played = play(server.url, tmp_path / "user.jsonl")
-        asked = len(server.requests)
-        assert server.most_at_once > 1
-        assert play(server.url, tmp_path / "user.jsonl") == played
-        assert len(server.requests) == asked
-    assert {trajectory.status for trajectory in played} == {Status.COMPLETED}
-    assert not any(trajectory.success for trajectory in played)
-
-
 def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path) -> None:
     """Calls in progress together are one failure, so that the run goes on."""
     played = play("http://127.0.0.1:9", tmp_path / "user.jsonl")

@@ -103,15 +103,6 @@ def test_a_closed_pipe_ends_it_quietly(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_stage_whose_output_nobody_reads_ends_quietly(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    flags = ["--env", "corridor", "--policy", "oracle", "--auto"]
-    done = started("play", *flags, cwd=tmp_path, capture_output=False, stdout=write, stderr=subprocess.PIPE)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_device_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
@@ -136,13 +127,6 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert (tmp_path / "results/1_play/report.json").is_file()
-
-
-def test_a_person_needs_standard_input(tmp_path: Path) -> None:
-    done = started("play", "--env", "corridor", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.decode().count("\n") == 1
-    assert b"--policy oracle --auto" in done.stderr
 
 
 def test_a_working_directory_that_is_gone(

@@ -92,23 +92,6 @@ def test_unusable_models_are_one_line(
     assert "no such" in evaluate("nowhere/at/all")
 
 
-def test_a_checkpoint_of_another_shape_is_refused(
-    checkpoints: dict[str, Path],
-    taxi_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    other = tmp_path / "other"
-    shutil.copytree(checkpoints["policy"], other)
-    settings = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(settings | {"n_layer": 6}))
-    assert "the weights lack" in error_of(
-        ["evaluate", "--env", "taxi", "--task-file", str(taxi_data / "test.json"), "--policy", f"x={other}"], capsys
-    )
-
-
 def test_a_lone_surrogate_is_a_data_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gc
-import json
 import math
 import shutil
 import tracemalloc
@@ -248,26 +247,6 @@ def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(tmp_pa
         assert together["pass_at"] == alone["pass_at"], "the plays of two seeds are not more tries of one model"
 
 
-LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": "completed", "success": True,
-    "return": 1, "turns": []}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"success": None}, "field 'success': missing"),
-        ({"figures": {"x": 1e308}}, "field 'figures.x'"),
-        ({"turns": [{"tokens": 10**400}]}, "field 'turns.0.tokens'"),
-        ({"env": "taxi"}, "has episodes of env 'taxi', not of 'corridor'"),
-    ],
-)
-def test_damaged_lines_are_one_line(
-    change: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("bad.jsonl").write_text(json.dumps(LINE | change) + "\n")
-    assert message in error_of(["evaluate", "--env=corridor", "--from=bad.jsonl"], capsys)
-
-
 # ------------------------------------------------------------------------------------------------------- --score-oracle
 
 
@@ -296,22 +275,6 @@ def test_the_oracle_is_asked_before_the_step_and_in_the_order_shown(shuffled: bo
     played = rollout(episodes, lambda: Horizon(Advised(Shuffled(Taxi()) if shuffled else Taxi()), 40), Oracle())
     assert [oracle_scores(one) for one in played] == [{"agreement": 1.0}] * 6
     assert any(len({turn.info["oracle"] for turn in one.turns}) > 1 for one in played)
-
-
-def test_evaluate_reports_the_mean_of_what_turns_say(checkpoints: dict[str, Path]) -> None:
-    write_tasks("some.json", Taxi.taskset.tasks("pickup")[:4])
-    command = ["evaluate", "--env=taxi", "--level=pickup", "--task-file=some.json", "--horizon=3", "--score-oracle"]
-    assert main([*command, "--policy=oracle", f"--policy=SFT={checkpoints['plain']}"]) == 0
-    oracle, sft = (found["figures"] for found in read_json(Path("results/1_evaluate/eval.json"))["rows"])
-    assert oracle["agreement"]["mean"] == 1
-    assert "choice_nll" not in oracle
-    expected = []
-    for _, line in read_jsonl(Path("results/1_evaluate/episodes.jsonl")):
-        if line["name"] == "SFT":
-            shares = [turn["probabilities"][turn["info"]["oracle"]] for turn in line["turns"]]
-            expected.append(-sum(map(math.log, shares)) / len(shares))
-    assert len(expected) == 4
-    assert sft["choice_nll"]["mean"] == pytest.approx(sum(expected) / 4, abs=1e-3)
 
 
 def test_a_chat_model_has_no_likelihood_even_if_its_first_answer_was_unreadable() -> None:

@@ -79,18 +79,6 @@ def test_an_address_from_the_environment_is_shown_and_belongs_to_the_run(
         assert other.requests
 
 
-def test_a_chat_model_keeps_a_memory_by_calls(here: Path) -> None:
-    with serve(
-        lambda body: 'new_memory_insert {"memory_type": "semantic_memory", "content": "something"}\nrubbish'
-    ) as server:
-        code = main(["evaluate", "--env", "memory", "--level", "short", "--task-file", "memory.json", "--policy",
-            "local:m", "--base-url", server.url])  # fmt: skip
-    assert code == 0
-    (row,) = found(here)["rows"]
-    assert 0 < row["figures"]["tool_success"]["mean"] < 1
-    assert row["illegal_share"] == 1.0
-
-
 CALL = 100 * 1e-6 + 20 * 2e-6  # dollars: tests.server says 100 and 20 tokens, at 1 and 2 dollars a million
 PRICES = ("--price-in", "1", "--price-out", "2")
 
@@ -202,21 +190,6 @@ def test_an_oracle_that_needs_the_scripted_user_is_refused_before_anybody_is_ask
     command = [*players, "--env", "support", "--user", "local:m", "--user-url", walker.url]
     assert "reads the scripted user's mind; leave out --user" in error_of(command, capsys)
     assert not walker.requests
-
-
-def test_dry_run_asks_nothing(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    policies = ("openai:gpt-4o-mini", "openai:gpt-4o-mini+openai:gpt-4o", "openai:gpt-4o-mini+openai:new", "random")
-    assert evaluate(*(f"--policy={name}" for name in policies), "--dry-run") == 0
-    cells = [
-        [cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line
-    ]
-    assert [row[0] for row in cells] == list(policies)
-    assert [int(row[2]) for row in cells] == [96, 192, 192, 0]  # 6 problems of 16 steps
-    one, two = float(cells[0][4]), float(cells[1][4])
-    assert two > 10 * one, "each model at its own price"
-    assert cells[2][4].startswith("unknown")
-    assert not (here / "results").exists()
 
 
 def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path) -> None:

@@ -58,26 +58,6 @@ def data(repos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("explore"), repos)
 
 
-def test_records_have_the_originals_fields(data: Path) -> None:
-    questions = read_json(data / "tasks_filtered" / "data.json")
-    assert len(questions) > 100
-    for record in questions:
-        assert list(record) == ["question", "answer", "optimal_path", "filename", "root", "n_level", "model"]
-        assert (
-            record["n_level"]
-            == record["filename"].count("/")
-            == sum(c.startswith("cd ") for c in record["optimal_path"])
-        )
-        assert record["optimal_path"][-2:] == [f"{verb} {Path(record['filename']).name}" for verb in ("cat", "id")]
-        assert (data / "repos_filtered" / record["root"] / record["filename"]).is_file()
-        assert record["answer"]
-    for record in read_json(data / "tasks_filtered" / "data_reflection_negative.json"):
-        for item in record["trajectories"]:
-            assert item["filename"] == record["filename"]
-            assert item["info"].rstrip("0123456789") in ("positive", "negative")
-            assert {"reflection", "cmd"} <= item["trajectory"][0].keys()
-
-
 class Recorder:
     """Plays a demonstration and keeps the prompts that the players would read on the way."""
 

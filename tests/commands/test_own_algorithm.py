@@ -133,12 +133,3 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_an_algorithm_with_critic_settings_trains_a_critic(ground: Path, module: str) -> None:
-    Path(f"{module}.py").write_text(CODE, encoding="utf-8")
-    assert train(ground, f"{module}:CRITIC", "--critic", "mlp", "--max-steps", "2") == 0
-    settings = read_json(Path("results/own/config.json"))["settings"]
-    assert (settings["critic"], settings["critic_rate"]) == ("mlp", 0.01)
-    rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
-    assert all(row["value_loss"] > 0 for row in rows)

@@ -119,17 +119,6 @@ def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any)
     assert [turn["said"] for turn in episode["turns"]] == [good]
 
 
-def test_the_oracle_plays_generated_conversations_and_a_baseline_too(play: Any) -> None:
-    assert play("--env", "memory", "--policy", "oracle", "--auto", typed=None)[0] == 0
-    assert episodes()[0]["success"] is True
-    assert play("--env", "memory", "--policy", "rag", "--auto", "--level", "long", typed=None)[0] == 0
-    assert len(episodes(2)[0]["turns"]) == 40
-    assert (
-        play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0
-    )  # nothing to shuffle
-    assert episodes(3)[0]["success"] is True
-
-
 def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
     _, shown, _ = play("--env", "corridor", "--teacher", typed="right\n")
     comment = episodes()[0]["turns"][0]["reflection"]
@@ -164,22 +153,6 @@ def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, po
     _, shown, _ = play("--env", "taxi", "--policy", "ours=learnt", "--auto", "--horizon", "1", typed=None)
     assert "Value: +0.25" in shown
     assert episodes()[0]["turns"][0]["value"] == 0.25
-
-
-def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from reflectkit.cli.display import Screen
-
-    monkeypatch.setenv("COLUMNS", "24")
-    Screen(width=24).read("  10  cat a/long/path and its name\n\n    indented by four, and long\n" + 7 * "漢字")
-    assert capsys.readouterr().out.splitlines() == [
-        "  10  cat a/long/path",
-        "      and its name",
-        "",
-        "    indented by four,",
-        "    and long",
-        6 * "漢字",  # two columns each
-        "漢字",
-    ]
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
@@ -330,10 +303,3 @@ def test_command(play: Play) -> None:
     assert "Why: " in shown
     (line,) = Path("results/1_play/episodes.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["turns"][0]["messages"][-1] == {"role": "user", "content": "Hello."}
-
-
-def test_a_person_who_leaves_begins_no_other_conversation(play: Play) -> None:
-    code, shown, _ = play(*AS_USER, "--count", "3", typed="q\n")
-    assert code == 0
-    assert shown.count("You are ") == 1
-    assert "Aborted: the person left" in shown

@@ -50,32 +50,11 @@ def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Pat
     assert curve(first, against="episodes")[0] == [8, 16, 24, 32, 40]
 
 
-def test_a_chain_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path in config.json is from where the run was begun; another project has a run of that name too."""
-    made(tmp_path / "mine" / "results" / "1_rlft", range(1, 4))
-    second = made(tmp_path / "mine" / "results" / "2_rlft", range(4, 6), Path("results/1_rlft/checkpoint-3"))
-    made(tmp_path / "yours" / "results" / "1_rlft", range(1, 3))
-    monkeypatch.chdir(tmp_path / "yours")
-    assert curve(second, against="step")[0] == [1, 2, 3, 4, 5]
-    monkeypatch.chdir(tmp_path / "mine")
-    assert curve(Path("results/2_rlft"), against="step")[0] == [1, 2, 3, 4, 5]
-
-
 def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
     first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
     made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
     with pytest.raises(DataError, match="resumed from"):
         chained(first / "metrics.jsonl")
-
-
-def test_validation_is_drawn_where_it_was_made(tmp_path: Path) -> None:
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    write_jsonl(
-        run / "metrics.jsonl", [{"step": 1, "episodes": 8}, {"step": 2, "episodes": 16, "validation_return": 0.5}]
-    )
-    assert curve(run, "validation_return") == ([16], [0.5])
-    with pytest.raises(DataError, match="--validate-steps"):
-        curve(run, "validation_accuracy")
 
 
 def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,14 +100,6 @@ def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
     assert noises == [0.3, 0.1, 0.2, 0.4]
 
 
-def test_a_value_out_of_bounds_names_the_step(capsys: pytest.CaptureFixture[str]) -> None:
-    told = error_of(["run", "r.yaml", "--noise", "3"], capsys)
-    assert "step 'demos': --noise must be less than or equal to 1, got 3.0" in told
-    assert "step 'evaluation': no level of env 'taxi' named 'picup'" in error_of(
-        ["run", "--levels", "picup", "r.yaml"], capsys
-    )
-
-
 def test_each_value_has_its_own_folders(tmp_path: Path) -> None:
     names = [PipelineConfig.from_flat(recipe="r.yaml", place=Path(place)).folder for place in ("a/x", "b/x", "a/x/")]
     assert names[0] == names[2] == PipelineConfig.from_flat(recipe="r.yaml", place=tmp_path / "a/x").folder

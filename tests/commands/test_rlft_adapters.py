@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reflectkit.errors import CheckpointError
-from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from tests.rlft_runs import train
 
@@ -55,24 +55,6 @@ def test_two_adapters_on_one_base_hold_it_once(corridor_folder: Path) -> None:
     trained = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
     assert trained
     assert all(".default." in name for name in trained)
-
-
-def test_a_base_cannot_be_shared_by_whole_models_or_other_bases(corridor_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a LoRA adapter"):
-        train(corridor_folder, tmp_path, reflector=corridor_folder / "reflection", share_base=True)
-    shutil.copytree(corridor_folder / "reflection-adapter", tmp_path / "other")
-    facts = read_json(tmp_path / "other/adapter_config.json") | {
-        "base_model_name_or_path": str(corridor_folder / "policy")
-    }
-    write_json(tmp_path / "other/adapter_config.json", facts)
-    with pytest.raises(CheckpointError, match="do not share a base"):
-        train(
-            corridor_folder,
-            tmp_path,
-            policy=corridor_folder / "policy-adapter",
-            reflector=tmp_path / "other",
-            share_base=True,
-        )
 
 
 def test_pickles_are_not_opened(corridor_folder: Path, tmp_path: Path) -> None:

@@ -259,33 +259,6 @@ def test_questions_are_read_from_many_styles(text: str, expected: list[tuple[str
     assert parse_questions(text, "app/late.py", 2) == expected
 
 
-def test_questions_that_have_not_one_answer_are_dropped(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def respond(body: dict[str, Any]) -> str:
-        content = body["messages"][-1]["content"]
-        if not content.startswith("File 1, "):
-            lines = [f"QUESTION: Which word number {n} is spoken?\nANSWER: {n}" for n in range(4)]
-            return "ANALYSIS: It is about words.\n" + "\n".join(lines)
-        paths = re.findall(r"^File \d+, (.+), each", content, re.MULTILINE)
-        own = paths.index("docs/guide.md") + 1 if "docs/guide.md" in paths else 1
-        other = 2 if own == 1 else 1
-        return f"1: {own}\n2: none\n3: 1, 2\n4: {other}" if len(paths) > 1 else "1: 1\n2: none\n3: none\n4: 1"
-
-    server.answer = respond
-    assert main(["gen-task", *teacher(server), "--per-file", "4"]) == 0
-    records = read_json(place / "tasks" / "library.json")
-    kept = {path: [record["answer"] for record in records if record["filename"] == path] for path in PATHS}
-    # hours.csv and guide.md are a folder; a file too short to ask about is beside README.md; the others are alone
-    assert kept == {
-        "README.md": ["0"], "app/fees.py": ["0", "3"], "app/rules/fees.py": ["0", "3"], "docs/guide.md": ["0"],
-        "docs/hours.csv": ["3"],
-    }  # fmt: skip
-    shown = capsys.readouterr().out
-    for reason, number in (("by no file", 7), ("by several files", 3), ("by another file", 3)):
-        assert re.search(rf"answered {reason}\s+│\s+{number}\b", shown)
-
-
 @pytest.mark.parametrize("text", ["1: 2", "1: 4\n2: none"])
 def test_verdicts_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="question"):

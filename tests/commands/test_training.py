@@ -153,21 +153,6 @@ def test_dropout_is_set_everywhere_but_in_the_adapter_and_not_in_the_config(poli
         set_dropout(torch.nn.Linear(2, 2), 0.1)
 
 
-def test_an_adapter_changes_the_layers_that_it_is_told(policy: LoadedModel) -> None:
-    def adapted(targets: str) -> set[str]:
-        model = with_adapter(
-            LoadedModel(LlamaForCausalLM(LLAMA), policy.tokenizer, None), 2, 4, 0, targets=targets
-        ).model
-        return {name.split(".")[-4] for name, weight in model.named_parameters() if weight.requires_grad}
-
-    assert adapted("") == {"q_proj", "v_proj"}
-    assert adapted("k_proj, up_proj") == {"k_proj", "up_proj"}
-    every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    assert adapted("all-linear") == every
-    with pytest.raises(ConfigError, match="--lora-targets c_attn: the model's layers are down_proj, gate_proj"):
-        adapted("c_attn")
-
-
 @pytest.mark.parametrize("settings", [{"gradient_accumulation": 2}])
 def test_what_saves_memory_changes_rounding_alone(rows: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     saved = train(rows, tmp_path / "saved", learning_rate=1e-4, **settings)

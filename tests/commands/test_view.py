@@ -156,20 +156,6 @@ def test_broken_line_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureF
     assert not list(tmp_path.glob(".reflectkit*"))
 
 
-def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
-    """Each file once, in the order of the numbers; links below are not followed, so a loop of them is nothing."""
-    for name in ("a/9_evaluate", "a/10_evaluate", "b/9_evaluate", ".hidden/1_evaluate"):
-        write(tmp_path / name, [episode(name)])
-    (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    (tmp_path / "b" / "3_rlft").mkdir()
-    other = write(tmp_path.parent / f"{tmp_path.name}-other", [episode("elsewhere")])
-    (tmp_path / "b" / "3_rlft" / "episodes.jsonl").symlink_to(other)
-    page = make(tmp_path, tmp_path / "a" / "9_evaluate", quiet=quiet)
-    assert page == tmp_path / "view.html"
-    names = [run["name"] for run in unpacked(page.read_text(encoding="utf-8"), "index")["runs"]]
-    assert names == ["a/9_evaluate", "a/10_evaluate", "b/9_evaluate"]
-
-
 @pytest.mark.slow
 def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
     """10,000 episodes of 10 turns: 30 MB of lines become a page of under 8 MB, in blocks of a bounded size."""
@@ -295,28 +281,6 @@ def test_a_conversation_that_its_env_rewrote_is_stored_again(tmp_path: Path) -> 
     assert [message.content for message in again.ending] == ["YES", "3", "YES", "5"]
 
 
-def test_page_holds_the_conversation(tmp_path: Path, quiet: Quiet) -> None:
-    rows = [conversation(text) for text in HOSTILE]
-    page = (
-        view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, rows),)), quiet)
-        .outputs[0]
-        .read_text(encoding="utf-8")
-    )
-    index, block = unpacked(page, "index"), unpacked(page, "block-0")
-    texts = block["texts"]
-    for (values, turns), row in zip(block["episodes"], rows, strict=True):
-        ending = dict(zip(index["episode_fields"], values, strict=True))["ending"]
-        assert [[texts[number] for number in one] for one in ending] == [["user", row["ending"][0]["content"], ""]]
-        shown = [dict(zip(index["turn_fields"], turn, strict=True)) for turn in turns]
-        read = [[[texts[number] for number in one] for one in turn["messages"]] for turn in shown]
-        assert read == [
-            [[m["role"], m["content"], m.get("name", "")] for m in turn["messages"]] for turn in row["turns"]
-        ]
-        (call,) = shown[1]["calls"]
-        assert json.loads(texts[call[1]]) == row["turns"][1]["calls"][0]["arguments"]
-        assert shown[0]["calls"] is None
-
-
 def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
     file = write(tmp_path, [conversation("half \ud800"), episode_to_json("SFT", played(Demonstrator(0.0), 40))])
     logs = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
@@ -334,17 +298,6 @@ def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
     answered = {message["tool_call_id"] for message in other["messages"] if message["role"] == "tool"}
     asked = {call["id"] for message in other["messages"] for call in message.get("tool_calls", ())}
     assert answered == asked != set()
-
-
-def test_inspect_itself_reads_conversations(tmp_path: Path, quiet: Quiet) -> None:
-    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
-    file = write(tmp_path, [conversation("half \ud800"), conversation()])
-    (made,) = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
-    log = inspect_log.read_eval_log(str(made))
-    assert [message.role for message in log.samples[1].input] == ["system", "user"]
-    answer, result = log.samples[1].messages[4:6]
-    assert answer.tool_calls[0].arguments == {"order": "W17", "note": "It is fine."}
-    assert result.tool_call_id == answer.tool_calls[0].id
 
 
 def test_half_pairs_survive_the_line(tmp_path: Path) -> None:

@@ -165,37 +165,6 @@ def texts(browser: Browser, selector: str) -> list[str]:
     return list(browser.do(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"))
 
 
-def test_conversation_reads_as_one(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, [conversation()]) + "#episode=0")
-    chosen(browser, "turn=1")
-    assert browser.errors == []
-    assert texts(browser, ".conversation > details > pre") == [
-        "You work at a service desk.\n1. Find out who the user is.\n2. Ask before each change."
-    ]
-    assert texts(browser, ".message.user > div") == ["Hello. It is fine.", "It is fine.", "Goodbye. It is fine."]
-    assert texts(browser, ".message.assistant > div.text") == ["Who are you?", "It is fine."]
-    assert texts(browser, ".message.tool") == [], "results are with their calls"
-    assert texts(browser, "[data-turn='0'] aside") == ["ReflectionNobody has said who they are. It is fine."]
-    assert texts(browser, "[data-turn='0'] .message details:first-of-type div") == ["An order. It is fine."]
-    assert [len(texts(browser, f"[data-turn='{turn}'] aside")) for turn in range(5)] == [1, 0, 1, 0, 0]
-    folds = "document.querySelectorAll('.conversation details')"
-    assert browser.do(f"[...{folds}].length") == 11
-    assert browser.do(f"[...{folds}].filter((one) => one.open).length") == 0
-    assert texts(browser, "[data-turn='1'] .call pre") == [
-        '{\n  "order": "W17",\n  "note": "It is fine."\n}',
-        '{\n  "status": "pending",\n  "note": "It is fine."\n}',
-    ]
-    assert [texts(browser, f"[data-turn='{turn}'] .tag.bad") for turn in range(5)] == [
-        [], [], ["✗ refused"], ["✗ refused"], [],
-    ]  # fmt: skip
-    left, right = (
-        browser.do(f"document.querySelector('.message.{who}').getBoundingClientRect().{side}")
-        - browser.do(f"document.querySelector('.exchange').getBoundingClientRect().{side}")
-        for who, side in (("user", "left"), ("assistant", "left"))
-    )
-    assert left < 20 < right
-
-
 def test_hostile_conversation_stays_text(browser: Browser, tmp_path: Path) -> None:
     url = page(tmp_path, [conversation(text) for text in HOSTILE])
     browser.open(url)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reflectkit import Config, option
-from reflectkit.config import build, chosen_by, flat, heading, identifying, leaves, non_default, parse_yaml, with_values
+from reflectkit.config import build, chosen_by, flat, identifying, leaves, non_default, parse_yaml, with_values
 from reflectkit.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -84,10 +84,6 @@ def test_values_are_replaced_anywhere_in_the_tree() -> None:
     assert (meal.settings.seeds, meal.drink.hot, meal.food) == (5, True, "fruit")
     with pytest.raises(Exception, match="frozen"):
         meal.food = "bread"  # type: ignore[misc]
-
-
-def test_the_heading_is_what_comes_first_in_the_docstring() -> None:
-    assert [heading(kind) for kind in (Drink, Meal)] == ["Drink", "A meal"]
 
 
 def test_the_nested_form_is_checked_alike() -> None:

@@ -5,10 +5,8 @@ damaged.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,6 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games
 from reflectkit.envs.alfworld.games import LOOK, TWO, TYPES
 from reflectkit.envs.alfworld.generate import TOOLS, DrawnGame, draw, table
-from reflectkit.envs.alfworld.pool import Engine, Pool
 from reflectkit.envs.alfworld.problems import Maker, Solution, find_solution
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import run_sync
@@ -166,29 +163,6 @@ def test_a_game_without_solution_has_a_reason(root: Path) -> None:
     playable["pddl_problem"] = re.sub(r"\(canContain MicrowaveType \w+\)", "", playable["pddl_problem"])
     (folder / "game.tw-pddl").write_text(json.dumps(playable))
     assert "cannot be won" in run_sync(find_solution(folder)).reason
-
-
-def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) -> list[Engine]:
-    """Whoever takes one of the first `engines` gets it with `blow` already struck. Returns those taken, as they are
-    taken.
-    """
-    taken: list[Engine] = []
-    real = Pool.take
-
-    def take(pool: Pool, folder: Path) -> Engine:
-        taken.append(engine := real(pool, folder))
-        if len(taken) <= engines:
-            os.kill(run_sync(engine.start()), blow)
-        return engine
-
-    monkeypatch.setattr(Pool, "take", take)
-    return taken
-
-
-def test_where_an_engine_dies_another_one_proves_the_game(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = strike(monkeypatch, signal.SIGKILL, 1)
-    assert run_sync(find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*")))).by == "handcoded"
-    assert [engine.alive for engine in taken] == [False, True]
 
 
 # ------------------------------------------------------------------------------------------------- a benchmark's folder

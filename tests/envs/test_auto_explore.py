@@ -78,21 +78,6 @@ def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: 
     assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
 
 
-@pytest.mark.parametrize(("broken", "total", "expected"), [(False, 0, True), (True, 2, False)])
-def test_success_is_a_total_cost_below_a_hundredth(repos: Path, broken: bool, total: int, expected: bool) -> None:
-    """Fifteen steps, the last one right: 14 + (1 - 15) = 0 is a success; an error on the way makes it 2, which
-    is none.
-    """
-    if broken:
-        (repos / "library" / "setup notes.txt").write_bytes(b"\xff\xfe")
-    env = start(repos, "README.md")
-    for command in ("cat setup notes.txt", *("cd docs", "cd ..") * 6, "cat README.md"):
-        take(env, command)
-    last = take(env, "id README.md")
-    assert env.total_cost == total
-    assert last.info["success"] is expected
-
-
 def test_errors_cost_two_and_warnings_one(repos: Path) -> None:
     (repos / "library" / "docs" / "empty.md").write_text(" \n")
     env = start(repos)
@@ -237,14 +222,6 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
     env.reset(explore_task("app/rules/fees.py"), 1)
     take(env, "cd app")
     assert len(take(env, "cd rules").observation.choices) == 1 + 2 * 41
-
-
-def test_teacher_answers_count_only_on_request(repos: Path) -> None:
-    task = explore_task("app/rules/fees.py", teacher_answers=["README.md"])
-    for accept, expected in ((False, False), (True, True)):
-        env: Any = AutoExplore(repos, accept_teacher_answers=accept)
-        env.reset(task, 0)
-        assert take(env, "id README.md").info["success"] is expected
 
 
 def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:

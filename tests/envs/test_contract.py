@@ -30,7 +30,7 @@ from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.tau.package import SPLITS
 from reflectkit.envs.tau.problems import tasks_of
-from reflectkit.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
@@ -268,22 +268,6 @@ def test_gymnasium_checker_passes(name: str, level: str) -> None:
     assert env.observation_space.contains(observation)
     assert len(info["choices"]) == env.action_space.n
     assert env.reset(seed=3)[0] == observation
-
-
-def test_auto_explore_behind_gymnasium(tmp_path: Path) -> None:
-    path = tmp_path / "test.json"
-    path.write_text(json.dumps([task.data for task in listed("auto_explore", "1")]))
-    env = gymnasium.make("reflectkit/AutoExplore-v0", task_file=path, repos_dir=repos())
-    observation, info = env.reset(seed=3, options={"task": 0})
-    assert observation.startswith("Task: ")
-    assert info["choices"][0] == "cd app"
-    for command in ("cd app", "cat fees.py", "id fees.py"):
-        _, reward, terminated, _, info = env.step(info["choices"].index(command))
-    assert terminated
-    assert info["success"]
-    assert reward == 14 / 15
-    with pytest.raises(ConfigError, match="task_file"):
-        gymnasium.make("reflectkit/AutoExplore-v0")
 
 
 def test_gymnasium_finds_the_ids() -> None:

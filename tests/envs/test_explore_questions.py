@@ -77,11 +77,6 @@ def test_toml_is_read() -> None:
     assert "if we allow prereleases" in texts
 
 
-def test_broken_toml_gives_no_questions() -> None:
-    for text in ("a = [[[[" * 2000, "= = =", "a = 1\na = 2"):
-        assert ask("r", {"a.toml": text}, {"a.toml": text}, 10) == {"a.toml": []}
-
-
 def test_a_cut_python_file_has_its_definitions_only() -> None:
     text = (
         "def late_fee(days):\n    raise ValueError('no such day')\n    call_someone(days)\n\nclass BookShelf:\n  (((\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reflectkit.env import Query
-from reflectkit.envs.memory.baselines import METHODS, beginning, read_memory, read_state
+from reflectkit.envs.memory.baselines import METHODS, beginning
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.retrieval import Extractive, nearest, related
@@ -271,19 +271,6 @@ def test_a_constant_text_that_names_everything_answers_nothing() -> None:
 # ------------------------------------------------------------------------------------------ players for comparison
 
 
-def test_baselines_copy_by_rule() -> None:
-    task = task_of([f"Number {n} is here. It rained." for n in range(6)], [("What is number 0?", "0")])
-    held = {}
-    for name in Memory.baselines:
-        result = played(task, lambda env, at, name=name: env.baseline(name))
-        held[name] = [text for _, text in result.info["memory"]["items"]]
-        assert result.info["figures"]["tool_success"] == 1.0 or name == "keep-everything"
-    assert held["rag"][0] == "Number 0 is here. It rained."
-    assert held["long-context"] == held["rag"]
-    assert held["keep-everything"].count("It rained.") == 1
-    assert [text for text in held["most-recent"] if text.startswith("N")] == [f"Number {n} is here." for n in (3, 4, 5)]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_rewrites_a_text_that_is_read_whole(name: str) -> None:
     reader = Noted()
@@ -318,16 +305,3 @@ def test_a_text_over_the_limit_loses_its_end_and_counts_as_refused() -> None:
     assert (env.store.tokens, result.info["refused"], result.info["figures"]["tool_success"]) == (1024, 1, 0.5)
     assert beginning("дом 12", 5) == "до", "a character that is not ASCII counts two"
     assert beginning("", 5) == beginning("anything", 0) == ""
-
-
-@pytest.mark.parametrize(
-    ("read", "answer", "reason"),
-    [
-        (read_memory, "<memory></memory>", "an empty memory"),
-        (read_memory, '<tool_call>{"name": "memory_delete"}</tool_call>', "calls of tools"),
-        (read_state, "Anna is in Rome.", "no internal state"),
-    ],
-)
-def test_an_answer_without_a_text_says_why(read: Any, answer: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        read(answer)

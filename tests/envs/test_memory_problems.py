@@ -71,22 +71,6 @@ def test_from_a_folder_to_an_evaluation(
     assert "give one of them" in error_of(both, capsys)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "questions", "said"),
-    [
-        ("a.txt", " \n", ASKED, "holds no text"),
-        ("a.txt", "Text.", [{"question": "?"}], "question 0: field 'answer'"),
-        ("a.json", [{"role": "user"}], ASKED, "message 0 needs"),
-    ],
-)
-def test_broken_files_are_told(tmp_path: Path, name: str, content: Any, questions: Any, said: str) -> None:
-    with pytest.raises(DataError, match="holds no text"):
-        text_files(tmp_path)
-    path = write(tmp_path, name, content, questions)
-    with pytest.raises(DataError, match=said):
-        read_text(path, 100)
-
-
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, sourc
 from reflectkit.envs.support.teacher import SupportTeacher
 from reflectkit.envs.support.tools import ESCALATE, TOOLS, execute
 from reflectkit.envs.support.user import MANNERS
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.tools import PLAIN, parse
@@ -172,13 +171,6 @@ def test_a_needless_escalation_gives_up_and_a_needed_one_does_not() -> None:
     assert "missing_change" in wrong(verdict_of(begun(danger), ToolUse("I cannot help. Anything else?")))
 
 
-def test_a_refusal_must_say_why() -> None:
-    task = find(REFUSE, kind="cancel", mood="terse")
-    info = verdict_of(ready(task), ToolUse("I cannot do that. Anything else?"))
-    assert wrong(info) == {"fact_not_told"}
-    assert info["untold"] == [from_json(UserRequest, task.data["requests"][0]).refused]
-
-
 def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
     """Nobody can pass by reciting the policy."""
     everything = ToolUse("I cannot do that: " + ", or ".join(words for rule in RULES.values() for words in rule.words))
@@ -297,19 +289,6 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
     assert task.data["requests"][0]["facts"]["order"] in listened[0][0]
     with pytest.raises(ConfigError, match="leave out --user"):
         env.teacher().action()
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"database": {"seed": 3, "customers": 300, "digest": "00"}}, "another database"),
-        ({"user": {"name": "A", "city": "B", "email": "", "mood": "sad"}}, "user.mood"),
-    ],
-)
-def test_a_damaged_task_is_one_line(change: dict[str, Any], why: str) -> None:
-    task = find(ONE)
-    with pytest.raises(DataError, match=why):
-        Support().reset(replace(task, data=task.data | change), 0)
 
 
 def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:

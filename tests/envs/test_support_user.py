@@ -112,13 +112,6 @@ def test_a_question_is_answered_by_an_amount_or_a_count(kind: str, said: str, ov
     assert persona(request=UserRequest(kind, "How much?", {}), informed=True).answer(said).over == over
 
 
-@pytest.mark.parametrize("said", ["please " * 3000])
-def test_long_replies_are_read_in_part(said: str) -> None:
-    user = persona()
-    user.answer(said)
-    assert max(len(reply) for reply in user.replies[0]) <= 2000
-
-
 def test_who_wavers_changes_their_mind_once() -> None:
     wavering = persona("wavering", informed=True)
     assert "changed my mind" in wavering.answer("Shall I cancel it?").text

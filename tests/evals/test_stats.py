@@ -51,16 +51,6 @@ def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
     )
 
 
-@pytest.mark.parametrize("clusters", [2, 7, 18, 19])
-def test_equal_outcomes_divide_nothing_by_zero(clusters: int) -> None:
-    """Of 18 clusters, the weight of the prior was minus that of the data."""
-    with np.errstate(divide="raise", invalid="raise"):
-        low, high = rate_interval([[0.3]] * clusters)
-        found = paired({str(n): 1.0 for n in range(clusters)}, {str(n): 0.7 for n in range(clusters)}, draws=50)
-    assert low < 0.3 < high
-    assert found.low < found.high
-
-
 def test_fewer_than_two_clusters_say_nothing() -> None:
     assert rate_interval([]) == (0.0, 1.0)
     assert rate_interval([[1.0] * 50]) == (0.0, 1.0)

@@ -12,13 +12,11 @@ import scipy.stats
 from reflectkit.evals.stats import rate_interval
 from reflectkit.evals.tables import (
     ablations_table,
-    completed,
     csv_text,
     differences,
     differences_over_seeds,
     differences_table,
     figures_of,
-    figures_tables,
     passes_table,
     pooled,
     ranges_of,
@@ -65,15 +63,6 @@ def test_paired_differences_are_those_of_the_rows() -> None:
     assert found["success"]["difference"] == 0.5
 
 
-def test_an_envs_own_figures_take_no_place_of_ours() -> None:
-    own = {"success": 7.0, "return": 3.0}
-    played = [episode("a", "1", True, own), episode("b", "1", False, own)]
-    (found,) = [one for one in differences(played) if one["figure"] == "success"]
-    assert found["difference"] == 1.0
-    (cells,) = csv.DictReader(io.StringIO(csv_text([row("a", "env", "full", played[:1])])))
-    assert [cells[name] for name in ("success", "return", "env_success", "env_return")] == ["1.0", "1.0", "7.0", "3.0"]
-
-
 def test_players_without_a_task_in_common_are_not_compared() -> None:
     aborted = {"status": "aborted"}
     played = [episode("a", "1", True, {}), episode("a", "2", True, {}) | aborted]
@@ -96,13 +85,6 @@ def test_rows_and_differences_count_clusters() -> None:
     (gap,) = [one for one in differences(won) if one["figure"] == "success"]
     assert (gap["tasks"], gap["clusters"], gap["p"]) == (20, 4, 2 / 16)
     assert differences_table([gap], "success").rows[0][-2:] == ("20", "4")
-
-
-def test_one_cluster_leaves_no_infinity_in_json() -> None:
-    played = [question(name, number, "one.py", True) for name in "ab" for number in range(3)]
-    assert row("a", "auto_explore", "full", played[:3])["figures"]["tokens"]["low"] is None
-    assert {one["low"] for one in differences(played) if one["figure"] == "tokens"} == {None}
-    assert "unknown" in str(figures_tables([row("a", "auto_explore", "full", played[:3])])[1].rows)
 
 
 def test_pass_at_has_an_interval_by_cluster() -> None:
@@ -235,15 +217,3 @@ def test_tries_of_two_seeds_are_not_one_models() -> None:
     (figures,) = pooled(parts)
     assert figures["pass_at"]["2"] == figures["pass_all"]["2"] == pytest.approx((1 / 2 + 1) / 2)
     assert figures["by_seed"] == [1.0, 0.5]
-
-
-def test_right_of_those_named_by_hand() -> None:
-    """Three tasks are answered, two of them rightly; the fourth ends without an answer, and a fifth is aborted."""
-    played = [episode("a", str(number), number < 2, figures={"named": 1.0}) for number in range(3)]
-    played += [episode("a", "3", False), episode("a", "4", False, status="aborted")]
-    found = row("a", "", "one", completed(played))
-    assert (found["named_episodes"], found["right_of_named"]) == (3, pytest.approx(2 / 3))
-    assert found["right_of_named_low"] < 2 / 3 < found["right_of_named_high"]
-    assert found["success"] == 1 / 2
-    shown = table("", [found])
-    assert shown.rows[0][shown.columns.index("right, of those named")].startswith("66.7 % (")

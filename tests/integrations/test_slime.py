@@ -21,7 +21,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.integrations.slime import generate, log_rollout, normalise_rewards
 from reflectkit.integrations.slime.__main__ import prompt_row, write_prompts
-from reflectkit.integrations.slime.episodes import check_arguments, episode_of, read_prompt, reflector_of, to_samples
+from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of, to_samples
 from reflectkit.integrations.slime.rewards import figures
 from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.sampling.base import SampleRequest
@@ -152,11 +152,6 @@ def test_figures_count_each_episode_once_and_failed_ones_apart() -> None:
 GOOD = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, "x"]]}
 
 
-def test_answers_are_read_as_sglang_writes_them() -> None:
-    answer = read_answer(SampleRequest((1,)), {"text": "ignored", "meta_info": GOOD})
-    assert (answer.token_ids, answer.logprobs) == ((7, 8), (-0.5, -0.25))
-
-
 @pytest.mark.parametrize(
     "output",
     [
@@ -186,13 +181,6 @@ def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
     assert (prompt.config.thinking, prompt.config.plugin.env.settings.brief) == ("off", True)
     assert prompt.config.plugin.horizon == 9
     assert read_prompt(SimpleNamespace(), prompt_of(task)).config.thinking == "on"
-
-
-@pytest.mark.parametrize("name", ["partial_rollout"])
-def test_arguments_that_do_not_go_together_with_episodes_are_refused(name: str) -> None:
-    check_arguments(SimpleNamespace(**{name: False}), evaluation=False)
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*; leave it out"):
-        check_arguments(SimpleNamespace(**{name: True}), evaluation=False)
 
 
 POLICY = "  - name: actor\n    update_weights: true\n"

@@ -28,7 +28,6 @@ from transformers.utils import import_utils
 
 from reflectkit.envs.support.env import Support
 from reflectkit.eventloop import result_of
-from reflectkit.integrations import slime as plugin
 from reflectkit.integrations.slime.__main__ import prompt_row
 from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
@@ -211,60 +210,6 @@ def test_a_conversation_is_one_row_with_the_tokens_that_sglang_sampled(slime: An
     assert row.prefix_cache_info.total_prompt_tokens == sum(len(body["input_ids"]) for body, *_ in router.requests)
     assert row.response.startswith(script.texts[0])
     row._validate_response_metadata_lengths()
-
-
-def write_tasks(path: Path, tasks: Sequence[Task], split: str) -> str:
-    path.write_text("".join(json.dumps(prompt_row("support", task, split)) + "\n" for task in tasks))
-    return str(path)
-
-
-def test_a_whole_rollout_of_uneven_episodes(slime: Any, arguments: Any, tmp_path: Path) -> None:
-    """slime's own loop, data source, filter and checks: each group has successes and failures, of one to three rows."""
-    tasks = [Support.taskset.example("refuse", seed) for seed in range(4)]
-    script = Script([f"<think>{number}</think>Who are you?" for number in range(5)])
-    right, wrong = script.ids(REFUSAL), script.ids("<think>No.</think>Goodbye?")
-
-    def answer(prompt: list[int]) -> list[int]:
-        turn = script.tokenizer.decode(prompt).count("<|im_start|>assistant") - 1
-        number = next(router.numbers)
-        return [right, wrong, script(prompt)][number % 3] if turn < 4 else right
-
-    with serve_router(answer) as router:
-        path = write_tasks(tmp_path / "train.jsonl", tasks, "train")
-        args = arguments(
-            router, prompt_data=path, n_samples_per_prompt=4, reflectkit={"thinking": "hidden", "horizon": 6}
-        )
-        rollouts = slime("slime.ray.rollout")
-        manager = object.__new__(rollouts.RolloutManager)
-        manager.args, manager.custom_convert_samples_to_train_data_func = args, None
-        manager.custom_reward_post_process_func = plugin.normalise_rewards
-        manager.generate_rollout = slime("slime.rollout.sglang_rollout").generate_rollout
-        manager.data_source = slime("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
-        samples, _ = manager._get_rollout_data(0)
-        data = manager._convert_samples_to_train_data(samples)
-    rows_of: dict[int, list[int]] = {}
-    for number, sample in enumerate(samples):
-        rows_of.setdefault(sample.rollout_id, []).append(number)
-    assert len(rows_of) == 8  # two groups of four episodes
-    assert len({len(rows) for rows in rows_of.values()}) > 1
-    assert set(trained(samples)) <= set(sampled(router))
-    assert data["rollout_log_probs"] == [sample.rollout_log_probs for sample in samples]
-    groups: dict[int, list[float]] = {}
-    for rows in rows_of.values():
-        assert len({data["rewards"][row] for row in rows}) == 1
-        assert {data["rollout_mask_sums"][row] for row in rows} == {sum(sum(samples[row].loss_mask) for row in rows)}
-        groups.setdefault(samples[rows[0]].group_index, []).append(data["rewards"][rows[0]])
-    for rewards in groups.values():  # each episode counts once: the normalised rewards of a group sum to 0
-        assert (len(rewards), max(rewards) > 0) == (4, True)
-        assert sum(rewards) == pytest.approx(0, abs=1e-9)
-    schedule = slime("slime.utils.dp_schedule").build_dp_schedule
-    batch = Namespace(
-        use_dynamic_batch_size=True, max_tokens_per_gpu=100_000, balance_by_flops=False, balance_data=False
-    )
-    parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-    lengths = list(map(len, data["tokens"]))
-    parts, _, _, sizes = schedule(batch, parallel, lengths, global_batch_size=8, rollout_indices=data["rollout_ids"])
-    assert (sorted(row for part in parts for row in part), sizes) == (list(range(len(samples))), [8])
 
 
 def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from reflectkit.commands import sft
 from reflectkit.console import Quiet, Report
-from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.models.scoring import choice_logprobs
@@ -110,31 +109,3 @@ def test_the_same_bytes_after_a_kill(
     assert resumed.figures == whole.figures
     assert 0 < len(batches) < len(passed)
     assert batches == passed[-len(batches) :]
-
-
-def test_another_margin_selects_again_without_sampling(
-    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a run whose margin no comment reached; the same rows as sampling again gives."""
-    with pytest.raises(ConfigError, match="gains --margin 900"):
-        commented(tmp_path / "a", data, checkpoints, margin=900.0)
-    sampled = commented(tmp_path / "b", data, checkpoints, margin=0.0, most=2)
-
-    def no_sampling(*_: object) -> None:
-        raise AssertionError("a comment is sampled again")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("reflectkit.agents.two_player.Reflector.comments", no_sampling)
-        selected = commented(tmp_path / "a", data, checkpoints, margin=0.0, most=2)
-        for other in ({"seed": 1}, {"samples": 2}):
-            with pytest.raises(AssertionError, match="sampled again"):
-                commented(tmp_path / "a", data, checkpoints, margin=0.0, **other)
-    for name in ("judged.jsonl", "validation.jsonl"):
-        once, again = ([row for _, row in read_jsonl(run.folder / name)] for run in (sampled, selected))
-        elsewhere = [
-            [row.pop("swapped") for row in rows] for rows in (once, again)
-        ]  # in other batches, so rounded else
-        assert once == again
-        assert elsewhere[0] == pytest.approx(elsewhere[1], abs=1e-4)
-    rows = [(tmp_path / name / "own/sft_reflection.jsonl").read_bytes() for name in ("a", "b")]
-    assert rows[0] == rows[1]

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_compared
 from reflectkit.errors import DataError
 from reflectkit.evals.plot import curve_figures
-from reflectkit.evals.tables import differences, pooled, seed_differences
-from reflectkit.jsonl import read_json, write_json, write_jsonl
+from reflectkit.evals.tables import pooled, seed_differences
+from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.seeding import generator
 from research.effects import Effect, curves, effects, success_rows
 from research.packs import MOST_STEPS, Seed, read_pack, write_pack
-from tests.command_lines import error_of
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs/experiments/episodes"
@@ -107,14 +105,6 @@ def test_a_pack_gives_the_tables_of_its_runs(runs: list[str], tmp_path: Path) ->
     )
 
 
-def test_one_seed_is_compared_by_problem(runs: list[str]) -> None:
-    packed = read_pack(pack(runs[1], "--title", "One seed", "--compare", "ours - plain (evaluation)"))
-    (its,) = (one for one in differences(read_compared(Path(runs[1]) / "evaluation")) if one["figure"] == "success")
-    success, area = effects(packed)
-    assert (success.low, success.high) == pytest.approx((100 * its["low"], 100 * its["high"]))
-    assert (success.seeds, area.measure, area.low) == (1, "area", -float("inf"))
-
-
 def test_a_seed_is_added_and_packing_again_changes_nothing(runs: list[str]) -> None:
     folder = pack(*runs[:2], "--title", "Two seeds", *PAIRS)
     first = (folder / "seed-0.jsonl.gz").read_bytes()
@@ -173,36 +163,6 @@ def test_a_verdict_follows_the_interval_except_of_two_seeds(low: float, high: fl
     assert Effect("t", "a", "b", "success", "full", 0, low, high, 2, 9).word == "unclear"
 
 
-def test_damage_is_one_line(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    folder = pack(*runs[:2], "--title", "Two seeds", *PAIRS)
-    command = ["research.figures", "--packs", str(folder), "--out", "a.png"]
-    capsys.readouterr()
-    file = folder / "seed-1.jsonl.gz"
-    whole, index = file.read_bytes(), read_json(folder / "pack.json")
-    for damaged, message in (
-        (whole[:-20], "is damaged"),
-        (b"not gzip", "is damaged"),
-        (whole[:40] + b"\0\0\0\0" + whole[44:], "is damaged"),
-        (gzip.compress(gzip.decompress(whole).replace(b"true", b"false", 1)), "its checksum is not the one"),
-    ):
-        file.write_bytes(damaged)
-        assert message in error_of(command, capsys)
-    file.unlink()
-    assert "no such file, but pack.json names it" in error_of(command, capsys)
-    file.write_bytes(whole)
-    for change, field in (
-        ({"format": 2}, "not the index of a pack"),
-        ({"title": 3}, "title"),
-        ({"comparisons": [["a"]]}, "comparisons"),
-        ({"files": {"../seed-0.jsonl.gz": "x"}}, "files"),
-    ):
-        write_json(folder / "pack.json", index | change)
-        assert field in error_of(command, capsys)
-    (folder / "pack.json").write_text("{")
-    assert "not JSON" in error_of(command, capsys)
-    assert "no such file" in error_of(["research.figures", "--packs", "nowhere"], capsys)
-
-
 def test_a_file_cannot_fill_the_memory(tmp_path: Path) -> None:
     episode = {"name": "a", "level": "full", "task": "t", "cluster": "t", "seed": 0, "status": "completed"}
     episode |= {"success": True, "return": 1, "steps": MOST_STEPS}
@@ -251,32 +211,3 @@ def test_what_is_published_says_what_the_pages_say() -> None:
                 for line in page.splitlines()
             ), row
     assert sum(path.stat().st_size for path in PUBLISHED.rglob("*")) < 20_000_000
-
-
-def with_figures(episodes: Sequence[Mapping[str, Any]], scale: float = 1.0) -> tuple[dict[str, Any], ...]:
-    """Each episode's success once more as the figure "accuracy", times `scale`."""
-    return tuple({**one, "figures": {"accuracy": scale * one["success"], "tokens": 9.0}} for one in episodes)
-
-
-def test_a_figure_can_be_compared_instead_of_success(runs: list[str], tmp_path: Path) -> None:
-    """Half of success: half of the differences; by seed, and with one seed."""
-    folder = pack(*runs, "--title", "T", *PAIRS)
-    plain = read_pack(folder)
-    for chosen in (list(plain.seeds), list(plain.seeds)[:1]):
-        seeds = {number: plain.seeds[number] for number in chosen}
-        halves = {number: Seed(with_figures(seed.episodes, 0.5), seed.curves) for number, seed in seeds.items()}
-        whole, half = effects(replace(plain, seeds=seeds)), effects(replace(plain, seeds=halves, measure="accuracy"))
-        assert [one.measure for one in half] == [one.measure.replace("success", "accuracy") for one in whole]
-        for one, other in zip(half, whole, strict=True):
-            factor = 0.5 if one.measure == "accuracy" else 1.0
-            assert one.difference == pytest.approx(factor * other.difference)
-            assert one.low < one.difference < one.high
-    write_pack(tmp_path / "half", replace(plain, seeds=halves, measure="accuracy"))
-    assert read_pack(tmp_path / "half").measure == "accuracy"
-    assert main(["research.figures", "--packs", str(tmp_path / "half"), "--out", "half.svg"]) == 0
-    assert "ours − random, accuracy" in Path("half.svg").read_text("utf-8")
-    assert (
-        main(["research.figures", "--packs", str(tmp_path / "half"), "--figure", "success", "--out", "players.svg"])
-        == 0
-    )
-    assert "T: accuracy" in Path("players.svg").read_text("utf-8")

@@ -15,7 +15,6 @@ from reflectkit.env import StepResult, Teacher
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.errors import ConfigError
-from reflectkit.evals.evaluate import Advised
 from reflectkit.rollouts.checked import Checked
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Observation, ToolUse
@@ -87,12 +86,6 @@ def test_a_teacher_that_offers_what_is_not_there(agent: Any, method: str, value:
             rollout(EPISODES, lambda wrap=wrap: wrap(env_that({method: value})), agent)
 
 
-def test_what_giving_up_costs_is_a_number() -> None:
-    for value in (None, float("nan"), "much"):
-        with pytest.raises(ConfigError, match=r"truncation_penalty\(\) returned .*; return a number of at most"):
-            Checked(env_that(truncation_penalty=value)).truncation_penalty(3)
-
-
 def test_an_env_without_a_base_gives_up_at_no_cost_and_has_no_teacher() -> None:
     class Bare:
         name, levels = "bare", ("only",)
@@ -101,11 +94,6 @@ def test_an_env_without_a_base_gives_up_at_no_cost_and_has_no_teacher() -> None:
     assert env.truncation_penalty(3) == 0.0
     assert not env.teacher().has("action")
     assert env.max_concurrency == Corridor.max_concurrency
-
-
-def test_a_score_against_the_oracle_names_its_wrong_index() -> None:
-    with pytest.raises(ConfigError, match=r"action\(\) returned 9; return the index"):
-        rollout(EPISODES, lambda: Advised(Horizon(env_that({"action": 9}), 5)), RandomAgent())
 
 
 def test_actions_without_choices_are_texts_or_calls() -> None:

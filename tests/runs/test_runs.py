@@ -199,15 +199,6 @@ def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
     assert (report.folder / "report.json").is_file()
 
 
-def test_a_damaged_config_under_a_name_is_said_and_may_be_replaced(tmp_path: Path) -> None:
-    made = make(tmp_path, name="a")
-    (made.folder / "config.json").write_text('{"stage": ')
-    for more in ({}, {"keep": True}, {"keep": True, "force": True}):
-        with pytest.raises(DataError, match=r"damaged.*remove"):
-            make(tmp_path, name="a", **more)
-    assert not make(tmp_path, name="a", force=True).skipped
-
-
 def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_path: Path) -> None:
     source = tmp_path / "rows"
     source.write_text("1")

@@ -115,17 +115,6 @@ def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None
         train(rows, tmp_path, **settings)
 
 
-def test_a_trainer_checkpoint_without_checksums_is_not_resumed_from(
-    rows: Path, straight: dict[str, str], results: Path
-) -> None:
-    last = results / "1_sft/trainer/checkpoint-4"
-    (last / "checksums.json").unlink()
-    progress = Interrupting()
-    assert hashes(train(rows, results, progress)) == straight
-    assert progress.step == 7
-    assert not list(results.rglob("trainer"))
-
-
 class Bomb:
     """Makes a file when it is unpickled."""
 
