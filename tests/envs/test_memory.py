@@ -25,10 +25,9 @@ from reflectkit.envs.memory.store import (
     Store,
     apply,
 )
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
-from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.text import count_tokens
-from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse
+from reflectkit.types import Task, ToolCall, ToolUse
 
 
 def insert(text: str, kind: str = SEMANTIC) -> ToolCall:
@@ -206,20 +205,6 @@ def test_rewards_reach_the_steps_and_what_is_shared_comes_last() -> None:
     assert last.reward == pytest.approx(1.1 + shared)
     assert last.terminated
     assert last.info["success"] is True
-
-
-def test_a_reader_that_is_down_aborts_the_episode() -> None:
-    class Down:
-        def answer(self, questions: Any, memories: Any) -> list[str]:
-            raise EnvironmentFailure("the reader cannot be asked: connection refused")
-
-    class Nothing:
-        def act(self, observations: Any, contexts: Any) -> list[Decision]:
-            return [Decision(ToolUse("none")) for _ in observations]
-
-    (trajectory,) = rollout([Episode(conversation(0, 4, "short", 0), 0)], lambda: Memory(reader=Down()), Nothing())
-    assert trajectory.status is Status.ABORTED
-    assert "connection refused" in trajectory.reason
 
 
 def test_hostile_text_is_data_and_refusals_are_told_briefly() -> None:

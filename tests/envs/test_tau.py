@@ -17,7 +17,7 @@ from reflectkit.envs import make
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
@@ -142,15 +142,6 @@ def _all_records() -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the user
-
-
-def test_replies_need_a_user_and_say_which() -> None:
-    env = Tau()
-    result_of(env.reset(named("retail-train-0"), 0))
-    result_of(env.step(call("find_user", name="Ann")))
-    with pytest.raises(ConfigError, match="needs a user for replies; give --user openai:MODEL"):
-        env.step("Which order?")
-    assert len(env.transcript.messages) == 4
 
 
 class Silent(Talker):
