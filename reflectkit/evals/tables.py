@@ -28,7 +28,7 @@ from reflectkit.evals.stats import (
     pass_at,
     rate_interval,
 )
-from reflectkit.rollouts.checked import TAKEN
+from reflectkit.rollouts.wrappers import TAKEN
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
 MOST_SUMMED = 5  # players in the table that a recipe ends with
