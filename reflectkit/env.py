@@ -165,11 +165,6 @@ class Teacher:
         """Raises ConfigError if it cannot act and comment with these settings of the env."""
 
     @classmethod
-    def taught_by_chat(cls, settings: Any) -> bool:
-        """Whether a chat model can act in its place, in an env whose actions are not chosen from a list."""
-        return False
-
-    @classmethod
     def drops_choices(cls, settings: Any) -> bool:
         """Whether choices depend on the seed, so that a demonstration cannot be replayed with every seed."""
         return False

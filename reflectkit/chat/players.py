@@ -19,6 +19,7 @@ from reflectkit.chat.templates import (
     parse_called,
     parse_comment,
     parse_reply,
+    parse_said,
     plain_comment,
     playing_request,
     reflecting_request,
@@ -206,9 +207,11 @@ class ChatTeacher:
         """The request about `observation`, and the parser of its answer, which raises ValueError with the reason."""
         if self.actor is None:
             request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
-            if observation.tools:
+            if observation.tools and not observation.replies:
                 return request, partial(parse_called, observation=observation)
-            return request, partial(parse_reply, choices=observation.choices)
+            if observation.choices:
+                return request, partial(parse_reply, choices=observation.choices)
+            return request, partial(parse_said, observation=observation)
         right: Action = teacher_of(context.env).action()
         words = action_words(observation, right)
         request = commenting_request(observation, context, words, _mistaken(context), self.history_tokens)
@@ -225,6 +228,14 @@ class ChatTeacher:
             return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
         note = "correction" if _corrects(observation, context) else "positive"
         return Decision(action, comment, note=note, answer=answer_text(comment, action))
+
+
+class OneReply:
+    """Answers in one word, which ends most episodes: a stand-in where no oracle and no baseline acts."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The word."""
+        return Decision(ToolUse("done") if observation.replies else "done")
 
 
 class Rehearsal:

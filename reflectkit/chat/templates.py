@@ -35,6 +35,9 @@ TEACHING_CALLS = (
     "You show a small model how to work step by step with tools. Each message shows one state, all that the small model"
     " sees, and you call what is to be called there." + MATERIAL
 )
+TEACHING_WORDS = (
+    "You show a small model how to answer. Each message shows one state, all that the model sees." + MATERIAL
+)
 EXAMPLE = """Example of a state and a good comment:
 Task: find the key to the cellar.
 Room: a hall with a drawer and a coat.
@@ -65,6 +68,13 @@ ASK_CALLS = (
     f"\n\nAnswer in lines. The first is Analysis: and at most {ANALYSIS_WORDS} words on what matters in this state,"
     " what is new in it and what has changed. Those behind it are the calls, one a line, each the tool's name and its"
     ' arguments as a JSON object, for example name {"argument": "value"}; or the word none. Write nothing else.'
+)
+ASK_SAID = (
+    f"\n\nAnswer in lines. The first is Analysis: and at most {ANALYSIS_WORDS} words on what is wanted, what has been"
+    " found and what is still missing. Below it write your answer{call}, and nothing else."
+)
+ASK_CALL = (
+    ' in words, or one call of a tool: its name and its arguments as a JSON object, as name {"argument": "value"}'
 )
 REPLY = (
     "\n\nAnswer with one call of a tool, as the tool's name and its arguments as a JSON object, for example"
@@ -125,9 +135,12 @@ def teaching_request(
 ) -> Request:
     """The request for a teacher that acts. mistaken: whether the last action is to be corrected.
 
-    One that calls tools sees no earlier turns, as the state alone is what is learned from.
+    One that calls tools, and does not reply, sees no earlier turns, as the state alone is what is learned from.
     """
-    _check_choices(observation)
+    if not observation.choices and (observation.replies or not observation.tools):
+        newest = _shown(observation) + ASK_SAID.format(call=ASK_CALL if observation.tools else "")
+        earlier = [_acted(turn, commented=False) for turn in context.turns]
+        return _request(TEACHING_WORDS, observation, context, earlier, newest, history_tokens, LESSON_TOKENS)
     if observation.tools:
         newest = _shown(observation) + ASK_CALLS
         return _request(TEACHING_CALLS, observation, context, (), newest, history_tokens, LESSON_TOKENS)
@@ -300,6 +313,21 @@ def parse_called(text: str, observation: Observation) -> tuple[str, ToolUse]:
         raise UnreadableError("no calls behind the analysis, and not the word none")
     use = parse(calls, observation.tools, PLAIN)
     return analysis, use if use.errors else use_of(use.calls)
+
+
+def parse_said(text: str, observation: Observation) -> tuple[str, str | ToolUse]:
+    """(analysis, what is said or called) of a reply in an env in which the agent answers in words.
+
+    Raises UnreadableError if there is no analysis, or nothing below it.
+
+    >>> parse_said("Analysis: Six and one are seven.\\n7", Observation((Message("user", "6 + 1"),)))
+    ('Six and one are seven.', '7')
+    """
+    reply = CALLED.search(after_thought(text))
+    if reply is None or not reply["calls"].strip():
+        raise UnreadableError("no line `Analysis: …` with the answer below it")
+    analysis, said = _checked(one_line(reply["analysis"]).strip("* "), "analysis"), reply["calls"].strip()
+    return analysis, parse(said, observation.tools, PLAIN, replies=True) if observation.replies else said
 
 
 def _checked(line: str, kind: str) -> str:

@@ -24,7 +24,7 @@ def page(name: str) -> str:
     owners: dict[tuple[str, ...], list[str]] = {}  # by their rows, as some have the same
     for owner, rows in brought.items():
         owners.setdefault(tuple(map(_row, rows)), []).append(owner)
-    tables = {title: list(map(_row, rows)) for title, rows in rows_of.items()}
+    tables = {title: list(map(_row, part)) for title, part in rows_of.items()}
     tables |= {" or ".join(names): list(rows) for rows, names in owners.items()}
     tables[LAST] = [*tables.pop(LAST), f"| `--config` |  | {CONFIG_HELP} |"]
     lines = [
@@ -39,13 +39,13 @@ def page(name: str) -> str:
         "Settings can also be read from a YAML file, by these names without the dashes: `--config settings.yaml`.",
         *(_as_file(module.EXAMPLES[0]) if any("--config" in example for example in module.EXAMPLES) else ()),
     ]
-    for title, rows in tables.items():
+    for title, lines_of in tables.items():
         lines += [
             "",
             *([f"## {title[:1].upper()}{title[1:]}", ""] if title else []),
             "| flag | default | description |",
             "|---|---|---|",
-            *rows,
+            *lines_of,
         ]
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.scripted import Baseline, Demonstrator, Recovery
+from reflectkit.agents.scripted import Baseline, Demonstrator, RandomAgent, Recovery
 from reflectkit.chat.client import ChatClient, Rejected
 from reflectkit.chat.config import (
     HISTORY_HELP,
@@ -32,14 +32,14 @@ from reflectkit.chat.config import (
     stop_if_spent,
 )
 from reflectkit.chat.journal import open_journal
-from reflectkit.chat.players import ChatTeacher, Rehearsal
+from reflectkit.chat.players import ChatTeacher, OneReply, Rehearsal
 from reflectkit.chat.templates import fullest
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
 from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.env import Agent
+from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS, listed
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
@@ -102,7 +102,7 @@ class GenTrajectoryConfig(Config):
     min_reward: float | None = option(
         None,
         help="Keep only demonstrations with at least this reward: the return; in memory the mean of the chunks'"
-        " rewards, r1 + r2 + β r3 + γ r4. Default: keep all.",
+        " rewards, r1 + r2 + β r3 + γ r4. Default: all; of a chat model in an env that marks no mistakes, successes.",
         essential=True,
     )
     states_of: Path | None = option(
@@ -139,14 +139,14 @@ class GenTrajectoryConfig(Config):
             raise ConfigError(f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives")
         if self.level:
             check_level(self.env.name, self.level)
+        if teacher.is_oracle and not kind.teacher_type.has(*DEMONSTRATES):
+            raise ConfigError(
+                f"env '{self.env.name}' has no oracle teacher; let a chat model act and comment, --teacher"
+                " openai:MODEL or local:MODEL: its successful episodes are kept"
+            )
         if self.oracle_acts:
             self.env.require_teacher()
             return self
-        if kind.action_kind(self.env.settings) != "choice" and not kind.teacher_type.taught_by_chat(self.env.settings):
-            raise ConfigError(
-                f"--teacher {teacher.name} acts by choosing from a list, and env '{self.env.name}' has none here; add"
-                " --actor oracle"
-            )
         if self.noise:
             raise ConfigError(
                 f"--noise {self.noise:g} needs the oracle to act, but {teacher.name} acts here; add --actor oracle, or"
@@ -158,6 +158,11 @@ class GenTrajectoryConfig(Config):
     def oracle_acts(self) -> bool:
         """Whether the env's oracle acts."""
         return self.actor == ORACLE or self.teacher.is_oracle
+
+    @property
+    def keeps_successes(self) -> bool:
+        """Whether only successful episodes are kept: nothing else says what was right."""
+        return not self.oracle_acts and self.min_reward is None and not self.env.kind.teacher_type.has("note")
 
     @property
     def from_file(self) -> bool:
@@ -210,6 +215,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             teacher.model_name,
             config.min_reward,
             None if config.oracle_acts else setup.maker(level),
+            only_successes=config.keeps_successes,
         )
         made = sum(map(len, demonstrations.values())) - given
         path = setup.folder / RECORDS
@@ -221,6 +227,8 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             stop_if_spent(teacher.chat, client, written if made else "no episode has become a demonstration")
         if not made:
             raise _nothing_kept(config, played, low)
+        if config.keeps_successes and (failed_ones := sum(not trajectory.success for trajectory in played)):
+            progress.news(f"{pluralize(failed_ones, 'episode')} without success left out; see --min-reward")
         if low:
             rewards = f"{min(low):.3g} to {max(low):.3g}" if len(low) > 1 else f"{low[0]:.3g}"
             progress.news(f"{pluralize(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
@@ -308,6 +316,12 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low
     ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     if not ended:
         return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
+    if config.keeps_successes and not any(trajectory.success for trajectory in ended):
+        highest = max(trajectory.total_return for trajectory in ended)
+        return ConfigError(
+            f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name} succeeded; the highest reward is"
+            f" {highest:.4g}. Keep those with less by --min-reward, or use another teacher"
+        )
     if len(low) == len(ended):
         return ConfigError(
             f"no episode reaches --min-reward {config.min_reward:g}; the highest reward is {max(low):.4g}. Lower it, or"
@@ -360,10 +374,14 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal:
     """The expected and maximum cost of a teacher, without the answers that are already in the journal.
 
     A teacher that acts is assumed to act like the oracle after the end of the journal; with tools, like the env's first
-    baseline, which needs no oracle.
+    baseline, which needs no oracle; without either, at random, or in one reply.
     """
-    called = config.env.kind.action_kind(config.env.settings) == "tools" and not config.oracle_acts
-    stand_in: Agent = Baseline(config.env.kind.baselines[0]) if called else Demonstrator(0.0)
+    kind, forms = config.env.kind, config.env.kind.action_kind(config.env.settings)
+    called = forms == "tools" and not config.oracle_acts and bool(kind.baselines)
+    unaided = not called and not kind.teacher_type.has(*DEMONSTRATES)
+    stand_in: Agent = Baseline(kind.baselines[0]) if called else Demonstrator(0.0)
+    if unaided:
+        stand_in = RandomAgent() if forms == "choice" else OneReply()
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)
         rehearsal = Rehearsal(_chat_teacher(config, client), stand_in)
@@ -383,6 +401,8 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal:
             longest = sorted(full, key=lambda request: -request.prompt_tokens)[:1]
             longest *= len(planned) * config.setup.horizon_at(level)
             usual = "a teacher that makes no mistake"
+            if unaided:
+                usual = "one that plays at random" if forms == "choice" else "one that answers in a single reply"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
     written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
     figures, table = estimate(config.teacher, dict.fromkeys(requests, written), journal, longest)

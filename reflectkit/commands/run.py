@@ -174,21 +174,23 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         if config.seeds > 1:
             outputs = pool_seeds(config, recipe, jobs, reports, evaluations, current, ablated, progress)
             return current.finish(figures, outputs)
-        job = next((job for job in jobs if job.stage == "evaluate"), None)
+        shown = next((job for job in jobs if job.stage == "evaluate"), None)
         checks = config.fast and not recipe.fast_shows  # its figures are noise
         sentence = CHECK if checks else ""
-        if job is not None:
-            place = reports[job.name].folder
+        if shown is not None:
+            place = reports[shown.name].folder
             found = read_json(place / "eval.json")
-            title, where = reports[job.name].tables[0].title, str(place / "eval.md")
+            title, where = reports[shown.name].tables[0].title, str(place / "eval.md")
             current.tables.append(eval_tables.summary_table(title, found["rows"], recipe.measure, where))
             if not checks:
                 told = (found["rows"], found["differences"], recipe.measure)
                 sentence = eval_tables.result_sentence(recipe.result, *told)
         current.tables += [] if checks else ablated
         report = current.finish(figures, [path for report in finals for path in report.outputs])
-        closing = [sentence, *(["Next:", next_command(reports[job.name])] if job else [])]
-        return dataclasses.replace(report, outputs=() if job else report.outputs, closing=tuple(filter(None, closing)))
+        closing = [sentence, *(["Next:", next_command(reports[shown.name])] if shown else [])]
+        return dataclasses.replace(
+            report, outputs=() if shown else report.outputs, closing=tuple(filter(None, closing))
+        )
 
 
 def announce(config: PipelineConfig, recipe: Recipe, jobs: Sequence[Job], progress: Progress) -> None:

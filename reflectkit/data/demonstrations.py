@@ -41,12 +41,15 @@ def add_demonstrations(
     model_name: str,
     min_reward: float | None,
     make: Callable[[], Env] | None,
+    *,
+    only_successes: bool = False,
 ) -> list[float]:
     """Add the episodes that demonstrate something to `demonstrations`, by task; returns the rewards of those that
     `min_reward` leaves out.
 
     A negative one must contain a mistake and its correction, and differ from the others. make: for episodes of a chat
-    teacher, an env that marks its mistakes; None for the oracle's, which are marked.
+    teacher, an env that marks its mistakes; None for the oracle's, which are marked. only_successes: leave out all
+    others.
     """
     low = []
     for (label, _, task), trajectory in zip(planned, played, strict=True):
@@ -56,9 +59,9 @@ def add_demonstrations(
         if min_reward is not None and reward < min_reward:
             low.append(reward)
             continue
-        if not teacher.is_demonstration(trajectory):
+        if not teacher.is_demonstration(trajectory) or (only_successes and not trajectory.success):
             continue
-        if make is not None:
+        if make is not None and (teacher.has("note") or any(turn.observation.tools for turn in trajectory.turns)):
             trajectory = mark_mistakes(trajectory, make)
         notes = [turn.decision.note for turn in trajectory.turns]
         before = demonstrations.setdefault(task.id, [])

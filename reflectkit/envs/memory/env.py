@@ -139,11 +139,6 @@ class MemoryTeacher(Teacher):
         return pairs
 
     @classmethod
-    def taught_by_chat(cls, settings: Any) -> bool:
-        """By calls for each chunk."""
-        return True
-
-    @classmethod
     def reward_of(cls, trajectory: Trajectory) -> float:
         """The mean of its chunks' rewards, each with the share that the last chunk got: 2.15 at most by default."""
         if not trajectory.turns:
