@@ -9,11 +9,12 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
-from reflectkit.chat.endpoints import KEYS, Budget, Endpoint, parse_endpoint
+from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
@@ -27,7 +28,7 @@ from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
 
 if TYPE_CHECKING:
-    from reflectkit.chat.client import ChatClient
+    from reflectkit.chat.client import Budget, ChatClient
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
@@ -277,8 +278,14 @@ class Players:
         self.settings = settings
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
-        self._budget = Budget(settings.chat.max_cost_usd)
         self._stack = contextlib.ExitStack()
+
+    @cached_property
+    def _budget(self) -> Budget:
+        """What the clients share."""
+        from reflectkit.chat.client import Budget
+
+        return Budget(self.settings.chat.max_cost_usd)
 
     def close(self) -> None:
         """Close the connections."""

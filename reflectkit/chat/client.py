@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reflectkit.chat.endpoints import ApiError, Budget, Endpoint, NoAnswerError, Prices
+from reflectkit.chat.endpoints import ApiError, Endpoint, NoAnswerError, Prices
 from reflectkit.chat.journal import MALFORMED, Answer, Journal, open_journal
 from reflectkit.eventloop import in_thread, run_sync
 from reflectkit.keys import redacted
@@ -126,6 +126,50 @@ class _Session:
                 call.cancel()
             if self.caller is not None:
                 await self.caller.close()
+
+
+@dataclass(slots=True)
+class Budget:
+    """A budget in US dollars that several clients may share."""
+
+    limit: float | None = None
+    """None: unlimited."""
+    paid: float = 0.0
+    """Total cost of the answers in their journals."""
+    reserved: list[float] = field(default_factory=list)
+    """Maximum cost of each call in flight."""
+    margin: float = 1.0
+    """The largest ratio so far of an actual cost to its expected maximum."""
+    released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set, and replaced, when a reservation ends."""
+
+    @contextlib.asynccontextmanager
+    async def reserve(self, max_cost: float) -> AsyncIterator[bool]:
+        """Reserve `max_cost` dollars, times the margin, for a call; yields False if the remaining budget is too small.
+
+        Waits if only the reservations of calls in flight prevent it, since most calls cost less than they reserve.
+        """
+        while self._fits(max_cost) and not self._fits(max_cost + sum(self.reserved)):
+            await self.released.wait()
+        if not self._fits(max_cost):
+            yield False
+            return
+        self.reserved.append(max_cost)
+        try:
+            yield True
+        finally:
+            self.reserved.remove(max_cost)
+            self.released.set()
+            self.released = asyncio.Event()
+
+    def pay(self, cost: float, max_cost: float) -> None:
+        """Add the cost of a call whose maximum, by our count of its tokens, was `max_cost`."""
+        self.paid += cost
+        if cost > max_cost > 0:
+            self.margin = max(self.margin, cost / max_cost)
+
+    def _fits(self, cost: float) -> bool:
+        return self.limit is None or self.paid + cost * self.margin <= self.limit
 
 
 class ChatClient:

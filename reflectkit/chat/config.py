@@ -12,7 +12,6 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.chat.endpoints import (
-    Budget,
     BudgetSpentError,
     Endpoint,
     Prices,
@@ -27,7 +26,7 @@ from reflectkit.jsonl import write_jsonl
 from reflectkit.text import pluralize
 
 if TYPE_CHECKING:
-    from reflectkit.chat.client import ChatClient, Rejected, Request
+    from reflectkit.chat.client import Budget, ChatClient, Rejected, Request
 
 ORACLE = "oracle"
 HISTORY_TOKENS = 4000  # of the earlier turns in a request, approximately
@@ -92,7 +91,7 @@ class ChatConfig(Config):
         self, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
     ) -> AbstractContextManager[ChatClient]:
         """A client for `endpoint` that keeps its answers in `journal`. budget: shared with other clients, if any."""
-        from reflectkit.chat.client import open_client
+        from reflectkit.chat.client import Budget, open_client
 
         return open_client(
             endpoint,

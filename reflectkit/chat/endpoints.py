@@ -1,12 +1,13 @@
-"""Endpoints of chat models: OpenAI, Azure, or any server with their protocol. Keys come from the environment alone."""
+"""Chat models: their endpoints, with keys from the environment alone, and their prices.
+
+An endpoint is OpenAI, Azure, or any server with their protocol.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from reflectkit.errors import ConfigError, ReflectkitError
@@ -150,47 +151,3 @@ def prices_of(kind: str, model: str, read: float | None, written: float | None) 
         return Prices(0.0, 0.0, known=False)
     read, written = (float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price))
     return Prices(read, written) if read and written else Prices(0.0, 0.0, known=False)  # not a chat model
-
-
-@dataclass(slots=True)
-class Budget:
-    """A budget in US dollars that several clients may share."""
-
-    limit: float | None = None
-    """None: unlimited."""
-    paid: float = 0.0
-    """Total cost of the answers in their journals."""
-    reserved: list[float] = field(default_factory=list)
-    """Maximum cost of each call in flight."""
-    margin: float = 1.0
-    """The largest ratio so far of an actual cost to its expected maximum."""
-    released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set, and replaced, when a reservation ends."""
-
-    @contextlib.asynccontextmanager
-    async def reserve(self, max_cost: float) -> AsyncIterator[bool]:
-        """Reserve `max_cost` dollars, times the margin, for a call; yields False if the remaining budget is too small.
-
-        Waits if only the reservations of calls in flight prevent it, since most calls cost less than they reserve.
-        """
-        while self._fits(max_cost) and not self._fits(max_cost + sum(self.reserved)):
-            await self.released.wait()
-        if not self._fits(max_cost):
-            yield False
-            return
-        self.reserved.append(max_cost)
-        try:
-            yield True
-        finally:
-            self.reserved.remove(max_cost)
-            self.released.set()
-            self.released = asyncio.Event()
-
-    def pay(self, cost: float, max_cost: float) -> None:
-        """Add the cost of a call whose maximum, by our count of its tokens, was `max_cost`."""
-        self.paid += cost
-        if cost > max_cost > 0:
-            self.margin = max(self.margin, cost / max_cost)
-
-    def _fits(self, cost: float) -> bool:
-        return self.limit is None or self.paid + cost * self.margin <= self.limit
