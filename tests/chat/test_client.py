@@ -270,6 +270,15 @@ def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
     assert 8 <= server.answered <= 10
 
 
+def test_bills_higher_than_reckoned_raise_what_is_reserved(server: Server, tmp_path: Path) -> None:
+    """Billed 140e-6 dollars where 108e-6 were reckoned: the first call shows it, and the eleventh would pass the
+    budget.
+    """
+    _, client = ask(server, tmp_path, requests(40), budget=Budget(10.9 * CALL_USD), concurrency=1)
+    assert len(server.requests) == 10
+    assert client.budget.paid <= 10.9 * CALL_USD
+
+
 def test_thinking_models_get_room_and_no_temperature(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,10 @@ def test_each_way_to_fail_is_a_figure() -> None:
     assert wrong(verdict_of(ready(task), badly, told)) == {"wrong_change"}
     assert wrong(verdict_of(ready(task), cancel, also, told)) == {"forbidden_change"}
     assert wrong(verdict_of(begun(task), cancel, told)) == {"unidentified", "unconfirmed"}
+    late = begun(task)  # asks who it is only after the change
+    result_of(late.step(cancel))
+    email = task.data["user"]["email"]
+    assert "unidentified" in wrong(verdict_of(late, call("find_customer", email=email), told))
     asked = begun(task)
     follow(asked, "confirm")
     assert wrong(verdict_of(asked, cancel, told)) == {"unconfirmed"}

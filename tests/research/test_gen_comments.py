@@ -13,7 +13,6 @@ from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import choice_ids, prompt_ids
-from reflectkit.sampling.hf import LocalSampler
 from research import gen_comments
 from research.own_comments import judged_from_json
 from tests.command_lines import prepare
@@ -89,13 +88,12 @@ def test_the_same_bytes_after_a_kill(
     batches through the model, since others would be rounded otherwise.
     """
     batches: list[Any] = []
-    score = LocalSampler._score_at
 
-    def scored(self: LocalSampler, temperature: float, keys: Any) -> None:
-        batches.append(list(keys))
-        score(self, temperature, keys)
+    def scored(model: Any, prompts: Any, *rest: Any, **options: Any) -> Any:
+        batches.append(list(prompts))
+        return choice_logprobs(model, prompts, *rest, **options)
 
-    monkeypatch.setattr(LocalSampler, "_score_at", scored)
+    monkeypatch.setattr("reflectkit.sampling.hf.choice_logprobs", scored)
     settings: dict[str, Any] = {"states": 140, "validate_states": 70, "validate_file": data / "taxi" / "train.json"}
     whole = commented(tmp_path, data, checkpoints, **settings)
     path = whole.folder / "judged.jsonl"
