@@ -53,17 +53,6 @@ def test_the_example_learns_and_its_setting_is_a_flag(policy: Path, capsys: pyte
     assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
 
 
-def test_an_edit_makes_a_new_run(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path("edited_sampler.py")
-    Path("my_sampler.py").rename(file)
-    command = ["evaluate", "--env", "corridor", "--sampler", "edited_sampler:BACKEND", "--task-file", "train.json",
-               "--policy", f"mine={policy}"]  # fmt: skip
-    assert main(command) == 0
-    file.write_text(file.read_text("utf-8") + "# edited\n", encoding="utf-8")
-    assert main(command) == 0
-    assert "Already finished" not in capsys.readouterr().out
-
-
 def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
     row = backend("my_sampler:BACKEND")
     sampler = row.open(Opening(str(policy), "cpu"), row.settings(epsilon=0.5))

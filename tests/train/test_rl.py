@@ -215,20 +215,3 @@ def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
     assert tokens_read() == 1 + 1
     checkpoint.save(tmp_path, trainer, {}, {})
     assert tokens_read() == len(prompt) + 1
-
-
-def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
-    """What the reflector reads counts, too, as what the policy reads does."""
-    player, other = corridor_player(seed=0), corridor_player(seed=1)
-    trainer = build_trainer(player, objective("reinforce"), 1)
-    trainer.agent = agent_of(player, other, watch=trainer.learner.observe)
-    figures = trainer.train_step()
-    rows = sum(
-        len(turn.decision.prompt_ids) + len(turn.decision.token_ids)
-        for trajectory, _ in trainer.latest
-        for turn in trajectory.turns
-    )
-    assert trainer.agent.reflector is not None
-    reading: Any = trainer.agent.reflector.sampler
-    assert reading.tokens > 2 * trainer.agent.reflector.tokens > 0  # prompts are longer than comments
-    assert figures["tokens"] == trainer.agent.policy.tokens + reading.tokens + rows
