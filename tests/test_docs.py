@@ -1,8 +1,9 @@
 """The documentation: its commands parse, its pages run as they stand, and its links lead somewhere.
 
 A fenced block without a language holds shell commands. `<!-- needs: … -->` in the line above it says why no test runs
-it. All other blocks of the pages in `RUN` are run here from top to bottom, in an empty folder. Blocks that need only what
-the quick start leaves behind (`QUICK_START`) are run in a copy of its folder, whose models have hardly been trained.
+it. All other blocks of the pages in `RUN` are run here from top to bottom, in an empty folder. Blocks that need only
+what the quick start leaves behind (`QUICK_START`) are run in a copy of its folder, whose models have hardly been
+trained.
 """
 
 from __future__ import annotations
