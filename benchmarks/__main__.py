@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import decoding, original, shares, trl_peer
 from benchmarks.common import HEAD, prepared_players
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import silence_libraries
 
 
 def main() -> None:

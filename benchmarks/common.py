@@ -23,7 +23,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch

@@ -19,10 +19,9 @@ from benchmarks.common import Rounds, row, timed
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.padding import left_pad
 from reflectkit.models.tokens import prompt_ids
 from reflectkit.prompts import reflection_prompt
-from reflectkit.sampling.decoding import decode
+from reflectkit.sampling.decoding import decode, left_pad
 
 ROWS, TOKENS = 32, 40
 NEAR_TIE = 1e-3  # logits; float32 sums over a thousand terms, in another order, differ by up to 1e-4

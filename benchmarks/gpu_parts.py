@@ -27,9 +27,9 @@ from reflectkit.console import Quiet
 from reflectkit.errors import ReflectkitError
 from reflectkit.files import included_repositories, launch_config
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.packaged import convert, is_installed
-from reflectkit.models.silence import silence_libraries
 
 ENV = "auto_explore"
 PROMPTS: dict[str, Any] = {"result_tokens": 60, "prompt_tokens": 300}

@@ -30,12 +30,11 @@ import torch
 
 from benchmarks.common import Ours
 from benchmarks.rl import player
-from reflectkit.env import StepResult
+from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import env_class, make
-from reflectkit.envs.wrappers import Wrapper
 from reflectkit.eventloop import result_of
-from reflectkit.models.silence import silence_libraries
-from reflectkit.rollout.episode import Episode
+from reflectkit.models.hub import silence_libraries
+from reflectkit.rollouts.episode import Episode
 from reflectkit.seeding import derive
 from reflectkit.types import Observation
 

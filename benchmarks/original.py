@@ -40,7 +40,7 @@ from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.episode import Episode
+from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.seeding import derive
 from reflectkit.types import Trajectory

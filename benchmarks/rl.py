@@ -23,12 +23,12 @@ from reflectkit.env import Context, Env
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.models.kv_cache import CACHE
 from reflectkit.models.load import LoadedModel, pick_device
-from reflectkit.models.padding import left_pad, position_ids, right_pad
+from reflectkit.models.prefixes import right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import prompt_ids
 from reflectkit.prompts import LABELS, policy_prompt, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
-from reflectkit.sampling.decoding import decode
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.decoding import decode, left_pad, position_ids
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch

@@ -22,7 +22,7 @@ from benchmarks.common import Ours, different_starts
 from benchmarks.trl_peer import EPISODES, MICRO
 from reflectkit.envs import env_class, make
 from reflectkit.models.load import load_player
-from reflectkit.rollout.episode import Episode
+from reflectkit.rollouts.episode import Episode
 from reflectkit.seeding import derive
 from reflectkit.types import Trajectory
 

@@ -37,11 +37,11 @@ from benchmarks.common import Ours, Rounds, different_starts, one_group, row, ti
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
 from reflectkit.prompts import one_line, policy_prompt, reflection_prompt
-from reflectkit.rollout.episode import Episode
+from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import draw
+from reflectkit.sampling.decoding import left_pad, position_ids
 from reflectkit.seeding import derive
 from reflectkit.train.advantages import returns_to_go
 from reflectkit.types import Observation, Task, Trajectory
@@ -133,7 +133,7 @@ class Theirs:
 
 
 def start(episode: Episode) -> int:
-    """The seed of the environment's reset, as `rollout.episode.play` derives it."""
+    """The seed of the environment's reset, as `rollouts.episode.play` derives it."""
     return derive(episode.seed, "env") if episode.start is None else episode.start
 
 

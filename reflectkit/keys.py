@@ -9,7 +9,7 @@ from reflectkit.errors import ConfigError
 
 MARK = "[key]"
 PART = 8
-"""From so many characters on, the beginning or end of a key is removed as well: something else has cut it."""
+"""Characters from which the beginning or end of a key is removed as well, since something else may have cut it."""
 
 
 def header_text(name: str) -> str:
@@ -27,7 +27,7 @@ def secrets() -> list[str]:
 
 
 def without_keys(text: str) -> str:
-    """An answer with all keys replaced, and what is left of one that the text begins or ends within."""
+    """An answer with all keys replaced, also one that is cut off at the text's beginning or end."""
     for key in secrets():
         text = text.replace(key, MARK)
         for length in range(len(key) - 1, PART - 1, -1):
@@ -39,8 +39,8 @@ def without_keys(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """A message with all keys replaced, and their beginnings and ends wherever these are. To be called before the
-    message is cut.
+    """A message with all keys replaced, and their beginnings and ends anywhere in it. Call it before the message is
+    cut.
     """
     for key in secrets():
         text = text.replace(key, MARK)
@@ -48,6 +48,15 @@ def masked(text: str) -> str:
             for length in range(len(key) - 1, PART - 1, -1):
                 text = text.replace(key[:length], MARK).replace(key[-length:], MARK)
     return text
+
+
+SHOWN = 300
+"""Characters of a message of a server that are shown."""
+
+
+def redacted(text: str) -> str:
+    """The beginning of `text` on one line, without keys."""
+    return " ".join(masked(text).split())[:SHOWN]
 
 
 PLAIN = {"Accept-Encoding": "identity"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-import math
 import re
 from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
@@ -28,7 +27,7 @@ FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
 OPENED, CLOSED = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 THOUGHT = ("<think>", "</think>")
-"""What reasoning stands between."""
+"""Tags around reasoning."""
 NO_CALLS = "none"
 TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the user.'
 PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
@@ -36,10 +35,10 @@ PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to
 MAX_CALLS = 64  # read from one text, including invalid ones
 MAX_ERROR = 300  # characters
 MAX_DEPTH = 32  # nesting of the arguments
-MAX_DIGITS = 30  # of an integer
 MAX_NAME = 80  # characters of an unknown name that are compared with known ones
 MAX_PROBLEMS = 20  # reported for one call
 
+SPACE = re.compile(r"\s*")
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
 NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
 NAME = r"[\w.-]{1,80}"
@@ -55,6 +54,7 @@ OPEN_ENDED = {
     "oneOf",
     "if",
 }
+"""Keywords of a schema that decides itself about further arguments."""
 
 
 def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = False) -> ToolUse:
@@ -185,7 +185,7 @@ def _llama(text: str) -> Iterator[_Piece]:
     if not text.lstrip().startswith(("{", "[")):
         text = text.partition(PYTHON_TAG)[2]
     position = 0
-    while (position := _behind(text, position)) < len(text):
+    while (position := _skip(BETWEEN_LLAMA, text, position)) < len(text):
         try:
             value, position = _decode(text, position)
             yield from map(_named, value if isinstance(value, list) else [value])
@@ -196,12 +196,6 @@ def _llama(text: str) -> Iterator[_Piece]:
 
 
 _READERS = {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}
-
-
-def _behind(text: str, position: int) -> int:
-    """Where the next call begins."""
-    match = BETWEEN_LLAMA.match(text, position)
-    return match.end() if match else position
 
 
 def _named(value: object) -> _Piece:
@@ -247,10 +241,9 @@ def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
     """
     from referencing.exceptions import Unresolvable
 
+    validator = _validator(tool.name, _dump(tool.parameters))
     try:
-        wrong = list(
-            itertools.islice(_validator(tool.name, _dump(tool.parameters)).iter_errors(arguments), MAX_PROBLEMS)
-        )
+        wrong = list(itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS))
     except Unresolvable as error:
         return [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
     except RecursionError:
@@ -284,11 +277,8 @@ def _problem(error: Any) -> str:
         missing = [name for name in error.validator_value if name not in error.instance]
         named = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
         return f"missing argument {', '.join(named)}"
-    if (
-        error.validator == "additionalProperties"
-        and error.validator_value is False
-        and "patternProperties" not in error.schema
-    ):
+    closed = error.validator == "additionalProperties" and error.validator_value is False
+    if closed and "patternProperties" not in error.schema:
         extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]
         return f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected {', '.join(properties) or 'none'}"
     if error.validator in ("type", "enum", "const"):
@@ -298,70 +288,35 @@ def _problem(error: Any) -> str:
 
 
 def _decode(text: str, start: int) -> tuple[Any, int]:
-    """(the JSON value at `start`, the position after it). Raises _Wrong."""
-    while start < len(text) and text[start].isspace():
-        start += 1
+    """(the JSON value at `start`, the position after it and the white space). Raises _Wrong."""
+    start = _skip(SPACE, text, start)
     try:
-        value, end = _DECODER.raw_decode(text, start)
-        if _too_deep(value):
-            raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep")
-        _dump(value).encode()
+        value, end = json.JSONDecoder().raw_decode(text, start)
+        _dump(value).encode()  # no NaN, and no half of a surrogate pair
+        if _depth(value) > MAX_DEPTH + 1:
+            raise RecursionError
     except json.JSONDecodeError as error:
-        line, column = (
-            text.count("\n", start, error.pos) + 1,
-            error.pos - max(start, text.rfind("\n", start, error.pos) + 1) + 1,
-        )
-        raise _Wrong(
-            f"invalid JSON at its line {line}, column {column}: {error.msg}; near {_quote(text[error.pos :])}"
-        ) from None
+        line = text.count("\n", start, error.pos) + 1
+        column = error.pos - max(start, text.rfind("\n", start, error.pos) + 1) + 1
+        near = _quote(text[error.pos :])
+        raise _Wrong(f"invalid JSON at its line {line}, column {column}: {error.msg}; near {near}") from None
     except RecursionError:
         raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep") from None
-    except UnicodeEncodeError:
-        raise _Wrong("the JSON holds half of a surrogate pair (\\ud800 to \\udfff), which is no character") from None
-    while end < len(text) and text[end].isspace():
-        end += 1
-    return value, end
+    except ValueError as error:
+        raise _Wrong(f"invalid JSON: {error}") from None
+    return value, _skip(SPACE, text, end)
 
 
-def _too_deep(value: object) -> bool:
-    """Whether lists and objects are nested in `value` more than MAX_DEPTH deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        inner = [
-            list(item.values()) if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
-        ]
-        level = list(itertools.chain.from_iterable(inner))
-    return bool(level)
+def _depth(value: object) -> int:
+    """How deep lists and objects are nested in `value`, with itself."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
-def _integer(digits: str) -> int:
-    if (count := len(digits.lstrip("-"))) > MAX_DIGITS:
-        raise _Wrong(f"invalid JSON: an integer of {count} digits; at most {MAX_DIGITS} are read")
-    return int(digits)
-
-
-def _number(digits: str) -> float:
-    if not math.isfinite(value := float(digits)):
-        raise _Wrong(f"invalid JSON: the number {_quote(digits)} is too large")
-    return value
-
-
-def _constant(name: str) -> float:
-    raise _Wrong(f"invalid JSON: {name} is no number")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in entries:
-            raise _Wrong(f"invalid JSON: the key {_quote(key)} stands in one object twice")
-        entries[key] = value
-    return entries
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
-)
+def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """The position after the match of `pattern` at `position`."""
+    match = pattern.match(text, position)
+    return match.end() if match else position
 
 
 def _tool_line(tool: ToolSpec) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.evals.figures import Curve, Interval
-from reflectkit.evals.seeds import seed_differences
-from reflectkit.evals.stats import area, mean_interval, mean_p
-from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled
+from reflectkit.evals.plot import Curve, area
+from reflectkit.evals.stats import mean_interval, mean_p
+from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled, seed_differences
+from research.forest import Interval
 from research.packs import Pack
 
 EQUIVALENT = 3.0

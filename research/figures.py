@@ -17,12 +17,10 @@ from reflectkit.cli.main import main
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.figures import draw_curves, draw_intervals
-from reflectkit.evals.seeds import curve_figures, curve_table
+from reflectkit.evals.plot import curve_figures, curve_table, draw_curves
 from reflectkit.evals.tables import figures_tables, markdown, table
 from reflectkit.jsonl import file_text, write_text
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from research.effects import (
     EQUIVALENT,
     LEGEND,
@@ -35,6 +33,7 @@ from research.effects import (
     success_groups,
     success_rows,
 )
+from research.forest import draw_intervals
 from research.packs import Pack, read_pack
 
 EXAMPLES = (

@@ -37,7 +37,7 @@ MUTATIONS = (
         "mask-off-by-one",
         "self.mask += [0] * len(new) + [1] * written + [0] * rest",
         "self.mask += [0] * (len(new) - 1) + [1] * written + [0] * (rest + 1)",
-        ("tests/train/test_rows.py", "tests/train/test_learner.py"),
+        ("tests/train/test_learner.py",),
     ),
     Mutation(
         "loss-sign",
@@ -47,22 +47,22 @@ MUTATIONS = (
     ),
     Mutation(
         "seed-without-update",
-        'derive(plan.seed, "rollout", step, number * plan.repeats + repeat)',
-        'derive(plan.seed, "rollout", number * plan.repeats + repeat)',
-        ("tests/train/test_loop.py", "tests/train/test_ahead.py"),
+        'derive(config.seed, "rollout", step, place * config.repeats + repeat)',
+        'derive(config.seed, "rollout", place * config.repeats + repeat)',
+        ("tests/train/test_rl.py", "tests/rollouts/test_async_rollouts.py"),
     ),
     Mutation(
         "stale-weights",
         "if self._published != self.step:",
         "if self._published is None:",
-        ("tests/train/test_loop.py", "tests/train/test_algorithms_learn.py"),
+        ("tests/train/test_rl.py",),
     ),
     Mutation(
         "stop-token-dropped",
         "texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)",
         "end = len(row.token_ids) - (row.token_ids[-1] in stop_ids); "
         "texts[ask] = SampleOutput(tuple(row.token_ids[:end]), tuple(row.logprobs[:end]), version=self.version)",
-        ("tests/train/test_learner.py", "tests/models/test_local.py"),
+        ("tests/train/test_learner.py", "tests/sampling/test_local.py"),
     ),
     Mutation(
         "spread-of-a-sample",
@@ -98,7 +98,7 @@ MUTATIONS = (
         "temperature-ignored",
         "torch.log_softmax(logits_NC / temperature, dim=-1)",
         "torch.log_softmax(logits_NC, dim=-1)",
-        ("tests/models/test_labels.py", "tests/models/test_local.py"),
+        ("tests/models/test_labels.py", "tests/sampling/test_local.py"),
     ),
     Mutation(
         "prompt-cut-at-the-end",
@@ -110,13 +110,13 @@ MUTATIONS = (
         "padding-attended-to",
         "attention_mask_BT[index, width - len(row) :] = 1",
         "attention_mask_BT[index] = 1",
-        ("tests/models/test_scoring.py", "tests/models/test_decoding.py"),
+        ("tests/models/test_scoring.py", "tests/sampling/test_decoding.py"),
     ),
     Mutation(
         "replayed-as-fresh",
         "log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.old_logprob_N).detach())",
         "log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.logprob_N).detach())",
-        ("tests/train/test_replay.py", "tests/train/test_advantages.py"),
+        ("tests/train/test_learner.py", "tests/train/test_advantages.py"),
     ),
     Mutation(
         "optimizer-not-restored",
@@ -126,9 +126,9 @@ MUTATIONS = (
     ),
     Mutation(
         "level-off-by-one",
-        "min(step * levels // steps, levels - 1)",
-        "min((step + 1) * levels // steps, levels - 1)",
-        ("tests/train/test_curriculum.py",),
+        "min(step * self.levels // self.steps, self.levels - 1)",
+        "min((step + 1) * self.levels // self.steps, self.levels - 1)",
+        ("tests/train/test_rl.py",),
     ),
     Mutation(
         "entropy-sign",
@@ -152,7 +152,7 @@ MUTATIONS = (
         "aborted-episodes-trained",
         "trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED and trajectory.turns",
         "trajectory for trajectory in trajectories if trajectory.turns",
-        ("tests/train/test_rows.py", "tests/train/test_loop.py"),
+        ("tests/train/test_learner.py", "tests/train/test_rl.py"),
     ),
 )
 

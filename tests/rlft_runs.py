@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from reflectkit.commands import rlft
 from reflectkit.console import Quiet
+from reflectkit.runs.run import checkpoints
 from tests.kill import hashes
 
 
@@ -43,7 +44,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", "6", "--curriculum", "short",
-    "--curriculum", "long", "--advance-at", "0.4", "--max-steps", "8", "--episodes", "8", "--save-steps", "1",
+    "--curriculum", "long", "--advance-at", "0.2", "--max-steps", "5", "--episodes", "8", "--save-steps", "1",
     "--learning-rate", "1e-3"]  # fmt: skip
 """Everything that a checkpoint has to hold: critic, replay, adaptive curriculum, memo."""
 
@@ -56,7 +57,7 @@ def command(corridor_folder: Path, *more: str) -> list[str]:
 
 def final(folder: Path) -> dict[str, str]:
     """Digests of the last checkpoint's files."""
-    found = hashes(next((folder / "results").glob("*_rlft")) / "checkpoint-8")
+    found = hashes(checkpoints(next((folder / "results").glob("*_rlft")))[-1])
     return {name: digest for name, digest in found.items() if name != "README.md"}
 
 

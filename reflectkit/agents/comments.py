@@ -1,8 +1,4 @@
-"""Who comments on a turn before the policy acts, when it is not a reflection model: the env's teacher, nobody, or
-somebody who speaks of another state.
-
-They answer what a comment is worth: a policy that was trained on comments is played with better, empty and wrong ones.
-"""
+"""Sources of comments other than a reflection model, for ablations: the env's teacher, none, and shuffled comments."""
 
 from __future__ import annotations
 
@@ -15,14 +11,14 @@ from reflectkit.types import Observation
 
 
 class CommentSource(Protocol):
-    """Whoever comments on a turn before the policy acts."""
+    """Comments on each turn before the policy acts."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """A comment in one line."""
 
 
 class TeacherComments:
-    """The env's own teacher in the reflector's place: comments without a fault."""
+    """The comments of the env's own teacher, which are always true."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
@@ -30,7 +26,7 @@ class TeacherComments:
 
 
 class NoComments:
-    """An empty comment in each turn: the words around it, and nothing in them."""
+    """An empty comment in each turn, with the marker around it."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """Nothing."""
@@ -40,15 +36,14 @@ class NoComments:
 class ShuffledComments:
     """Comments of `asked`, of which a share is replaced by comments on other states.
 
-    others: the comments to draw those from, at least one. share: 0 … 1. Which turn gets what depends on the turn's seed
-    alone.
+    others: the comments to draw those from, at least one. share: 0 … 1. The turn's seed decides which turns.
     """
 
     def __init__(self, asked: CommentSource, others: Sequence[str], share: float) -> None:
         self.asked, self.others, self.share = asked, tuple(others), share
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """The comment of `asked`, which is not asked where another one takes its place."""
+        """Another state's comment, or the comment of `asked`, which is called only then."""
         chance = generator(context.seed, "swapped comment")
         if chance.random() < self.share:
             return chance.choice(self.others)

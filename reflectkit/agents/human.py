@@ -19,9 +19,6 @@ from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, ToolC
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")
 MOST_NAMED = 6  # choices that are listed where an answer may mean several
-LONGEST_NUMBER = 4  # digits
-SAYING = "You: "
-GOODBYE = "Goodbye."
 SAYING_KEYS = "Write what you say. i: your instructions; e: say goodbye, which ends the conversation; q: leave"
 
 
@@ -36,11 +33,10 @@ class Human:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The person's answer; everything else waits for it."""
-        env = context.env
         if observation.choices:
             self.progress.show(choices_text(observation.choices))
-        answer = self._turn if observation.replies else self._calls if observation.tools else self._line
-        action = answer(observation, env)
+        read = self._turn if observation.replies else self._calls if observation.tools else self._line
+        action = read(observation, context.env)
         if action is None:
             self.left = True
             return Decision(0, truncation_reason=LEFT)
@@ -112,13 +108,13 @@ class PersonUser:
             self.progress.show(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
         else:
             self.progress.show(f"{instructions}\n{SAYING_KEYS}.")
-        while (text := self.progress.ask(SAYING)) is not None:
+        while (text := self.progress.ask("You: ")) is not None:
             self.answered = True
             said = text.strip()
             if said == "q":
                 break
             if said == "e" and conversation:
-                return UserTurn(GOODBYE, over=True)
+                return UserTurn("Goodbye.", over=True)
             if said and said not in ("i", "e"):
                 return UserTurn(said)
             self.progress.show(instructions if said == "i" else f"Nothing was said. {SAYING_KEYS}.")
@@ -138,7 +134,7 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
     """
     if text in LABELS[: len(choices)]:
         return LABELS.index(text)
-    if text.isdecimal() and len(text) <= LONGEST_NUMBER and int(text) < len(choices):
+    if text in map(str, range(len(choices))):
         return int(text)
     prefix = one_line(text).casefold()
     texts = [one_line(choice).casefold() for choice in choices]

@@ -7,26 +7,26 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reflectkit.chat.budget import Budget
-from reflectkit.chat.client import ChatClient
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
-from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.chat.endpoints import KEYS, Budget, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
 from reflectkit.errors import ConfigError
-from reflectkit.models.checkpoint_metadata import TOKENIZERS, model_facts
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
-from reflectkit.runs.folders import CHECKPOINT, checkpoints
+from reflectkit.runs.run import CHECKPOINT, checkpoints
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
-from reflectkit.train.reflector import FOLDER
+
+if TYPE_CHECKING:
+    from reflectkit.chat.client import ChatClient
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
@@ -65,29 +65,49 @@ def is_chat(model: Path | None) -> bool:
     return model is not None and str(model).partition(":")[0] in KEYS
 
 
-def chat_models(text: str, methods: Iterable[str] = ()) -> list[str]:
-    """The chat models that a --policy asks: those of `chat_parts`, or a checkpoint's reflector."""
-    _, equals, models = text.partition("=")
-    reflector = models.partition("+")[2]
-    return [reflector] if equals and is_chat(Path(reflector)) else chat_parts(text, methods)
+@dataclass(frozen=True)
+class Player:
+    """Who plays, as a --policy says."""
+
+    name: str
+    """Its name in the results."""
+    policy: Path | None = None
+    """Its checkpoint, if it has one."""
+    reflector: Path | None = None
+    """Who comments for that, if anyone."""
+    chat: tuple[str, ...] = ()
+    """In place of a checkpoint, the chat model that acts, and the one that reflects, if any."""
+    method: str = ""
+    """The published method that it plays by, if any."""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The chat models that it asks."""
+        return (str(self.reflector),) if is_chat(self.reflector) else self.chat
+
+    def resolved(self, data_dir: Path, progress: Progress) -> Player:
+        """With the places of its models; see `resolve_model_path`."""
+        policy = resolve_model_path(self.policy, data_dir, progress)
+        return replace(
+            self, policy=policy, reflector=resolve_model_path(self.reflector, data_dir, progress, reflects=True)
+        )
 
 
-def parse_policy(
-    text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()
-) -> tuple[str, Path | None, Path | None]:
-    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint, and `methods`
-    that of their model. Raises ConfigError.
+def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()) -> Player:
+    """The player of a --policy. baselines, methods: names of those of the env. Raises ConfigError.
 
     >>> parse_policy("ours=a/b+c/d")
-    ('ours', PosixPath('a/b'), PosixPath('c/d'))
+    Player(name='ours', policy=PosixPath('a/b'), reflector=PosixPath('c/d'), chat=(), method='')
     """
-    if text in SCRIPTED or text in baselines or chat_parts(text, methods) or text in _plugins(text):
-        return text, None, None
     method, model = method_of(text, methods)
+    if chat := chat_parts(text, methods):
+        return Player(text, chat=tuple(chat), method=method)
+    if text in SCRIPTED or text in baselines or text in _plugins(text):
+        return Player(text)
     if method and (not model or model.partition(":")[0] in KEYS):
         raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
     if method:
-        return text, Path(model), None
+        return Player(text, Path(model), method=method)
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
     names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
@@ -99,11 +119,11 @@ def parse_policy(
             f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
         )
     refuse_without_model(Path(policy))
-    return name, Path(policy), Path(reflector) if reflector else None
+    return Player(name, Path(policy), Path(reflector) if reflector else None)
 
 
 def refuse_without_model(*models: Path | None) -> None:
-    """Raises ConfigError if one of the players to load has a name that stands for comments without a model."""
+    """Raises ConfigError if one of the models is the name of comments without a model."""
     for model in models:
         if model in WITHOUT_MODEL:
             raise ConfigError(
@@ -137,8 +157,8 @@ def resolve_model_path(
         return model
     source = model_source(str(newest_checkpoint(model)), data_dir, progress)
     hub_options(source)
-    place = Path(source)
-    return place / FOLDER if reflects and looks_local(source) and (place / FOLDER).is_dir() else place
+    inside = Path(source) / REFLECTOR_FOLDER
+    return inside if reflects and looks_local(source) and inside.is_dir() else Path(source)
 
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:
@@ -152,12 +172,13 @@ def _plugins(text: str) -> list[str]:
     return [] if "=" in text else sorted(plugins(PLUGINS))
 
 
-def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
-    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" where nothing says
-    so.
+def mismatch(player: Player) -> str:
+    """What to warn of where `player` is a policy that plays with comments and was trained without, or the reverse; ""
+    where nothing says so.
 
     A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
     """
+    name, policy, reflector = player.name, player.policy, player.reflector
     commented = None if policy is None else trained_with_comments(policy)
     if commented is None or commented == (reflector is not None):
         return ""
@@ -187,21 +208,18 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
     ]
 
 
-def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
-    """Where a chat model's answers are kept, and where earlier versions kept them. A model whose name cannot be a
-    file's gets a checksum of it into the name of its journal, so that no two models share one.
+def journal_path(folder: Path, endpoint: Endpoint) -> Path:
+    """Where a chat model's answers are kept. A model whose name cannot be a file's gets a checksum of it into the name
+    of its journal, so that no two models share one.
 
-    >>> [path.name for path in journals(Path(), Endpoint("local", "a_b"))]
-    ['evaluate_local_a_b.jsonl', 'evaluate_local_a_b.jsonl']
-    >>> [path.name for path in journals(Path(), Endpoint("local", "a/b"))]
-    ['evaluate_local_a_b~c14cddc0.jsonl', 'evaluate_local_a_b.jsonl']
+    >>> journal_path(Path(), Endpoint("local", "a_b")).name, journal_path(Path(), Endpoint("local", "a/b")).name
+    ('evaluate_local_a_b.jsonl', 'evaluate_local_a_b~c14cddc0.jsonl')
     """
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.model)
-    earlier = folder / f"evaluate_{endpoint.kind}_{plain}.jsonl"
-    if re.fullmatch(r"[A-Za-z0-9._-]+", endpoint.model):
-        return folder / f"evaluate_{endpoint.kind}_{endpoint.model}.jsonl", earlier
-    checksum = hashlib.sha256(endpoint.model.encode()).hexdigest()[:8]
-    return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl", earlier
+    name = endpoint.model
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        checksum = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{re.sub(r'[^A-Za-z0-9.-]+', '_', name)[:LONGEST_NAME]}~{checksum}"
+    return folder / f"evaluate_{endpoint.kind}_{name}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -216,8 +234,8 @@ class PlayersSetup:
     """The folder of the env's rows."""
     sampler: SamplerConfig
     chat: ChatConfig
-    policies: tuple[str, ...]
-    """All of --policy."""
+    players: tuple[Player, ...]
+    """All of them."""
     temperature: float
     max_new_tokens: int
     history_tokens: int
@@ -230,8 +248,7 @@ class PlayersSetup:
         """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
         ConfigError.
         """
-        models = (model for text in self.policies for model in chat_models(text, self.kind.methods))
-        local = any(model.startswith("local:") for model in models)
+        local = any(model.startswith("local:") for player in self.players for model in player.asked)
         base_url = self.chat.base_url if part.startswith("local:") or not local else None
         return parse_endpoint(part, base_url, "--policy", "")
 
@@ -250,11 +267,10 @@ class Players:
         """Close the connections."""
         self._stack.close()
 
-    def stop_if_spent(self, name: str) -> None:
-        """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
-        for part in chat_parts(name, self.settings.kind.methods):
-            client = self._clients.get(str(self.settings.endpoint_of(part)))
-            if client is not None:
+    def stop_if_spent(self, player: Player) -> None:
+        """Raises BudgetSpentError if the budget of a chat model that acts as `player` ran out."""
+        for part in player.chat:
+            if client := self._clients.get(str(self.settings.endpoint_of(part))):
                 stop_if_spent(self.settings.chat, client, "finished episodes are kept")
 
     def report_damage(self, progress: Progress) -> None:
@@ -267,45 +283,42 @@ class Players:
         """Usage of each chat model."""
         return {name: client.usage for name, client in self._clients.items()}
 
-    def _chat(self, endpoints: list[Endpoint]) -> Agent:
-        from reflectkit.chat.players import ChatPolicy
-
-        clients = [self._client(endpoint) for endpoint in endpoints]
-        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.settings.history_tokens)
-
-    def _client(self, endpoint: Endpoint, *, reflects: bool = False) -> ChatClient:
-        """The client of `endpoint`, which players share. reflects: for the comments that a checkpoint reads, which are
-        greedy and have a journal of their own.
+    def _client(self, part: str, *, reflects: bool = False) -> ChatClient:
+        """The client of chat model `part`, which players share. reflects: for the comments that a checkpoint reads,
+        which are greedy and have a journal of their own.
         """
-        settings, name = self.settings, f"reflector {endpoint}" if reflects else str(endpoint)
+        settings, endpoint = self.settings, self.settings.endpoint_of(part)
+        name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
-            journal, earlier = journals(settings.env_folder, endpoint)
-            kept = {"temperature": settings.temperature, "earlier": earlier}
+            journal = journal_path(settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
-                kept = {"temperature": 0.0}
-            client = settings.chat.client_at(endpoint, journal, budget=self._budget, **kept)
+            temperature = 0.0 if reflects else settings.temperature
+            client = settings.chat.client_at(endpoint, journal, budget=self._budget, temperature=temperature)
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
 
-    def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
-        """The agent called `name`."""
+    def agent(self, player: Player) -> Agent:
+        """The agent of `player`."""
         settings, kind = self.settings, self.settings.kind
-        from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
-        from reflectkit.chat.players import ChatMethod, ModelMethod
+        name, policy, method = player.name, player.policy, player.method
+        if player.chat:
+            from reflectkit.chat.players import ChatMethod, ChatPolicy
 
-        method, _ = method_of(name, kind.methods)
-        if chat := chat_parts(name, kind.methods):
-            endpoints = [settings.endpoint_of(part) for part in chat]
-            return ChatMethod(method, self._client(endpoints[0])) if method else self._chat(endpoints)
+            client, *reflectors = [self._client(part) for part in player.chat]
+            if method:
+                return ChatMethod(method, client)
+            return ChatPolicy(client, reflectors[0] if reflectors else None, settings.history_tokens)
         if policy is None:
+            from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+
             if name in _plugins(name) and name not in (*SCRIPTED, *kind.baselines):
                 return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent
 
-        commentator = self.reflector(reflector) if reflector else None
-        player = TwoPlayerAgent(
+        commentator = self.reflector(player.reflector) if player.reflector else None
+        agent = TwoPlayerAgent(
             settings.sampler.open_policy(Opening(str(policy), settings.device)),
             commentator and settings.sampler.swapped(commentator, settings.folder),
             answer=settings.sampler.answer_of(policy),
@@ -316,10 +329,21 @@ class Players:
             thinking=settings.sampler.thinking,
             show=True,
         )
-        return ModelMethod(method, player) if method else player
+        if method:
+            from reflectkit.chat.players import ModelMethod
+
+            return ModelMethod(method, agent)
+        return agent
 
     def reflector(self, checkpoint: Path) -> Any:
-        """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
+        """Who comments: the `Reflector` of `checkpoint`, a chat model, the env's teacher, or nobody. Raises
+        CheckpointError, ConfigError.
+        """
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = self._open_reflector(checkpoint)
+        return self._reflectors[checkpoint]
+
+    def _open_reflector(self, checkpoint: Path) -> Any:
         from reflectkit.agents.comments import NoComments, TeacherComments
         from reflectkit.agents.two_player import Reflector
         from reflectkit.env import check_teacher
@@ -329,13 +353,8 @@ class Players:
             return TeacherComments()
         if checkpoint == SILENCE:
             return NoComments()
-        if is_chat(checkpoint) and checkpoint not in self._reflectors:
+        if is_chat(checkpoint):
             from reflectkit.chat.players import ChatReflector
 
-            endpoint = self.settings.endpoint_of(str(checkpoint))
-            self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))
-        if checkpoint not in self._reflectors:
-            self._reflectors[checkpoint] = Reflector(
-                self.settings.sampler.open_reflector(str(checkpoint), self.settings.device)
-            )
-        return self._reflectors[checkpoint]
+            return ChatReflector(self._client(str(checkpoint), reflects=True))
+        return Reflector(self.settings.sampler.open_reflector(str(checkpoint), self.settings.device))

@@ -1,6 +1,4 @@
-"""Agents that need no model: the oracle teacher with mistakes mixed in, a random agent, and one that repeats
-a record.
-"""
+"""Agents that need no model: the oracle, with mistakes mixed in or not, a random agent, and replays of records."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.env import Agent, Context, teacher_of
+from reflectkit.env import Agent, Context, Teacher, teacher_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
 from reflectkit.tools import PLAIN, parse, use_of
@@ -20,7 +18,7 @@ class Demonstrator:
     """The oracle, which errs on purpose with probability `noise` (a wrong move that does not end the episode).
 
     Each decision carries the teacher's reflection on the state and a note: "mistake" for a wrong move, "correction" for
-    the right move behind one, "positive" for the rest.
+    the right move after it, "positive" for the rest.
     """
 
     def __init__(self, noise: float) -> None:
@@ -38,6 +36,23 @@ class Demonstrator:
         return Decision(teacher.action(), reflection, note="correction" if after_mistake else "positive")
 
 
+class Recovery:
+    """Plays a negative example: best actions, one of the env's `slips`, the correction by `teacher`, best actions."""
+
+    def __init__(self, teacher: Agent) -> None:
+        self.teacher = teacher
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
+        teacher = teacher_of(context.env, "action", "slips", "note", "comment")
+        if teacher.note() == "mistake":
+            return await self.teacher.decide(observation, context)
+        chance = generator(context.seed, "slip")
+        if slips := teacher.slips():
+            return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
+        return Decision(teacher.action(), teacher.comment(chance), note="positive")
+
+
 class RandomAgent:
     """Any legal action, each as likely as the others."""
 
@@ -46,7 +61,15 @@ class RandomAgent:
         chance = generator(context.seed, "random")
         if observation.tools or observation.replies:
             return _any_calls(observation, chance)
-        return _any_choice(observation, context.env, chance)
+        if observation.choices:
+            return Decision(chance.randrange(len(observation.choices)))
+        env: Any = context.env
+        if not hasattr(env, "legal"):
+            raise ConfigError(
+                f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave out the player"
+                " random, or define legal(), a list of texts"
+            )
+        return Decision(chance.choice(env.legal()))
 
 
 class Oracle:
@@ -58,7 +81,7 @@ class Oracle:
 
 
 class Baseline:
-    """The keeper called `name`, which the env itself knows: it goes by a rule, and no model."""
+    """The env's rule-based player called `name`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -70,12 +93,12 @@ class Baseline:
 
 
 class Replay:
-    """Replays a recorded demonstration step by step; the env recreates its observations.
+    """Replays recorded steps; the env recreates the observations.
 
-    steps: records with `cmd` (an action's text), `reflection` and `note`. where: the record's name in errors.
+    steps: `Step`s of `data.trajectories`. where: the record's name in errors.
     """
 
-    def __init__(self, steps: Sequence[Mapping[str, Any]], where: str) -> None:
+    def __init__(self, steps: Sequence[Any], where: str) -> None:
         self.steps, self.where, self.next = steps, where, 0
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
@@ -83,68 +106,53 @@ class Replay:
         if self.next >= len(self.steps):
             raise DataError(self.where, "the demonstration ends before its episode does; make it again")
         step = self.steps[self.next]
+        action: int | str | ToolUse = step.cmd
         if observation.tools:
-            self.next += 1
-            action = parse(step["cmd"], observation.tools, PLAIN, replies=observation.replies)
-            return Decision(action, step["reflection"], note=step["note"])
-        if not observation.choices:
-            self.next += 1
-            return Decision(step["cmd"], step["reflection"], note=step["note"])
-        if step["cmd"] not in observation.choices:
-            raise DataError(self.where, f"step {self.next}: the env does not offer {step['cmd']!r}", field="cmd")
+            action = parse(step.cmd, observation.tools, PLAIN, replies=observation.replies)
+        elif observation.choices:
+            if step.cmd not in observation.choices:
+                raise DataError(self.where, f"step {self.next}: the env does not offer {step.cmd!r}", field="cmd")
+            action = observation.choices.index(step.cmd)
         self.next += 1
-        return Decision(observation.choices.index(step["cmd"]), step["reflection"], note=step["note"])
+        return Decision(action, step.reflection, note=step.note)
 
 
-class Relabel(Replay):
-    """Replays a recorded episode of any player, with the oracle teacher's reflection on each state that it visits.
+class Marker(Replay):
+    """Replays steps, and collects in `notes` the env's mark of the previous action before each."""
+
+    def __init__(self, steps: Sequence[Any], where: str) -> None:
+        super().__init__(steps, where)
+        self.notes: list[str] = []
+        self.teacher: Teacher | None = None
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The next recorded step. Raises DataError."""
+        self.teacher = context.env.teacher()
+        self.notes.append(self.teacher.note())
+        return await super().decide(observation, context)
+
+    def mistakes(self) -> list[bool]:
+        """Whether each action so far was a mistake, as the env marks it."""
+        last = [self.teacher.note()] if self.teacher else []
+        return [note == "mistake" for note in [*self.notes[1:], *last]]
+
+
+class Relabel(Marker):
+    """Replays an episode of any player, with the oracle teacher's reflection on each state that it visits.
 
     best: the text of the oracle's action in each state; "" in envs whose actions are not chosen from a list.
     """
 
-    def __init__(self, steps: Sequence[Mapping[str, Any]], where: str) -> None:
+    def __init__(self, steps: Sequence[Any], where: str) -> None:
         super().__init__(steps, where)
         self.best: list[str] = []
-        self._marks: list[str] = []
-        self._teacher: Any = None
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
-        self._teacher = teacher_of(context.env, "action", "note", "comment")
-        self._marks.append(self._teacher.note())
-        reflection = self._teacher.comment(generator(context.seed, "demonstrator"))
-        best = self._teacher.action()
+        teacher = teacher_of(context.env, "action", "note", "comment")
+        reflection, best = teacher.comment(generator(context.seed, "demonstrator")), teacher.action()
         self.best.append(observation.choices[best] if observation.choices and isinstance(best, int) else "")
-        decision = await super().decide(observation, context)
-        return replace(decision, reflection=reflection)
-
-    def mistakes(self) -> list[bool]:
-        """Whether each action so far was a mistake, as the env marks it."""
-        return [mark == "mistake" for mark in [*self._marks[1:], self._teacher.note()]]
-
-
-class Marker:
-    """Replays actions, and collects in `notes` the env's mark of the previous action before each."""
-
-    def __init__(self, actions: Sequence[int | str | ToolUse]) -> None:
-        self.actions = actions
-        self.notes: list[str] = []
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The next action, for the one episode in play."""
-        self.notes.append(context.env.teacher().note())
-        return Decision(self.actions[len(self.notes) - 1])
-
-
-def _any_choice(observation: Observation, env: Any, chance: random.Random) -> Decision:
-    if observation.choices:
-        return Decision(chance.randrange(len(observation.choices)))
-    if not hasattr(env, "legal"):
-        raise ConfigError(
-            f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave out the player random,"
-            " or define legal(), a list of texts"
-        )
-    return Decision(chance.choice(env.legal()))
+        return replace(await super().decide(observation, context), reflection=reflection)
 
 
 def _any_calls(observation: Observation, chance: random.Random) -> Decision:
@@ -175,20 +183,3 @@ def _any_value(schema: Mapping[str, Any], seen: Sequence[str], chance: random.Ra
 
 def _any_words(seen: Sequence[str], chance: random.Random) -> str:
     return " ".join(chance.choices(seen, k=chance.randint(1, 4)))
-
-
-class Recovery:
-    """Plays a negative example: best actions, one of the env's `slips`, the correction by `teacher`, best actions."""
-
-    def __init__(self, teacher: Agent) -> None:
-        self.teacher = teacher
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
-        teacher = teacher_of(context.env, "action", "slips", "note", "comment")
-        if teacher.note() == "mistake":
-            return await self.teacher.decide(observation, context)
-        chance = generator(context.seed, "slip")
-        if slips := teacher.slips():
-            return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
-        return Decision(teacher.action(), teacher.comment(chance), note="positive")

@@ -37,13 +37,11 @@ class Reflector:
     """
 
     def __init__(self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = 100) -> None:
-        self.sampler, self.temperature = sampler, temperature
-        self.max_new_tokens = max_new_tokens
-        """Maximum length of a comment; 100 in the paper."""
+        self.sampler, self.temperature, self.max_new_tokens = sampler, temperature, max_new_tokens
         self.memo: dict[str, str] = {}
         """Comments by the hash of their prompt; empty if they are sampled."""
         self.requests = self.written = self.tokens = 0
-        """Number of requested comments, of those that the model wrote, and of the tokens in these."""
+        """Number of comments that were requested, of those that the model wrote, and of the tokens in these."""
         self._stop_ids = _line_ends(sampler)
         self._new: dict[str, str] = {}
 
@@ -53,7 +51,7 @@ class Reflector:
         return self.requests - self.written
 
     async def comment(self, observation: Observation, seed: int) -> str:
-        """A comment on `observation`; "" if the prompt leaves no room for one. `seed` matters only if comments are
+        """A comment on `observation`; "" if the prompt leaves no room for it. `seed` matters only if comments are
         sampled.
         """
         prompt = reflection_prompt(observation)
@@ -66,22 +64,24 @@ class Reflector:
         key = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
         if key not in self.memo:
             comment, tokens = await self._write(prompt, 0, 0.0)
-            if key not in self.memo:  # nobody else asked for it meanwhile
+            if key not in self.memo:  # no other episode asked for it meanwhile
                 self.written += 1
                 self.tokens += tokens
-                self._keep(key, comment.text)
+                if len(self.memo) >= MEMO_LIMIT:
+                    self.memo.clear()
+                self.memo[key] = self._new[key] = comment.text
         return self.memo[key]
 
     async def sampled(self, observation: Observation, temperature: float, seed: int) -> Comment:
         """A comment on `observation` that is sampled at `temperature` > 0 and not kept; without tokens if the prompt
-        leaves no room for one.
+        leaves no room for it.
         """
         comment, tokens = await self._write(reflection_prompt(observation), seed, temperature)
         self.tokens += tokens
         return comment
 
     async def renew(self, player: object, version: int) -> None:
-        """Comment with the weights of `player` (a `models.load.Player`) from now on: earlier comments are forgotten."""
+        """Comment with the weights of `player` (a `models.load.LoadedModel`) from now on; forget earlier comments."""
         self.memo.clear()
         self._new.clear()
         await self.sampler.publish(player, version)
@@ -99,13 +99,8 @@ class Reflector:
         new, self._new = self._new, {}
         return new
 
-    def _keep(self, key: str, text: str) -> None:
-        if len(self.memo) >= MEMO_LIMIT:
-            self.memo.clear()
-        self.memo[key] = self._new[key] = text
-
     async def _write(self, prompt: str, seed: int, temperature: float) -> tuple[Comment, int]:
-        """(the line behind `prompt`, number of its tokens)."""
+        """(the line after `prompt`, number of its tokens)."""
         ids = tuple(prompt_ids(self.sampler.tokenizer, prompt))
         if len(ids) >= self.sampler.context:
             return Comment("", ids, (), ()), 0
@@ -122,10 +117,9 @@ class TwoPlayerAgent:
 
     commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `prompts.answers`.
     temperature: of the sampling; 0 takes the likeliest action. truncation: what of the policy's distribution may be
-    drawn; for evaluation only. reflect_prob: share of decisions that see their comment;
-    the rest act without. max_new_tokens: of a line, or of calls. episode_tokens: that it writes in a whole episode,
-    which is then TRUNCATED; 0 is no limit. thinking: see `models.chat.Dialogue`. show: record the probabilities of all
-    choices.
+    drawn; for evaluation only. reflect_prob: share of decisions that see their comment. max_new_tokens: of a line, or
+    of calls. episode_tokens: most tokens in an episode, which is then truncated; 0: no limit. thinking: see
+    `models.chat.Dialogue`. show: record the probabilities of all choices.
     """
 
     def __init__(
@@ -153,7 +147,7 @@ class TwoPlayerAgent:
         self._tokenised: dict[str, tuple[int, ...]] = {}
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The policy's decision; what it draws depends on the turn's own seed alone.
+        """The policy's decision; what it draws depends on the turn's seed alone.
 
         If the observation is too long for the policy, the decision has a `truncation_reason`. Raises CheckpointError
         where none ever fits.
@@ -223,7 +217,15 @@ class TwoPlayerAgent:
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, truncation_reason=sampled.too_long)
-        action = self._read(observation, prompt, sampled, stop_ids)
+        text_ids = _text_ids(sampled, stop_ids)
+        action: str | ToolUse
+        if not observation.tools and not observation.replies:
+            action = one_line(self.policy.tokenizer.decode(text_ids, skip_special_tokens=True))
+        else:
+            self.dialogue.remember(prompt, sampled.token_ids)
+            action = self.dialogue.words(text_ids)
+            if observation.tools:
+                action = parse(action, observation.tools, self.dialogue.form, replies=observation.replies)
         return Decision(
             action,
             comment,
@@ -234,20 +236,8 @@ class TwoPlayerAgent:
             thoughts=self.dialogue.thought_tokens(sampled.token_ids) if observation.tools else None,
         )
 
-    def _read(
-        self, observation: Observation, prompt: tuple[int, ...], sampled: SampleOutput, stop_ids: frozenset[int]
-    ) -> str | ToolUse:
-        """What was written behind `prompt`, as an action."""
-        text_ids = _text_ids(sampled, stop_ids)
-        if not observation.tools and not observation.replies:
-            return one_line(self.policy.tokenizer.decode(text_ids, skip_special_tokens=True))
-        self.dialogue.remember(prompt, sampled.token_ids)
-        if not observation.tools:
-            return self.dialogue.words(text_ids)
-        return parse(self.dialogue.words(text_ids), observation.tools, self.dialogue.form, replies=observation.replies)
-
     def _ids(self, text: str) -> tuple[int, ...]:
-        """The prompt's tokens; an episode's prompts come again in others, so they are kept."""
+        """The prompt's tokens, which are kept, since episodes repeat prompts."""
         if text not in self._tokenised:
             if len(self._tokenised) > PROMPTS_KEPT:
                 self._tokenised.clear()

@@ -1,240 +1,228 @@
-"""One call to a chat model: openai's client under a deadline, a size limit, and our own retries.
+"""One call to a chat model: openai's client, with a deadline, a size limit and redaction. Importing it imports openai.
 
-429, 5xx and lost connections are retried, after as long as `Retry-After` says; an error in the body of a 200 counts as
-its own status. A body that is no chat completion becomes an answer that says so, with the tokens on its bill. No key is
-left in any text that comes back.
+openai retries what may pass, respecting `Retry-After`. An error in the body of a 200 counts as its own status. A body
+that is not a chat completion becomes an answer that says so and has the tokens of its bill. Keys are removed from all
+text that comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from reflectkit.chat.endpoints import KEYS, Endpoint, NoAccessError, connect
-from reflectkit.chat.journal import MOST_TOKENS, Answer
-from reflectkit.eventloop import in_thread
-from reflectkit.keys import encoding_fault, masked, without_keys
-from reflectkit.seeding import uniform
+import httpx2
+import openai
+from typing_extensions import override
+
+from reflectkit.chat.endpoints import (
+    KEYS,
+    OPENAI,
+    RESUMES,
+    ApiError,
+    Endpoint,
+    NoAccessError,
+    NoAnswerError,
+    check_address,
+    key_of,
+)
+from reflectkit.chat.journal import MALFORMED, Answer
+from reflectkit.errors import ConfigError
+from reflectkit.keys import PLAIN, encoding_fault, header_text, redacted, without_keys
 from reflectkit.text import count_tokens
 from reflectkit.types import Message
 
 LONGEST_BODY = 16 * 2**20  # bytes
 CHARACTERS_A_TOKEN = 32  # at most, on average over an answer
-RETRIES = 6  # of one call
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
-LONGEST_WAIT_S = 60.0  # that a server may ask for between two tries
-BUSY = (408, 409, 429)  # and 5xx: worth another try
+MOST_TOKENS = 10_000_000  # on a bill; more is an error of it
+RETRIES = 6  # of one call, after errors
+MOST_TIMEOUTS = 3  # of one call
 FINISHED = ("stop", "length", "content_filter")
-MALFORMED = "malformed"
-RESUMES = "run the same command again, it resumes from here"
-SHOWN = 300  # characters of a message, or of a body that cannot be read
+NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
-class NoAnswerError(Exception):
-    """A call that got no answer.
+class LimitedClient(openai.DefaultAsyncHttpxClient):
+    """HTTP client that reads each response in `timeout_s` seconds and `LONGEST_BODY` bytes before openai sees it.
 
-    fatal: the message if no call gets an answer. retry: whether another attempt may help. refused: whether the server
-    rejected the request itself.
+    on_error_bill: called with the request's body and the (prompt, completion) tokens of each error that reports usage.
+    Responses hold the body's JSON object, {} if it is none, as extension "value", and why it cannot be used as "fault".
     """
 
-    def __init__(self, reason: str, fatal: str, *, retry: bool = False, refused: bool = False) -> None:
-        super().__init__(reason)
-        self.fatal, self.retry, self.refused = fatal, retry, refused
+    def __init__(self, timeout_s: float, on_error_bill: Callable[[bytes, int, int], None]) -> None:
+        super().__init__(follow_redirects=False)  # a key is for the address that was given
+        self.timeout_s, self.on_error_bill = timeout_s, on_error_bill
+
+    @override
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        """The whole response. Raises TimeoutError and NoAccessError, which openai does not retry."""
+        async with asyncio.timeout(self.timeout_s):
+            received = await super().send(request, stream=True, **options)
+            try:
+                body, fault = await _read(received)
+            finally:
+                await received.aclose()
+        value: Any = None
+        if not fault:
+            try:
+                value = json.loads(body.decode("utf-8-sig", "replace"))
+                body.decode()
+            except UnicodeDecodeError:
+                fault = "the server's answer is not UTF-8"
+            except (ValueError, RecursionError):
+                fault = "the server's answer is not JSON"
+        value = value if isinstance(value, dict) else {}
+        status = received.status_code
+        if received.is_success and (error := _error_in(value)):
+            code = error.get("code") if isinstance(error, dict) else None
+            status = code if isinstance(code, int) and 400 <= code < 600 else 500
+            body = json.dumps({"error": error}).encode()
+        elif received.is_success and (reason := encoding_fault(received.headers)):
+            raise NoAccessError(reason)
+        if not 200 <= status < 300:
+            read, written = _billed(value, "prompt_tokens"), _billed(value, "completion_tokens")
+            if read or written:  # few servers charge for errors
+                self.on_error_bill(request.content, read or 0, written or 0)
+        headers = {name: text for name, text in received.headers.items() if name in ("retry-after", "retry-after-ms")}
+        return httpx2.Response(
+            status, headers=headers, content=body, request=request, extensions={"value": value, "fault": fault}
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """A whole response. headers: of HTTP. text: its body, of at most `LONGEST_BODY`. value: the JSON object in it, {}
-    if it is none. fault: why the body cannot be used.
-    """
-
-    http_status: int
-    headers: Mapping[str, str]
-    text: str
-    value: dict[str, Any]
-    fault: str
-
-    @property
-    def error(self) -> Any:
-        """The error in the body, in place of its choices or of the first one's answer."""
-        choices = self.value.get("choices")
-        holder = choices[0] if isinstance(choices, list) and choices else self.value
-        return holder.get("error") if isinstance(holder, dict) else None
-
-    @property
-    def status(self) -> int:
-        """The HTTP status, or that of the error in the body of a success: gateways promise success before the model
-        begins.
-        """
-        if not (200 <= self.http_status < 300 and self.error):
-            return self.http_status
-        code = self.error.get("code") if isinstance(self.error, dict) else None
-        return code if isinstance(code, int) and 400 <= code < 600 else 500
-
-    def named(self, name: str) -> Any:
-        """Field `name` of the error."""
-        error = self.error or self.value
-        return error.get(name) if isinstance(error, dict) else None
-
-    @property
-    def message(self) -> str:
-        """What the error says, in full and with keys."""
-        return str(self.named("message") or self.error or self.value or self.text or self.fault)
-
-    def billed(self, name: str) -> int | None:
-        """The number of tokens `name` on the bill; None if there is no possible number."""
-        usage = self.value.get("usage")
-        count = usage.get(name) if isinstance(usage, dict) else None
-        if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
-            return None
-        return round(count)
-
-
-class _ReceivedError(Exception):
-    """Carries a response past openai's client, which would read all of an error, in any encoding that it names."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response.http_status)
-        self.response = response
-
-
-async def _receive(response: Any) -> None:
-    """Raises _ReceivedError with `response`; a compressed body is not read, as a few bytes can fill the memory."""
-    body, fault = bytearray(), encoding_fault(response.headers)
-    if not fault:
-        async for chunk in response.aiter_raw():
-            body += chunk[: LONGEST_BODY + 1 - len(body)]
-            if len(body) > LONGEST_BODY:
-                fault = f"the server's answer is longer than {LONGEST_BODY:,} bytes"
-                break
-    text, value = body.decode("utf-8-sig", "replace"), None
-    if not fault:
-        try:
-            value = json.loads(text)
-            body.decode()
-        except UnicodeDecodeError:
-            fault = "the server's answer is not UTF-8"
-        except (ValueError, RecursionError):
-            fault = "the server's answer is not JSON"
-    value = value if isinstance(value, dict) else {}
-    raise _ReceivedError(Response(response.status_code, response.headers, text, value, fault))
+async def _read(response: httpx2.Response) -> tuple[bytes, str]:
+    """(body, why it cannot be used or ""). A compressed body is not read, as a few bytes can fill the memory."""
+    if fault := encoding_fault(response.headers):
+        return b"", fault
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk[: LONGEST_BODY + 1 - len(body)]
+        if len(body) > LONGEST_BODY:
+            return bytes(body), f"the server's answer is longer than {LONGEST_BODY:,} bytes"
+    return bytes(body), ""
 
 
 class Caller:
     """Calls one endpoint over persistent connections, which belong to one event loop.
 
-    timeout_s: for a whole call, from connecting to the last byte, without the waits between retries.
+    timeout_s: for a whole response, from connecting to its last byte. on_error_bill: see `LimitedClient`.
+
+    Raises
+    ------
+    ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError:
+    no local server listens.
     """
 
-    def __init__(self, endpoint: Endpoint, temperature: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        temperature: float,
+        timeout_s: float,
+        on_error_bill: Callable[[bytes, int, int], None],
+    ) -> None:
         self.endpoint, self.temperature, self.timeout_s = endpoint, temperature, timeout_s
         self._sends_temperature = not endpoint.thinks
-        self._client: Any = None
-        self._connecting = asyncio.Lock()
+        key, address = key_of(endpoint), endpoint.base_url
+        try:
+            http_client = LimitedClient(timeout_s, on_error_bill)
+        except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
+            names = " and ".join(name for name in NETWORK if name in os.environ or name.lower() in os.environ)
+            raise ConfigError(
+                f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
+            ) from None
+        options: dict[str, Any] = {
+            "api_key": key or "none",
+            "max_retries": RETRIES,
+            "timeout": None,
+            "http_client": http_client,
+            "default_headers": PLAIN,
+        }
+        self._client: openai.AsyncOpenAI
+        if endpoint.kind == "azure":
+            source = "--base-url" if address else "AZURE_OPENAI_ENDPOINT"
+            address = address or os.environ.get(source, "")
+            if not address:
+                raise ConfigError(
+                    f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or give --base-url"
+                )
+            check_address(source, address, KEYS[endpoint.kind])
+            version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
+            self._client = openai.AsyncAzureOpenAI(azure_endpoint=address, api_version=version, **options)
+        else:
+            if endpoint.kind == "local":
+                _check_listening(str(address))
+            self._client = openai.AsyncOpenAI(base_url=address or OPENAI, **options)
+        account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
+        self._client.organization, self._client.project = account if endpoint.kind == "openai" else (None, None)
 
-    async def call(
-        self, messages: Sequence[Message], limit: int, prompt_tokens: int, key: str, on_bill: Callable[[Answer], None]
-    ) -> Answer:
+    async def call(self, messages: Sequence[Message], limit: int, prompt_tokens: int) -> Answer:
         """The server's answer to `messages`, of at most `limit` tokens.
 
-        prompt_tokens: our count, used if the response has no usage. key: seeds the backoff. on_bill: called with each
-        error that reports usage.
+        prompt_tokens: our count, used if the response has no usage.
 
         Raises
         ------
         NoAnswerError: this call got no answer. NoAccessError: no call will.
         """
-        async with self._connecting:
-            if self._client is None:
-                self._client = await in_thread(connect, self.endpoint, _receive)
         body: dict[str, Any] = {
             "model": self.endpoint.model,
             "messages": [{"role": message.role, "content": message.content} for message in messages],
             "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens": limit,
         }
-        left_s, retries, clock = self.timeout_s, 0, asyncio.get_running_loop().time
+        timeouts = 0
         while True:
             sent = body | ({"temperature": self.temperature} if self._sends_temperature else {})
-            started, wait_s, response = clock(), None, None
             try:
-                response = await self._post(sent, left_s)
+                received = await self._client.chat.completions.with_raw_response.create(**sent)
+                return self._answer(received.http_response, limit, prompt_tokens)
             except TimeoutError:
-                reason = f"{self.endpoint} does not answer within {self.timeout_s:g} s"
-                raise NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}", retry=True) from None
-            except ConnectionError as error:
-                reason = f"{self.endpoint} cannot be reached ({redacted(str(error))})"
-            left_s = max(left_s - (clock() - started), 0.0)
-            if response is not None:
-                if response.status < 300:
-                    return self._answer(response, limit, prompt_tokens)
-                message = redacted(response.message)
-                read, written = response.billed("prompt_tokens"), response.billed("completion_tokens")
-                if read or written:  # few servers charge for errors
-                    on_bill(Answer("", MALFORMED, message, read or 0, written or 0))
-                if response.status not in BUSY and response.status < 500:
-                    if "temperature" in sent and _refuses_temperature(response):
-                        self._sends_temperature = False
-                        continue
-                    return self._refusal(response, message)
-                reason = f"{self.endpoint} keeps answering {response.status}: {message}"
-                wait_s = retry_after_s(response.headers)
-            if retries == RETRIES:
-                raise NoAnswerError(reason, f"{reason}; {RESUMES}")
-            if wait_s is None:
-                wait_s = min(FIRST_BACKOFF_S * 2**retries, LONGEST_BACKOFF_S) * (1 - uniform(0, key, retries) / 4)
-            await asyncio.sleep(wait_s)
-            retries += 1
+                timeouts += 1
+                if timeouts == MOST_TIMEOUTS:
+                    reason = f"{self.endpoint} does not answer within {self.timeout_s:g} s"
+                    raise NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}") from None
+            except NoAccessError as error:
+                raise NoAccessError(f"{self.endpoint}: {error}") from None
+            except openai.APIStatusError as error:
+                if "temperature" not in sent or not _refuses_temperature(error):
+                    return self._refusal(error)
+                self._sends_temperature = False
+            except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                cause = error.__cause__ or error
+                reason = f"{self.endpoint} cannot be reached ({redacted(str(cause) or type(cause).__name__)})"
+                raise NoAnswerError(reason, f"{reason}; {RESUMES}") from None
 
     async def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        """Close the connections."""
+        await self._client.close()
 
-    async def _post(self, body: Mapping[str, Any], timeout_s: float) -> Response:
-        """The response to `body`. Raises TimeoutError, or ConnectionError if the server was not reached, or hung up
-        before the end of its response.
-        """
-        import httpx2
-        import openai
-
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._client.chat.completions.create(**body)
-        except _ReceivedError as received:
-            return received.response
-        except TimeoutError:
-            raise
-        except (openai.APIError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise ConnectionError(str(error.__cause__ or error) or type(error).__name__) from None
-        raise AssertionError("openai read a response itself")
-
-    def _answer(self, response: Response, limit: int, prompt_tokens: int) -> Answer:
-        """The answer in a success; if there is none, one with finish_reason "malformed" whose `refusal` says why."""
-        if fault := encoding_fault(response.headers):
-            raise NoAccessError(f"{self.endpoint}: {fault}")
-        fault, text, refusal, finish = response.fault, "", "", "stop"
+    def _answer(self, response: Any, limit: int, prompt_tokens: int) -> Answer:
+        """The answer in a success; a malformed body becomes an answer whose `refusal` says what is wrong."""
+        value, fault = response.extensions["value"], response.extensions["fault"]
+        text, refusal, finish = "", "", "stop"
         if not fault:
             try:
-                text, refusal, finish = _choice(response.value)
+                text, refusal, finish = _choice(value)
                 if len(text) > limit * CHARACTERS_A_TOKEN:
                     fault = f"the answer is longer than {limit} tokens can be"
             except ValueError as error:
                 fault = str(error)
         if fault:
-            text, refusal, finish = masked(response.text)[:SHOWN], fault, MALFORMED
-        read, written = response.billed("prompt_tokens"), response.billed("completion_tokens")
+            text, refusal, finish = redacted(response.text), fault, MALFORMED
+        read, written = _billed(value, "prompt_tokens"), _billed(value, "completion_tokens")
         if written is None:  # a model that thinks may have used it all
             written = limit if self.endpoint.thinks else min(limit, count_tokens(text))
         text, refusal = (part.encode("utf-8", "replace").decode() for part in (text, refusal))
         return Answer(without_keys(text), finish, redacted(refusal), prompt_tokens if read is None else read, written)
 
-    def _refusal(self, response: Response, message: str) -> Answer:
-        """The answer for a status that a retry cannot change. Raises NoAnswerError, NoAccessError."""
-        if response.status == 400 and "content_filter" in f"{response.named('code')} {response.message}":
+    def _refusal(self, error: openai.APIStatusError) -> Answer:
+        """The answer for an error that openai gave up on. Raises NoAnswerError, NoAccessError."""
+        status, message = error.status_code, redacted(_message(error))
+        if status in (408, 409, 429) or status >= 500:
+            reason = f"{self.endpoint} keeps answering {status}: {message}"
+            raise NoAnswerError(reason, f"{reason}; {RESUMES}")
+        if status == 400 and "content_filter" in f"{error.code} {_message(error)}":
             return Answer("", "content_filter", "", 0, 0)
         reasons = {
             401: f"does not accept the key in {KEYS[self.endpoint.kind]}; set the right one",
@@ -242,33 +230,40 @@ class Caller:
             403: f"is not allowed with this key: {message}",
             404: f"has no such model or address: {message}",
         }
-        if response.status in reasons:
-            raise NoAccessError(f"{self.endpoint} {reasons[response.status]}")
-        if response.status < 400:
+        if status in reasons:
+            raise NoAccessError(f"{self.endpoint} {reasons[status]}")
+        if status < 400:
             message = "it redirects to another address; give that as --base-url"
         raise NoAnswerError(message, f"{self.endpoint} refuses every request: {message}", refused=True)
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long a response asks to wait, in seconds; None if it does not say, or asks for more than a minute.
+def _message(error: openai.APIStatusError) -> str:
+    """What the error says, in full and with keys."""
+    body = error.body
+    message = body.get("message") if isinstance(body, Mapping) else body
+    return str(message or body or error.response.extensions["fault"])
 
-    >>> retry_after_s({"retry-after": "2"}), retry_after_s({"retry-after-ms": "50"})
-    (2.0, 0.05)
-    >>> retry_after_s({"retry-after": "nan"})
+
+def _refuses_temperature(error: openai.APIStatusError) -> bool:
+    return error.status_code in (400, 422) and (error.param == "temperature" or "'temperature'" in _message(error))
+
+
+def _error_in(value: Mapping[str, Any]) -> Any:
+    """The error in the body of a success, instead of choices or in the first choice: gateways promise success before
+    the model begins.
     """
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers.get(name, "")) * unit
-        except ValueError:
-            continue
-        if 0 <= seconds <= LONGEST_WAIT_S:
-            return seconds
-    return None
+    choices = value.get("choices")
+    holder = choices[0] if isinstance(choices, list) and choices else value
+    return holder.get("error") if isinstance(holder, dict) else None
 
 
-def redacted(text: str) -> str:
-    """The beginning of `text` on one line, without keys."""
-    return " ".join(masked(text).split())[:SHOWN]
+def _billed(value: Mapping[str, Any], name: str) -> int | None:
+    """The number of tokens `name` on the bill; None if there is no possible number."""
+    usage = value.get("usage")
+    count = usage.get(name) if isinstance(usage, dict) else None
+    if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
+        return None
+    return round(count)
 
 
 def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -284,7 +279,13 @@ def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
     return text or "", refusal or "", finish if finish in FINISHED else "stop"
 
 
-def _refuses_temperature(response: Response) -> bool:
-    return response.status in (400, 422) and (
-        response.named("param") == "temperature" or "'temperature'" in response.message
-    )
+def _check_listening(base_url: str) -> None:
+    """Raises ApiError at once if no server listens, instead of after all the retries."""
+    parts = urlsplit(base_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((str(parts.hostname), port), timeout=10).close()
+    except OSError as error:
+        raise ApiError(
+            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
+        ) from None

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reflectkit.chat.budget import Budget, Prices
-from reflectkit.chat.calls import MALFORMED, Caller, NoAnswerError, redacted
-from reflectkit.chat.endpoints import ApiError, Endpoint
-from reflectkit.chat.journal import Answer, Journal, open_journal
-from reflectkit.eventloop import run_sync
+from reflectkit.chat.endpoints import ApiError, Budget, Endpoint, NoAnswerError, Prices
+from reflectkit.chat.journal import MALFORMED, Answer, Journal, open_journal
+from reflectkit.eventloop import in_thread, run_sync
+from reflectkit.keys import redacted
 from reflectkit.text import count_tokens
 from reflectkit.types import Message
+
+if TYPE_CHECKING:
+    from reflectkit.chat.calls import Caller
 
 ASKED_AGAIN = 2  # times, after an unusable answer
 HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
@@ -93,36 +94,38 @@ class Outcome(Generic[Value]):
         return self.rejected.explained if self.rejected else "the budget is spent"
 
 
+class IncompleteAnswerError(ValueError):
+    """An answer that is cut off, empty, refused, filtered or malformed."""
+
+
 def written_limit(endpoint: Endpoint, request: Request) -> int:
     """The limit of completion tokens that is sent to the server, reasoning included."""
     return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
 
 
-@dataclass(slots=True)
 class _Session:
-    """The requests in progress in one event loop. If one of them ends with an error, all do.
+    """The calls in flight in one event loop, by key. failure: the error that ended its requests."""
 
-    slots: limits concurrent calls. locks: one for equal requests, by key. failure: the error that ended them.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    caller: Caller
-    slots: asyncio.Semaphore
-    locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    failure: Exception | None = None
-    in_progress: int = 0
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced, when a request ends."""
+    def __init__(self, concurrency: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.slots = asyncio.Semaphore(concurrency)
+        self.connecting = asyncio.Lock()
+        self.caller: Caller | None = None
+        self.calls: dict[str, asyncio.Task[Answer | None]] = {}
+        self.failure: Exception | None = None
 
     async def finish(self, while_: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all of them have finished, or `while_` no longer holds."""
-        while self.in_progress and while_():
-            await self.left.wait()
+        """Wait until no call is in flight, or `while_` no longer holds."""
+        while self.calls and while_():
+            await asyncio.wait(list(self.calls.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """Close the connections, unless they belong to another event loop, which is gone."""
+        """Cancel the calls and close the connections, unless they belong to another event loop, which is gone."""
         if self.loop is asyncio.get_running_loop():
-            await self.caller.close()
+            for call in self.calls.values():
+                call.cancel()
+            if self.caller is not None:
+                await self.caller.close()
 
 
 class ChatClient:
@@ -130,8 +133,8 @@ class ChatClient:
 
     calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
     completion_tokens, cost_usd: totals of both. stopped: whether the budget, which counts everything in the journal,
-    left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole call, from connecting to
-    the last byte, without the waits before retries.
+    left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole response, from connecting
+    to its last byte.
 
     Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
     """
@@ -185,8 +188,7 @@ class ChatClient:
         session, waiting = self._session_here(), iter(enumerate(requests))
         outcomes: dict[int, Outcome[Value]] = {}
         failures: list[Exception] = []
-        if session.failure is not None:
-            await session.finish()
+        if not session.calls:
             session.failure = None
 
         async def work() -> None:
@@ -199,37 +201,28 @@ class ChatClient:
                     return
                 advance()
 
-        session.in_progress += 1
-        try:
-            workers = [work() for _ in range(min(self.concurrency, len(requests)))]
-            await (asyncio.gather(*workers) if len(workers) != 1 else workers[0])  # no task of its own: no delay
-        finally:
-            session.in_progress -= 1
-            session.left.set()
-            session.left = asyncio.Event()
+        await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
         if failures:
             await session.finish()
             raise failures[0]
         if any(outcome.value is None for outcome in outcomes.values()):
-            await session.finish(while_=self._is_silent)  # one of them may yet show that the server answers
+            await session.finish(while_=self._is_silent)  # another call may yet show that the server answers
             if self._is_silent() and self._trouble:
                 raise self._trouble
         return [outcomes[number] for number in range(len(requests))]
 
     async def finish(self) -> None:
-        """Wait until no request of this event loop is in progress, so that all paid answers are in the journal."""
+        """Wait until no call of this event loop is in flight: all paid answers are then in the journal."""
         await self._session_here().finish()
 
     def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
         """The outcome of `request` from the journal alone; None if the server would have to be asked."""
         answers, reason = self._kept(request), ""
         for answer in answers:
-            reason = _fault(answer, request)
-            if not reason:
-                try:
-                    return Outcome(parse(answer.text))
-                except ValueError as error:
-                    reason = str(error)
+            try:
+                return Outcome(_value(answer, request, parse))
+            except ValueError as error:
+                reason = str(error)
         if len(answers) <= ASKED_AGAIN:
             return None
         return Outcome(rejected=Rejected(request.name, reason, redacted(answers[-1].text)))
@@ -280,10 +273,8 @@ class ChatClient:
 
     def _session_here(self) -> _Session:
         """The session of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._session.loop is not loop:
-            caller = Caller(self.endpoint, self.temperature, self.timeout_s)
-            self._session = _Session(loop, caller, asyncio.Semaphore(self.concurrency))
+        if self._session is None or self._session.loop is not asyncio.get_running_loop():
+            self._session = _Session(self.concurrency)
         return self._session
 
     def _is_silent(self) -> bool:
@@ -299,64 +290,86 @@ class ChatClient:
             try:
                 answer = await self._answer(session, request, attempt)
             except NoAnswerError as error:
-                if error.retry and attempt < ASKED_AGAIN:
-                    continue
-                if error.refused and self.calls + self.replayed > 0:
-                    self._unanswered = 0  # others were answered with the same settings
-                else:
-                    self._unanswered += 1
-                    self._trouble = ApiError(error.fatal)
-                    if self._unanswered >= HOPELESS:
-                        raise self._trouble from None
                 rejected = Rejected(request.name, f"no answer: {error}", "", unanswered=True)
                 break
             if answer is None:
                 break
             answers.append(answer)
-            reason = _fault(answer, request)
-            if not reason:
-                try:
-                    value = parse(answer.text)
-                    break
-                except ValueError as error:
-                    reason = str(error)
-                    unparsed += 1
+            try:
+                value = _value(answer, request, parse)
+                break
+            except ValueError as error:
+                reason = str(error)
+                unparsed += not isinstance(error, IncompleteAnswerError)
         else:
             rejected = Rejected(request.name, reason, redacted(answers[-1].text), self.journal.path if kept else None)
         tokens = sum(answer.completion_tokens for answer in answers)
         return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers))
 
     async def _answer(self, session: _Session, request: Request, attempt: int) -> Answer | None:
-        """An answer from the journal or the server; None if the budget does not allow a call."""
-        key, limit = self.key(request, attempt), written_limit(self.endpoint, request)
-        max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
-
-        def keep(key: str, answer: Answer) -> None:
-            self.journal.add(key, self.endpoint.model, answer)
-            self.budget.pay(self._cost(answer), max_cost)
+        """An answer from the journal, a call in flight, or a new call; None if the budget does not allow one."""
+        if session.failure is not None:
+            raise session.failure
+        key = self.key(request, attempt)
+        answer, call = self.journal.answers.get(key), session.calls.get(key)
+        if answer is None and call is None:
+            call = session.calls[key] = asyncio.create_task(self._call(session, request, key))
+            call.add_done_callback(lambda _: session.calls.pop(key))
+            return await asyncio.shield(call)  # the answer is paid for, even if nobody waits for it any more
+        if answer is None and call is not None:
+            answer = await asyncio.shield(call)
+        if answer is not None:
+            self.replayed += 1
             self._count(answer)
+        return answer
 
-        def keep_bill(answer: Answer) -> None:
-            keep(f"{key}/{len(self.journal.answers)}", answer)
-
-        async with session.locks.setdefault(key, asyncio.Lock()):  # only the first of equal requests makes a call
+    async def _call(self, session: _Session, request: Request, key: str) -> Answer | None:
+        """Make a call and keep its answer; None if the budget does not allow it."""
+        limit = written_limit(self.endpoint, request)
+        max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
+        async with session.slots, self.budget.reserve(max_cost) as affordable:
             if session.failure is not None:
                 raise session.failure
-            if (answer := self.journal.answers.get(key)) is not None:
-                self.replayed += 1
-                self._count(answer)
-                return answer
-            async with session.slots, self.budget.reserve(max_cost) as affordable:
-                if session.failure is not None:
-                    raise session.failure
-                if not affordable:
-                    self.stopped = True
-                    return None
-                answer = await session.caller.call(request.messages, limit, request.prompt_tokens, key, keep_bill)
-                keep(key, answer)
+            if not affordable:
+                self.stopped = True
+                return None
+            try:
+                async with session.connecting:
+                    if session.caller is None:
+                        session.caller = await in_thread(self._connect)
+                answer = await session.caller.call(request.messages, limit, request.prompt_tokens)
+            except NoAnswerError as error:
+                if error.refused and self.calls + self.replayed > 0:
+                    self._unanswered = 0  # others were answered with the same settings
+                    raise
+                self._unanswered += 1
+                self._trouble = ApiError(error.fatal)
+                if self._unanswered < HOPELESS:
+                    raise
+                session.failure = self._trouble
+                raise session.failure from None
+            except Exception as error:
+                session.failure = session.failure or error
+                raise
+            self.journal.add(key, self.endpoint.model, answer)
+            self.budget.pay(self._cost(answer), max_cost)
+        self._count(answer)
         self.calls += 1
         self._unanswered, self._trouble = 0, None
         return answer
+
+    def _connect(self) -> Caller:
+        from reflectkit.chat.calls import Caller  # imports openai
+
+        return Caller(self.endpoint, self.temperature, self.timeout_s, self._keep_error)
+
+    def _keep_error(self, sent: bytes, prompt_tokens: int, completion_tokens: int) -> None:
+        """Keep and pay the bill of an error."""
+        bill = Answer("", MALFORMED, "", prompt_tokens, completion_tokens)
+        key = f"{hashlib.sha256(sent).hexdigest()}/{len(self.journal.answers)}"
+        self.journal.add(key, self.endpoint.model, bill)
+        self.budget.paid += self._cost(bill)
+        self._count(bill)
 
     def _count(self, answer: Answer) -> None:
         self.prompt_tokens += answer.prompt_tokens
@@ -368,15 +381,9 @@ class ChatClient:
 
 
 @contextlib.contextmanager
-def open_client(
-    endpoint: Endpoint, journal_path: Path, prices: Prices, *, earlier: Path | None = None, **settings: Any
-) -> Iterator[ChatClient]:
-    """A `ChatClient` with these settings, whose answers are kept in `journal_path`.
-
-    earlier: where an earlier version kept them, possibly with those of other models, which are then left out; they are
-    read from there, too.
-    """
-    with open_journal(journal_path, model=endpoint.model if earlier else None, earlier=earlier) as journal:
+def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settings: Any) -> Iterator[ChatClient]:
+    """A `ChatClient` with these settings, whose answers are kept in `journal_path`."""
+    with open_journal(journal_path) as journal:
         client = ChatClient(endpoint, journal, prices, **settings)
         try:
             yield client
@@ -385,7 +392,7 @@ def open_client(
 
 
 def _fault(answer: Answer, request: Request) -> str:
-    """Why an answer cannot be used, or ""."""
+    """Why an answer is incomplete, or ""."""
     if answer.finish_reason == MALFORMED:
         return answer.refusal
     if answer.finish_reason == "content_filter":
@@ -395,3 +402,10 @@ def _fault(answer: Answer, request: Request) -> str:
     if answer.finish_reason == "length" and not request.cuts:
         return "cut off at its token limit"
     return "" if answer.text.strip() else "an empty answer"
+
+
+def _value(answer: Answer, request: Request, parse: Callable[[str], Value]) -> Value:
+    """What `parse` makes of an answer. Raises ValueError with the reason if it is unusable."""
+    if fault := _fault(answer, request):
+        raise IncompleteAnswerError(fault)
+    return parse(answer.text)

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.chat.budget import Budget, BudgetSpentError, Prices, prices_of
-from reflectkit.chat.client import (
-    ASKED_AGAIN,
-    PROMPT_MARGIN,
-    THINKING_TOKENS,
-    ChatClient,
-    Rejected,
-    Request,
-    open_client,
-    written_limit,
+from reflectkit.chat.endpoints import (
+    Budget,
+    BudgetSpentError,
+    Endpoint,
+    Prices,
+    address_in_use,
+    parse_endpoint,
+    prices_of,
 )
-from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
-from reflectkit.chat.journal import open_journal
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import write_jsonl
 from reflectkit.text import pluralize
 
+if TYPE_CHECKING:
+    from reflectkit.chat.client import ChatClient, Rejected, Request
+
 ORACLE = "oracle"
+HISTORY_TOKENS = 4000  # of the earlier turns in a request, approximately
+HISTORY_HELP = (
+    "Approximate tokens of earlier turns shown to a chat model: the first turn, and as many of the newest as fit."
+)
 OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
 """Settings that do nothing where no chat model is asked."""
 CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
@@ -85,16 +88,21 @@ class ChatConfig(Config):
         """The token prices of `endpoint`. Raises ConfigError."""
         return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
 
-    @contextlib.contextmanager
-    def client_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
-        """A client for `endpoint` that keeps its answers in `journal`."""
-        settings: dict[str, Any] = {
-            "concurrency": self.concurrency,
-            "budget": Budget(self.max_cost_usd),
-            "timeout_s": self.timeout_s,
-        }
-        with open_client(endpoint, journal, self.prices_at(endpoint), **(settings | more)) as client:
-            yield client
+    def client_at(
+        self, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
+    ) -> AbstractContextManager[ChatClient]:
+        """A client for `endpoint` that keeps its answers in `journal`. budget: shared with other clients, if any."""
+        from reflectkit.chat.client import open_client
+
+        return open_client(
+            endpoint,
+            journal,
+            self.prices_at(endpoint),
+            concurrency=self.concurrency,
+            budget=budget or Budget(self.max_cost_usd),
+            temperature=temperature,
+            timeout_s=self.timeout_s,
+        )
 
 
 class TeacherConfig(Config):
@@ -136,11 +144,9 @@ class TeacherConfig(Config):
         """The teacher's name in records."""
         return ORACLE if self.is_oracle else self.endpoint.model
 
-    @contextlib.contextmanager
-    def client(self, journal: Path) -> Iterator[ChatClient]:
+    def client(self, journal: Path) -> AbstractContextManager[ChatClient]:
         """A client for the teacher that keeps its answers in `journal`."""
-        with self.chat.client_at(self.endpoint, journal) as client:
-            yield client
+        return self.chat.client_at(self.endpoint, journal)
 
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
@@ -152,26 +158,28 @@ def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]
 
 def estimate(
     teacher: TeacherConfig,
-    requests: Sequence[Request],
-    written: int | Callable[[Request], int],
+    requests: Mapping[Request, int],
     journal: Path,
     most: Sequence[Request] | None = None,
 ) -> tuple[dict[str, Any], Table]:
     """The expected and maximum cost of `requests`, without those already answered in the journal.
 
-    written: tokens of a usual answer, or a function of the request. most: all that may be asked, where that is not
-    `requests` alone. At most, each is asked as often as useless answers allow, has a prompt longer than we count, and
-    is answered up to the limit, thinking included.
+    requests: each with the tokens of a usual answer. most: all that may be asked, where that is not `requests` alone.
+    At most, each is asked as often as useless answers allow, has a prompt longer than we count, and is answered up to
+    the limit, thinking included.
     """
+    from reflectkit.chat.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, ChatClient, written_limit
+    from reflectkit.chat.journal import open_journal
+
     with open_journal(journal, write=False) as answered:
         client = ChatClient(teacher.endpoint, answered, teacher.prices)
         calls = {request: client.calls_left(request) for request in requests}
     endpoint = teacher.endpoint
     new = [request for request in requests if calls[request]]
-    usual = sum(written(request) if callable(written) else written for request in new)
+    usual = sum(requests[request] for request in new)
     thinking = len(new) * THINKING_TOKENS if endpoint.thinks else 0
     expected = (len(new), sum(request.prompt_tokens for request in new), usual + thinking)
-    bounds = [(one, calls[one]) for one in requests] if most is None else [(one, 1 + ASKED_AGAIN) for one in most]
+    bounds = list(calls.items()) if most is None else [(request, 1 + ASKED_AGAIN) for request in most]
     at_most = (
         sum(times for _, times in bounds),
         math.ceil(sum(times * request.prompt_tokens * PROMPT_MARGIN for request, times in bounds)),

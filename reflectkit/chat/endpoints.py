@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-import socket
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from reflectkit.errors import ConfigError, ReflectkitError
-from reflectkit.keys import PLAIN, header_text
+from reflectkit.keys import header_text
 
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 OPENAI, LOCAL = "https://api.openai.com/v1", "http://localhost:1234/v1"
 ADDRESS = "OPENAI_BASE_URL"
 """The variable with the address of openai: models, unless a flag gives one."""
-NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+RESUMES = "run the same command again, it resumes from here"
 
 
 class ApiError(ReflectkitError):
@@ -25,6 +25,17 @@ class ApiError(ReflectkitError):
 
 class NoAccessError(ApiError):
     """No request will be answered until the user changes the key, the credit, the model or the address."""
+
+
+class NoAnswerError(Exception):
+    """A call that got no answer.
+
+    fatal: the message if no call gets an answer. refused: whether the server rejected the request itself.
+    """
+
+    def __init__(self, reason: str, fatal: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.fatal, self.refused = fatal, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ def parse_endpoint(
     if base_url is None and kind == "openai":
         base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:
-        _check_address(address, base_url, KEYS[kind])
+        check_address(address, base_url, KEYS[kind])
     return Endpoint(kind, model, base_url or (LOCAL if kind == "local" else None))
 
 
@@ -76,7 +87,7 @@ def _address_in_environment() -> str | None:
     return address if address.rstrip("/") not in ("", OPENAI) else None
 
 
-def _check_address(name: str, address: str, key: str) -> None:
+def check_address(name: str, address: str, key: str) -> None:
     """Raises ConfigError, without showing a password, if `address`, of flag or variable `name`, is not one of HTTP."""
     try:
         parts = urlsplit(address)
@@ -97,56 +108,88 @@ def key_of(endpoint: Endpoint) -> str:
     return key
 
 
-def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -> Any:
-    """openai's client, without its retries and timeouts. on_response: called with each response before openai reads it.
+TOKENS = 1000
+"""Size of the request whose price is looked up. Some models cost more per token beyond about 200,000, which no prompt
+of ours reaches.
+"""
 
-    Raises
-    ------
-    ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError:
-    no local server listens.
+
+class BudgetSpentError(ReflectkitError):
+    """Calls stopped at the budget; answers so far are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """US dollars per million tokens read and written. known: False if the prices are unknown, and therefore 0."""
+
+    read: float
+    written: float
+    known: bool = True
+
+    def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Cost in US dollars."""
+        return (prompt_tokens * self.read + completion_tokens * self.written) / 1e6
+
+
+def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
+    """Today's prices of a model from the genai-prices package, unless `read` and `written` are given. Local models are
+    free. Raises ConfigError.
     """
-    import httpx2
-    import openai
+    if (read is None) != (written is None):
+        raise ConfigError("--price-in and --price-out go together, in US dollars for a million tokens")
+    if read is not None and written is not None:
+        return Prices(read, written)
+    if kind == "local":
+        return Prices(0.0, 0.0)
+    from genai_prices import Usage, calc_price
 
-    key, address = key_of(endpoint), endpoint.base_url
     try:
-        pool = openai.DefaultAsyncHttpxClient(
-            follow_redirects=False,  # a key is for the address that was given
-            event_hooks={"response": [on_response]},
-        )
-    except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-        names = " and ".join(name for name in NETWORK if name in os.environ or name.lower() in os.environ)
-        raise ConfigError(
-            f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
-        ) from None
-    client: Any
-    options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool, "default_headers": PLAIN}
-    if endpoint.kind == "azure":
-        source = "--base-url" if address else "AZURE_OPENAI_ENDPOINT"
-        address = address or os.environ.get(source, "")
-        if not address:
-            raise ConfigError(
-                f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or give --base-url"
-            )
-        _check_address(source, address, KEYS[endpoint.kind])
-        version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
-        client = openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
-    else:
-        if endpoint.kind == "local":
-            _knock(str(address))
-        client = openai.AsyncOpenAI(api_key=key or "none", base_url=address or OPENAI, **options)
-    account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
-    client.organization, client.project = account if endpoint.kind == "openai" else (None, None)
-    return client
+        price = calc_price(Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=kind)
+    except LookupError:
+        return Prices(0.0, 0.0, known=False)
+    read, written = (float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price))
+    return Prices(read, written) if read and written else Prices(0.0, 0.0, known=False)  # not a chat model
 
 
-def _knock(base_url: str) -> None:
-    """Raises ApiError at once if no server listens, instead of after all the retries."""
-    parts = urlsplit(base_url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((str(parts.hostname), port), timeout=10).close()
-    except OSError as error:
-        raise ApiError(
-            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
-        ) from None
+@dataclass(slots=True)
+class Budget:
+    """A budget in US dollars that several clients may share."""
+
+    limit: float | None = None
+    """None: unlimited."""
+    paid: float = 0.0
+    """Total cost of the answers in their journals."""
+    reserved: list[float] = field(default_factory=list)
+    """Maximum cost of each call in flight."""
+    margin: float = 1.0
+    """The largest ratio so far of an actual cost to its expected maximum."""
+    released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set, and replaced, when a reservation ends."""
+
+    @contextlib.asynccontextmanager
+    async def reserve(self, max_cost: float) -> AsyncIterator[bool]:
+        """Reserve `max_cost` dollars, times the margin, for a call; yields False if the remaining budget is too small.
+
+        Waits if only the reservations of calls in flight prevent it, since most calls cost less than they reserve.
+        """
+        while self._fits(max_cost) and not self._fits(max_cost + sum(self.reserved)):
+            await self.released.wait()
+        if not self._fits(max_cost):
+            yield False
+            return
+        self.reserved.append(max_cost)
+        try:
+            yield True
+        finally:
+            self.reserved.remove(max_cost)
+            self.released.set()
+            self.released = asyncio.Event()
+
+    def pay(self, cost: float, max_cost: float) -> None:
+        """Add the cost of a call whose maximum, by our count of its tokens, was `max_cost`."""
+        self.paid += cost
+        if cost > max_cost > 0:
+            self.margin = max(self.margin, cost / max_cost)
+
+    def _fits(self, cost: float) -> bool:
+        return self.limit is None or self.paid + cost * self.margin <= self.limit

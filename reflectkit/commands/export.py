@@ -6,7 +6,6 @@ The folder loads with `AutoModelForCausalLM.from_pretrained` and with reflectkit
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.version import VERSION
 
 EXAMPLES = (
@@ -68,11 +66,8 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
-            facts = {
-                name: origin_facts[name]
-                for name in ("env", "step", "reflector", "model")
-                if origin_facts.get(name) is not None
-            }
+            kept = ("env", "step", "reflector", "model")
+            facts = {name: origin_facts[name] for name in kept if origin_facts.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}
             player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
             bar.advance()
@@ -82,80 +77,97 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         return current.finish(figures, [target])
 
 
-def card(config: ExportConfig, origin_facts: dict[str, Any], base: str | None) -> str:
-    """The model card: description, origin, metrics, settings and use."""
-    role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
-    settings = _recorded(run_dir / "config.json", "settings")
-    figures = _recorded(run_dir / "report.json", "figures")
-    listed, answer = ANSWERED.get(origin_facts.get("answer", ""), ANSWERED["label"])
-    header = {
+CARD = """---
+{header}
+---
+
+# {name}
+
+A {role} model for the environment `{env}`, trained with reflectkit {version}. It reads {reads}.
+
+## Made from
+
+{made_from}
+
+## Training metrics
+
+| figure | value |
+|---|---|
+{figures}
+
+Rates are for sampled play on training problems; `reflectkit evaluate` measures held-out ones.
+
+## Settings
+
+```json
+{settings}
+```
+
+## Use
+
+To act with it:
+
+```python
+import reflectkit
+
+agent = reflectkit.load_agent({players})
+act = agent.act("what is seen, as the environment shows it", choices=["one action", "another"])
+print(act.action, act.comment, act.probabilities)
+```
+
+As a plain language model:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained({folder})
+tokenizer = AutoTokenizer.from_pretrained({folder})
+```
+"""
+
+
+def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
+    """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter."""
+    role, run_dir, target = facts.get("role") or "policy", config.load_dir.parent, json.dumps(str(config.out_dir))
+    listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
+    origin, reflector = base or facts.get("model"), facts.get("reflector")
+    header: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["reflectkit", "reinforcement-learning"],
     }
     if config.license:
         header["license"] = config.license
-    origin = base or origin_facts.get("model")
     if isinstance(origin, str) and origin.count("/") == 1 and not Path(origin).exists():
         header["base_model"] = origin
-    lines = [
-        "---",
-        *(f"{name}: {json.dumps(value)}" for name, value in header.items()),
-        "---",
-        "",
-        f"# {config.out_dir.name}",
-        "",
-        f"A {role} model for the environment `{origin_facts.get('env', 'unknown')}`, trained with reflectkit {VERSION}."
-        f" It reads {READS.get(role, READS['policy']).format(listed=listed, answer=answer)}.",
-        "",
-        "## Made from",
-        "",
+    made_from = [
         f"- checkpoint: `{config.load_dir}`",
         f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
     ]
-    if origin_facts.get("reflector"):
-        lines.append(f"- comments by: `{origin_facts['reflector']}`")
-    lines += ["", "## Training metrics", "", "| figure | value |", "|---|---|"]
-    lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or [
-        "| none recorded | |"
+    if reflector:
+        made_from.append(f"- comments by: `{reflector}`")
+    figures = [
+        f"| {name.replace('_', ' ')} | {f'{value:.4g}' if isinstance(value, float) else value} |"
+        for name, value in _recorded(run_dir / "report.json", "figures").items()
     ]
-    lines += ["", "Rates are for sampled play on training problems; `reflectkit evaluate` measures held-out ones.", ""]
-    lines += ["## Settings", "", "```json", json.dumps(settings, indent=1, ensure_ascii=False), "```", ""]
-    lines += _use(config, origin_facts, role)
-    lines += [
-        "As a plain language model:",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(str(config.out_dir))})",
-        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(str(config.out_dir))})",
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _use(config: ExportConfig, origin_facts: Mapping[str, Any], role: str) -> list[str]:
-    """The card's lines about acting with the model and its partner."""
-    target = config.out_dir
-    reflector = origin_facts.get("reflector") or ("PATH/OF/ITS/REFLECTOR" if role == "policy" else None)
-    pair = (target, reflector) if role != "reflection" else ("PATH/OF/ITS/POLICY", target)
-    partner = f", reflector={json.dumps(str(pair[1]))}" if pair[1] else ""
-    return [
-        "## Use",
-        "",
-        "To act with it:",
-        "",
-        "```python",
-        "import reflectkit",
-        "",
-        f"agent = reflectkit.load_agent({json.dumps(str(pair[0]))}{partner})",
-        'act = agent.act("what is seen, as the environment shows it", choices=["one action", "another"])',
-        "print(act.action, act.comment, act.probabilities)",
-        "```",
-        "",
-    ]
+    players = target
+    if role == "reflection":
+        players = f'"PATH/OF/ITS/POLICY", reflector={target}'
+    elif role == "policy" or reflector:
+        players += f", reflector={json.dumps(str(reflector or 'PATH/OF/ITS/REFLECTOR'))}"
+    return CARD.format(
+        header="\n".join(f"{name}: {json.dumps(value)}" for name, value in header.items()),
+        name=config.out_dir.name,
+        role=role,
+        env=facts.get("env", "unknown"),
+        version=VERSION,
+        reads=READS.get(role, READS["policy"]).format(listed=listed, answer=answer),
+        made_from="\n".join(made_from),
+        figures="\n".join(figures or ["| none recorded | |"]),
+        settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),
+        players=players,
+        folder=target,
+    )
 
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:
@@ -165,7 +177,3 @@ def _recorded(path: Path, part: str) -> dict[str, Any]:
     except (DataError, KeyError, TypeError):
         return {}
     return dict(value) if isinstance(value, dict) else {}
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -12,14 +12,13 @@ from reflectkit.agents.players import model_folders, resolve_model_path
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.replaying import drawn_records, replayed_lessons
+from reflectkit.data.demonstrations import drawn_records, replayed_lessons
 from reflectkit.data.sft_rows import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_jsonl
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Answer

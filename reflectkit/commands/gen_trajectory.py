@@ -12,38 +12,40 @@ states that it visited.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from reflectkit.agents.scripted import Baseline, Demonstrator, Recovery
-from reflectkit.chat.client import ChatClient
-from reflectkit.chat.config import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
+from reflectkit.chat.client import ChatClient, Rejected
+from reflectkit.chat.config import (
+    HISTORY_HELP,
+    HISTORY_TOKENS,
+    ORACLE,
+    TeacherConfig,
+    call_figures,
+    estimate,
+    free_estimate,
+    stop_if_spent,
+)
 from reflectkit.chat.journal import open_journal
-from reflectkit.chat.teacher import ChatTeacher, Rehearsal
-from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS, fullest
+from reflectkit.chat.players import ChatTeacher, Rehearsal
+from reflectkit.chat.templates import fullest
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
-from reflectkit.data.demonstrations import Planned, add_demonstrations, figures_of, low_rewards, rejected
+from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
 from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.data.visited import read_visits, visited
 from reflectkit.env import Agent
 from reflectkit.envs import RECORDS, listed
-from reflectkit.envs.setup import (
-    EnvConfig,
-    EnvSetup,
-    RolloutConfig,
-    check_level,
-    refuse_uncounted,
-)
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
-from reflectkit.rollout.episode import Episode, rollout
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Status, Task, Trajectory
@@ -56,8 +58,11 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
 )
-TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
+NOT_WITH_STATES_OF = (
+    "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run", "max_cost_usd",
+    "base_url", "history_tokens", "horizon",
+)  # fmt: skip
 ANALYSIS_TOKENS = 90  # that a teacher writes per step
 CALLS_TOKENS = 300  # and of calls
 
@@ -77,7 +82,7 @@ class GenTrajectoryConfig(Config):
         None, help="Number of problems to demonstrate; default: 57, or all if they come from a file.", ge=1
     )
     actor: Literal["teacher", "oracle"] = option(
-        TEACHER, help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
+        "teacher", help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
     )
     noise: float | None = option(
         None,
@@ -117,14 +122,14 @@ class GenTrajectoryConfig(Config):
         if self.states_of is None and (self.states or self.player):
             raise ConfigError(f"{'--states' if self.states else '--player'} needs --states-of; leave it out")
         if self.states_of is not None:
-            self._check_states()
+            self.env.require_teacher("action", "note", "comment")
+            if given := non_default(self, *NOT_WITH_STATES_OF):
+                raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
             return self
         if self.task_file is not None and not self.from_file:
             raise ConfigError(f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}")
         if self.negatives and not kind.teacher_type.has("slips"):
-            raise ConfigError(
-                f"env '{self.env.name}' has no negative examples (no slips()); use --noise, and --negatives 0"
-            )
+            raise ConfigError(f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives")
         if self.level:
             check_level(self.env.name, self.level)
         if self.oracle_acts:
@@ -141,16 +146,6 @@ class GenTrajectoryConfig(Config):
                 " leave out --noise"
             )
         return self
-
-    def _check_states(self) -> None:
-        """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
-        self.env.require_teacher("action", "note", "comment")
-        names = (
-            "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
-            "max_cost_usd", "base_url", "history_tokens", "horizon",
-        )  # fmt: skip
-        if given := non_default(self, *names):
-            raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
 
     @property
     def oracle_acts(self) -> bool:
@@ -172,47 +167,51 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     """
     if config.states_of is not None:
         return _comment_on_visited(config, config.states_of, progress)
-    level = config.level or config.env.kind.levels[-1]
-    source = (config.task_file or config.setup.folder / "data.json") if config.from_file else None
-    source_records = _problems(config, level, source)
-    tasks = [record.task for record in source_records]
-    eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
-    count = _count(config, level, len(eligible))
-    chosen = sorted(generator(config.run.seed, "chosen").sample(eligible, count))
-    negatives = config.env.kind.teacher_type.negatives if config.negatives is None else config.negatives
-    planned = [("positive", 0, tasks[index]) for index in chosen]
-    planned += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
-    journal = config.setup.env_folder / "journal.jsonl"
-    if config.teacher.chat.dry_run and config.teacher.is_oracle:
-        return Report("gen-trajectory", config.setup.env_folder, *free_estimate())
-    if config.teacher.chat.dry_run:
+    setup, teacher, kind = config.setup, config.teacher, config.env.kind
+    level = config.level or kind.levels[-1]
+    source = (config.task_file or setup.folder / "data.json") if config.from_file else None
+    records, chosen = _problems(config, level, source)
+    tasks = [record.task for record in records]
+    negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
+    planned = [("positive", 0, task) for task in chosen]
+    planned += [("negative", number, task) for task in chosen for number in range(negatives)]
+    journal = setup.env_folder / "journal.jsonl"
+    if teacher.chat.dry_run and teacher.is_oracle:
+        return Report("gen-trajectory", setup.env_folder, *free_estimate())
+    if teacher.chat.dry_run:
         return _dry_run(config, level, planned, journal, progress)
-    write_permission(config.setup.folder)
-    with open_run(
-        "gen-trajectory", config, [*([source] if source else []), *config.setup.input_files(tasks)]
-    ) as current:
+    write_permission(setup.folder)
+    inputs = [*([source] if source else []), *setup.input_files(tasks)]
+    with open_run("gen-trajectory", config, inputs) as current:
         if current.done:
             return current.done
-        path = config.setup.folder / RECORDS
-        if config.teacher.is_oracle:
-            played, usage = _play(config, level, planned, _oracle(config), progress), {}
-        else:
-            with config.teacher.client(journal) as client:
-                played = _play(config, level, planned, _chat_teacher(config, client), progress)
-                usage = call_figures(client, rejected(played), config.setup.folder / "rejected.jsonl", progress)
-        demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
+        with contextlib.nullcontext() if teacher.is_oracle else teacher.client(journal) as client:
+            agent = _chat_teacher(config, client) if client else _oracle(config)
+            played = _play(config, level, planned, agent, progress)
+            aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
+            usage = {}
+            if client:
+                rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in aborted]
+                usage = call_figures(client, rejected, setup.folder / "rejected.jsonl", progress)
+        demonstrations = {record.task.id: list(record.trajectories) for record in records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
-        add_demonstrations(config, level, planned, played, demonstrations)
+        low = add_demonstrations(
+            demonstrations,
+            planned,
+            played,
+            kind.teacher_type,
+            teacher.model_name,
+            config.min_reward,
+            None if config.oracle_acts else setup.maker(level),
+        )
         made = sum(map(len, demonstrations.values())) - given
-        records = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
+        path = setup.folder / RECORDS
         if made:
-            write_json(path, [record_to_json(record) for record in records])
-        if usage:
-            done = pluralize(given + made, "demonstration")
-            stop_if_spent(
-                config.teacher.chat, client, f"{done} in {path}" if made else "no episode has become a demonstration"
-            )
-        low = low_rewards(config, played)
+            full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
+            write_json(path, [record_to_json(record) for record in full])
+        if client:
+            written = f"{pluralize(given + made, 'demonstration')} in {path}"
+            stop_if_spent(teacher.chat, client, written if made else "no episode has become a demonstration")
         if not made:
             raise _nothing_kept(config, played, low)
         if low:
@@ -220,54 +219,80 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             progress.news(f"{pluralize(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
         if given:
             progress.news(f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones")
-        figures = figures_of(planned, played, demonstrations, len(tasks)) | usage
+        kept = [item for items in demonstrations.values() for item in items]
+        notes = [step.note for item in kept for step in item.trajectory]
+        positive = [trajectory for (label, *_), trajectory in zip(planned, played, strict=True) if label == "positive"]
+        figures: dict[str, Any] = {
+            "problems": len(tasks),
+            "demonstrations": len(positive),
+            "solved": sum(trajectory.success for trajectory in positive),
+            "negatives": sum(item.negative for item in kept),
+            "aborted": len(aborted),
+            "steps": len(notes),
+            "mistakes": notes.count("mistake"),
+            "corrections": notes.count("correction"),
+        } | usage
         if config.min_reward is not None:
             figures["below_min_reward"] = len(low)
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
-        if failed := {
-            trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED
-        }:
+        if aborted:
+            failed = {trajectory.task.id: trajectory.reason for trajectory in aborted}
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
-        if asked := config.setup.asked(progress):
+        if asked := setup.asked(progress):
             figures["asked"] = asked
         return current.finish(figures, [path])
 
 
-def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
-    """Write the source's records with the demonstrations of `visited` added, next to the source."""
-    source = config.task_file or config.setup.folder / "train.json"
-    records = read_records(source, config.setup.env_name)
-    write_permission(config.setup.folder)
-    tasks = {record.task.id: record.task for record in records}
-    run = states_of.parent if states_of.name == "eval.json" else states_of
-    played = run / "episodes.jsonl" if run.is_dir() else run
-    with open_run("gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]) as current:
-        if current.done:
-            return current.done
-        visits = read_visits(played, config.setup.env_name, config.player)
-        visits = generator(config.run.seed, "visits").sample(visits, len(visits))
-        with progress.bar("Visited states", config.states or len(visits)) as bar:
-            found = visited(
-                visits,
-                tasks,
-                config.setup.make,
-                config.teacher.model_name,
-                config.states,
-                lambda steps: bar.advance(steps if config.states else 1),
-            )
-        path = source.with_name(f"{source.stem}_visited.json")
-        every = [Record(record.task, (*record.trajectories, *found.get(record.task.id, ()))) for record in records]
-        write_json(path, [record_to_json(record) for record in every])
-        steps = [step for some in found.values() for one in some for step in one.trajectory]
-        figures = {
-            "demonstrations": sum(len(record.trajectories) for record in records),
-            "episodes": sum(map(len, found.values())),
-            "states": len(steps),
-            "mistakes": sum(step.note == "mistake" for step in steps),
-        }
-        current.tables.append(figures_table(f"Visited states in {path}", "count", figures))
-        return current.finish(figures, [path])
+def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> tuple[list[Record], list[Task]]:
+    """(the problems, with the demonstrations that their file already has; those to demonstrate)."""
+    if source is None:
+        records = eligible = [Record(task, ()) for task in listed(config.env.name, level)]
+    else:
+        taskset, records = config.env.kind.taskset, read_records(source, config.setup.env_name)
+        eligible = [record for record in records if taskset.at_level(record.task, level) is not None]
+        if not eligible:
+            raise DataError(source, f"has no task of level '{level}'")
+        records = records if taskset.keeps_other_levels else eligible
+    most = len(eligible)
+    count = config.demonstrations or (most if config.from_file else min(DEMONSTRATIONS, most))
+    if count > most:
+        raise ConfigError(
+            f"--demonstrations is {count}, but level '{level}' has {pluralize(most, 'problem')}; lower it"
+        )
+    chosen = sorted(generator(config.run.seed, "chosen").sample(range(most), count))
+    return records, [eligible[index].task for index in chosen]
+
+
+def _oracle(config: GenTrajectoryConfig) -> Demonstrator:
+    return Demonstrator(config.env.kind.teacher_type.noise if config.noise is None else config.noise)
+
+
+def _chat_teacher(config: GenTrajectoryConfig, client: ChatClient) -> ChatTeacher:
+    return ChatTeacher(client, _oracle(config) if config.oracle_acts else None, config.history_tokens)
+
+
+def _play(
+    config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
+) -> list[Trajectory]:
+    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
+    played: list[Trajectory] = []
+    for label, agent in (("positive", teacher), ("negative", Recovery(teacher))):
+        episodes = []
+        for kind, number, task in planned:
+            if kind == label:
+                path = ("demonstration", task.id) if kind == "positive" else ("negative", number, task.id)
+                episodes.append(Episode(task, derive(config.run.seed, *path)))
+        if episodes:
+            with progress.bar(f"Demonstrations, {label}", len(episodes)) as bar:
+                played += rollout(
+                    episodes,
+                    config.setup.maker(level),
+                    agent,
+                    width=config.rollout.width,
+                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
+                )
+    return played
 
 
 def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low: Sequence[float]) -> ReflectkitError:
@@ -286,61 +311,40 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low
     )
 
 
-def _oracle(config: GenTrajectoryConfig) -> Demonstrator:
-    return Demonstrator(config.env.kind.teacher_type.noise if config.noise is None else config.noise)
-
-
-def _chat_teacher(config: GenTrajectoryConfig, client: ChatClient) -> ChatTeacher:
-    return ChatTeacher(client, _oracle(config) if config.oracle_acts else None, config.history_tokens)
-
-
-def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> list[Record]:
-    """The problems, with the demonstrations that their file already has."""
-    if source is None:
-        return [Record(task, ()) for task in listed(config.env.name, level)]
+def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
+    """Write the source's records with the demonstrations of `visited` added, next to the source."""
+    source = config.task_file or config.setup.folder / "train.json"
     records = read_records(source, config.setup.env_name)
-    kept = [record for record in records if _has_level(config, record.task, level)]
-    if not kept:
-        raise DataError(source, f"has no task of level '{level}'")
-    return records if config.env.kind.taskset.keeps_other_levels else kept
-
-
-def _has_level(config: GenTrajectoryConfig, task: Task, level: str) -> bool:
-    return config.env.kind.taskset.at_level(task, level) is not None
-
-
-def _count(config: GenTrajectoryConfig, level: str, problems: int) -> int:
-    usual = problems if config.from_file else min(DEMONSTRATIONS, problems)
-    count = usual if config.demonstrations is None else config.demonstrations
-    if count > problems:
-        raise ConfigError(
-            f"--demonstrations is {count}, but level '{level}' has {pluralize(problems, 'problem')}; lower it"
-        )
-    return count
-
-
-def _play(
-    config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
-) -> list[Trajectory]:
-    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
-    played: list[Trajectory] = []
-    for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
-        episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in planned if sort == kind]
-        if episodes:
-            with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
-                played += rollout(
-                    episodes,
-                    config.setup.maker(level),
-                    agent,
-                    width=config.rollout.width,
-                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
-                )
-    return played
-
-
-def _seed(config: GenTrajectoryConfig, kind: str, number: int, task: Task) -> int:
-    path = ("demonstration", task.id) if kind == "positive" else ("negative", number, task.id)
-    return derive(config.run.seed, *path)
+    write_permission(config.setup.folder)
+    tasks = {record.task.id: record.task for record in records}
+    run = states_of.parent if states_of.name == "eval.json" else states_of
+    played = run / "episodes.jsonl" if run.is_dir() else run
+    with open_run("gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]) as current:
+        if current.done:
+            return current.done
+        visits = read_visits(played, config.setup.env_name, config.player)
+        visits = generator(config.run.seed, "visits").sample(visits, len(visits))
+        with progress.bar("Visited states", config.states or len(visits)) as bar:
+            found = relabel(
+                visits,
+                tasks,
+                config.setup.make,
+                config.teacher.model_name,
+                config.states,
+                lambda steps: bar.advance(steps if config.states else 1),
+            )
+        path = source.with_name(f"{source.stem}_visited.json")
+        every = [Record(record.task, (*record.trajectories, *found.get(record.task.id, ()))) for record in records]
+        write_json(path, [record_to_json(record) for record in every])
+        steps = [step for some in found.values() for item in some for step in item.trajectory]
+        figures = {
+            "demonstrations": sum(len(record.trajectories) for record in records),
+            "episodes": sum(map(len, found.values())),
+            "states": len(steps),
+            "mistakes": sum(step.note == "mistake" for step in steps),
+        }
+        current.tables.append(figures_table(f"Visited states in {path}", "count", figures))
+        return current.finish(figures, [path])
 
 
 def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal: Path, progress: Progress) -> Report:
@@ -355,27 +359,23 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal:
         client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)
         rehearsal = Rehearsal(_chat_teacher(config, client), stand_in)
         _play(config, level, planned, rehearsal, progress)
+        requests = rehearsal.requests
         if config.oracle_acts:
-            longest_requests = [
-                fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)
-            ]
-            usual, bound = (
-                "comments as short as the oracle's own",
-                "every request of the full length that --history-tokens allows",
-            )
+            longest = [fullest(request, config.history_tokens) for request in requests if client.calls_left(request)]
+            usual = "comments as short as the oracle's own"
+            bound = "every request of the full length that --history-tokens allows"
         elif called:
-            told = zip(rehearsal.requests, rehearsal.steps, strict=True)
-            longest_requests = [fullest(request, steps * request.max_tokens) for request, steps in told]
+            told = zip(requests, rehearsal.steps, strict=True)
+            longest = [fullest(request, steps * request.max_tokens) for request, steps in told]
             usual = f"a memory as large as that of {config.env.kind.baselines[0]}"
             bound = "every answer has its full length, and later states show all of it"
         else:
-            longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
-            longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
-            longest_requests = longest * (len(planned) * config.setup.horizon_at(level))
+            full = [fullest(request, config.history_tokens) for request in requests]
+            longest = sorted(full, key=lambda request: -request.prompt_tokens)[:1]
+            longest *= len(planned) * config.setup.horizon_at(level)
             usual = "a teacher that makes no mistake"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
-        client.close()
     written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
-    figures, table = estimate(config.teacher, rehearsal.requests, written, journal, longest_requests)
+    figures, table = estimate(config.teacher, dict.fromkeys(requests, written), journal, longest)
     progress.news(f"expected: {usual}; at most: {bound}")
     return Report("gen-trajectory", config.setup.env_folder, figures, (), (table,))

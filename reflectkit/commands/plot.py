@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from statistics import median
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -18,12 +19,17 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.figures import Curve, draw_bars, draw_curves, number_in, read_curves
-from reflectkit.evals.seeds import curve_figures, curve_table
-from reflectkit.jsonl import read_json, rows_so_far
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.locks import is_locked
-from reflectkit.runs.run import open_run
+from reflectkit.evals.plot import (
+    Curve,
+    curve_figures,
+    curve_table,
+    draw_bars,
+    draw_curves,
+    number_in,
+    read_curves,
+)
+from reflectkit.jsonl import is_locked, read_json, rows_so_far
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.text import distinct_names
 from reflectkit.types import LARGEST
 
@@ -79,6 +85,8 @@ class PlotConfig(Config):
             raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
         if self.evals and (given := non_default(self, "against", "smooth", "reach")):
             raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
+        if len(self.figure) > 1 and self.evals:
+            raise ConfigError("--evals takes a single --figure")
         if self.live and not self.runs:
             raise ConfigError("--live needs --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
@@ -102,7 +110,7 @@ def parse_run(text: str) -> tuple[str, Path]:
 def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
     if config.live:
-        return _follow(config, progress)
+        return _follow(*parse_run(config.runs[0]), config.figure, progress)
     named = [parse_run(text) for text in config.runs]
     inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:
@@ -110,19 +118,23 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             return current.done
         out = config.out or current.folder / ("curves.png" if named else "bars.png")
         if config.evals:
-            figures = _bars(config, out)
-            cells = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
-            current.tables.append(
-                Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), cells)
-            )
-            return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
+            figure = (config.figure or ("success",))[0]
+            bars = _read_bars(config.evals, figure)
+            draw_bars(figure, bars, out)
+            means = {(name, level): mean for name, some in bars.items() for level, (mean, _, _) in some.items()}
+            cells = tuple((name, level, f"{mean:.3f}") for (name, level), mean in means.items())
+            current.tables.append(Table(f"Bars in {out}", ("policy", "level", figure), cells))
+            return current.finish({f"{name} {level}": mean for (name, level), mean in means.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in dict.fromkeys(config.figure or ("success_rate",)):
             read = read_curves([path for _, path in named], figure, config.against, config.smooth)
             for (name, _), curve in zip(named, read, strict=True):
                 panels.setdefault(figure, {}).setdefault(name, []).append(curve)
         draw_curves(panels, config.against, config.smooth, out)
-        ends = {figure: {name: _end(seeds) for name, seeds in curves.items()} for figure, curves in panels.items()}
+        ends = {
+            figure: {name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()}
+            for figure, curves in panels.items()
+        }
         columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
         rows = tuple(
             (name, str(len(seeds)), *(f"{ends[figure][name]:.3f}" for figure in panels))
@@ -131,31 +143,23 @@ def run(config: PlotConfig, progress: Progress) -> Report:
         current.tables.append(Table(f"Learning curves in {out}", columns, rows))
         if config.reach:
             summed = {figure: curve_figures(curves, config.reach) for figure, curves in panels.items()}
-            for figure, one in summed.items():
-                current.tables.append(curve_table(one, figure, config.reach, config.against))
+            current.tables += [
+                curve_table(figures, figure, config.reach, config.against) for figure, figures in summed.items()
+            ]
             return current.finish({"last": ends, "curves": summed}, [out])
         return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
 
 
-def _end(seeds: Sequence[Curve]) -> float:
-    ends = sorted(values[-1] for _, values in seeds)
-    middle = len(ends) // 2
-    return ends[middle] if len(ends) % 2 else (ends[middle - 1] + ends[middle]) / 2
-
-
-def _bars(config: PlotConfig, out: Path) -> dict[tuple[str, str], float]:
-    """Draw the bars and return the means by (player, level)."""
-    if len(config.figure) > 1:
-        raise ConfigError("--evals takes a single --figure")
-    figure = (config.figure or ("success",))[0]
+def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """(mean, low, high) by player and level. Raises DataError if a row does not have the figure."""
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for folder, label in zip(config.evals, distinct_names(config.evals), strict=True):
+    for folder, label in zip(evals, distinct_names(evals), strict=True):
         path = folder / "eval.json"
         value = read_json(path)
         rows = value.get("rows") if isinstance(value, dict) else None
-        if not isinstance(rows, list) or not rows:
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
             raise DataError(path, "is not a result of evaluate: it has no rows")
-        having = [row for row in rows if isinstance(row, dict) and figure in (row.get("figures") or ())]
+        having = [row for row in rows if figure in (row.get("figures") or ())]
         for row in (figure != "success" and having) or rows:  # a figure may be of some levels
             try:
                 if figure == "success":
@@ -163,25 +167,20 @@ def _bars(config: PlotConfig, out: Path) -> dict[tuple[str, str], float]:
                 else:
                     mean, *ends = (row["figures"][figure][part] for part in ("mean", "low", "high"))
                     interval = (mean, *(mean if end is None else end for end in ends))  # unknown ends: no whisker
-                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({label})"
-                mean, low, high = (_finite(value) for value in interval)
-                bars.setdefault(name, {})[row["level"]] = (mean, low, high)
+                name = row["name"] if len(evals) == 1 else f"{row['name']} ({label})"
+                if not all(map(math.isfinite, interval)):
+                    raise ValueError(interval)
+                bars.setdefault(name, {})[row["level"]] = interval
             except (KeyError, TypeError, ValueError, OverflowError):
-                available = ", ".join(["success", *(row.get("figures", {}) if isinstance(row, dict) else {})])
+                available = ", ".join(["success", *row.get("figures", {})])
                 raise DataError(path, f"a row has no '{figure}'; available: {available}", field=figure) from None
-    draw_bars(figure, bars, out)
-    return {(name, level): mean for name, by_level in bars.items() for level, (mean, _, _) in by_level.items()}
+    return bars
 
 
-def _finite(value: Any) -> float:
-    if not math.isfinite(value):
-        raise ValueError(value)
-    return float(value)
-
-
-def _follow(config: PlotConfig, progress: Progress) -> Report:
-    """Show a run's latest figures until it ends or no process works on it. Raises DataError if there is no run."""
-    name, path = parse_run(config.runs[0])
+def _follow(name: str, path: Path, wanted: Sequence[str], progress: Progress) -> Report:
+    """Show the latest figures of the run with the metrics `path` until it ends or no process works on it. Raises
+    DataError if there is no run.
+    """
     if not path.with_name("config.json").is_file():
         raise DataError(path.parent, "no such run; give the folder that rlft writes to")
     try:
@@ -196,8 +195,8 @@ def _follow(config: PlotConfig, progress: Progress) -> Report:
             rows = rows_so_far(path)
             step = int(number_in(path, len(rows), rows[-1], "step")) if rows else 0
             if rows and step != seen:
-                missing = [figure for figure in config.figure if not any(figure in row for row in rows)]
-                shown = [*missing, *(figure for figure in config.figure or FOLLOWED if figure in rows[-1])]
+                missing = [figure for figure in wanted if not any(figure in row for row in rows)]
+                shown = [*missing, *(figure for figure in wanted or FOLLOWED if figure in rows[-1])]
                 newest = {figure: float(number_in(path, len(rows), rows[-1], figure)) for figure in shown}
                 bar.advance(step - seen, **newest)
                 seen, idle = step, 0

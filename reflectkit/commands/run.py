@@ -31,8 +31,6 @@ from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import no_share
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
 from reflectkit.evals import tables as eval_tables
-from reflectkit.evals.breakdowns import aspect_tables, passes_table
-from reflectkit.evals.seeds import seed_differences, seed_differences_table
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.hub import PACKAGED
 from reflectkit.models.packaged import share_models
@@ -54,8 +52,7 @@ from reflectkit.recipe import (
     with_arms,
     with_copies,
 )
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import Run, finished_as, open_run
+from reflectkit.runs.run import Run, RunConfig, finished_as, open_run
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
@@ -351,15 +348,16 @@ def pool_seeds(
         outputs.append(path)
         current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
         every = [episode for seed in seeds for episode in seed]
-        current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
+        current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
+        current.tables += eval_tables.figures_tables(rows)
     current.tables += ablated
     every = [episode for seeds in evaluations.values() for seed in seeds for episode in seed]
     if outside := no_share(every, recipe.measure):
         raise ConfigError(f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again")
-    if apart := seed_differences(evaluations, recipe.measure):
+    if apart := eval_tables.seed_differences(evaluations, recipe.measure):
         outputs.append(current.folder / "differences.json")
         write_json(outputs[-1], apart)
-        current.tables.append(seed_differences_table(apart, recipe.measure))
+        current.tables.append(eval_tables.seed_differences_table(apart, recipe.measure))
     plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
     if plots := [settings for settings in plots if settings["runs"]]:  # in the form of the first
         outputs.append(current.folder / "curves.png")

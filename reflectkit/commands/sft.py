@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reflectkit.agents.players import newest_name
 from reflectkit.commands import Traits
@@ -25,19 +24,9 @@ from reflectkit.runs.checksums import seal
 from reflectkit.runs.run import open_run
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
-from reflectkit.train.sft import (
-    encoded_rows,
-    inputs_of,
-    last_whole,
-    player_of,
-    train,
-    with_steps,
-)
+from reflectkit.train.sft import encoded_rows, inputs_of, last_checkpoint, starting_model, train
 from reflectkit.train.sft_config import SFTConfig as SFTConfig
 from reflectkit.train.trackers import require_trackers
-
-if TYPE_CHECKING:
-    from reflectkit.models.load import LoadedModel
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
@@ -73,16 +62,21 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
 
-        resume = last_whole(current.folder / "trainer", progress)
+        resume = last_checkpoint(current.folder / "trainer", progress)
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
-            player = replace(player_of(config, source, rows), answer=form)
+            player = replace(starting_model(config, source, rows), answer=form)
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
-            config = with_steps(config, len(encoded))
+            config = with_values(config, max_steps=_steps(config, len(encoded)))
             if config.tiny.copy_steps and not resume:
-                _teach_copying(config, player, progress)
+                from reflectkit.models.tiny import teach_copying
+
+                with progress.bar("Copying", config.tiny.copy_steps) as bar:
+                    teach_copying(
+                        player.model, config.tiny.copy_steps, config.run.seed, lambda loss: bar.advance(1, loss=loss)
+                    )
             log = train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
@@ -101,9 +95,9 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
 def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
     """What training takes, by arithmetic."""
-    player = player_of(config, source, rows)
+    player = starting_model(config, source, rows)
     lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
-    steps = with_steps(config, len(lengths)).max_steps
+    steps = _steps(config, len(lengths))
     mean = sum(lengths) / len(lengths)
     return plan_report(
         "sft",
@@ -121,8 +115,6 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
     )
 
 
-def _teach_copying(config: SFTConfig, player: LoadedModel, progress: Progress) -> None:
-    from reflectkit.models.tiny import teach_copying
-
-    with progress.bar("Copying", config.tiny.copy_steps) as bar:
-        teach_copying(player.model, config.tiny.copy_steps, config.run.seed, lambda loss: bar.advance(1, loss=loss))
+def _steps(config: SFTConfig, rows: int) -> int:
+    """The number of gradient steps on `rows` rows, or groups of them."""
+    return config.epochs * -(-rows // config.batch_size) or config.max_steps

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import re
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,11 +18,10 @@ from reflectkit.config import Config, option
 from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.errors import NO_ROOM, ConfigError, DataError
-from reflectkit.evals.inspect_log import Log
-from reflectkit.evals.page import Source, write_page
+from reflectkit.evals.view import InspectLog, Source, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 from reflectkit.text import distinct_names
 
 EXAMPLES = (
@@ -71,34 +69,30 @@ def run(config: ViewConfig, progress: Progress) -> Report:
     paths = config.paths or (config.run.results_dir / config.run.name,)
     files = episode_files(paths)
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
-    sources = [_source(file, name) for file, name in zip(files, distinct_names(list(map(_place, files))), strict=True)]
-    total = sum(file.stat().st_size for file in files) // KILOBYTE
-    with progress.bar("Reading episodes, in kB", total) as bar:
-        episodes = _episodes(files, sources, bar, total)
-        if config.inspect:
-            folder = config.out or folder / "inspect"
-            with _writing(folder, files):
-                count, outputs = _write_logs(folder, sources, files, episodes)
-        else:
-            outputs = [config.out or folder / "view.html"]
-            with _writing(outputs[0], files), replacing(outputs[0]) as page:
-                count = write_page(page, sources, episodes)
-                if not count:
-                    raise _nothing(files)
+    places = [file.parent if file.name == EPISODES else file for file in files]
+    sources = [
+        Source(name, str(place), _beside(file, "config.json", "settings", {}), _beside(file, "eval.json", "rows", []))
+        for file, place, name in zip(files, places, distinct_names(places), strict=True)
+    ]
+    with progress.bar("Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE) as bar:
+        episodes = _episodes(files, bar)
+        target = config.out or folder / ("inspect" if config.inspect else "view.html")
+        try:
+            if config.inspect:
+                count, outputs = _write_logs(target, sources, files, episodes)
+            else:
+                outputs = [target]
+                with replacing(target) as page:
+                    count = write_page(page, sources, episodes)
+                    if not count:
+                        raise DataError(files[0], f"holds no episode; {MADE_BY}")
+        except OSError as error:
+            if error.errno in NO_ROOM or str(error.filename) in map(str, files):
+                raise
+            raise ConfigError(f"cannot write {target} ({error.strerror}); choose another place with --out") from None
     if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
         progress.news(f"no browser could be opened; open {outputs[0]} in one")
-    return Report("view", folder, {"episodes": count, "runs": len(files)}, tuple(outputs))
-
-
-@contextmanager
-def _writing(target: Path, files: Sequence[Path]) -> Iterator[None]:
-    """Raises ConfigError where `target` may not be written; errors of reading `files` stay as they are."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in NO_ROOM or str(error.filename) in map(str, files):
-            raise
-        raise ConfigError(f"cannot write {target} ({error.strerror}); choose another place with --out") from None
+    return Report("view", target if config.inspect else folder, {"episodes": count, "runs": len(files)}, tuple(outputs))
 
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:
@@ -108,13 +102,13 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
         if not path.exists():
             reason = "a broken link" if path.is_symlink() else "no such file or folder"
             raise DataError(path, f"{reason}; {MADE_BY}")
-        folder_files = (
-            [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
-        )
-        if not folder_files:
-            raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         if path.name in OF_A_RUN:
             raise DataError(path, f"has no episodes; give the folder it is in, {path.parent}")
+        folder_files = [path]
+        if path.is_dir():
+            folder_files = [file for file in visible_files(path, _natural) if file.name == EPISODES]
+        if not folder_files:
+            raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         for file in folder_files:
             if not file.is_file():
                 raise DataError(file, f"is not a regular file; give a run or its {EPISODES}")
@@ -131,67 +125,46 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
 
 
-def _place(file: Path) -> Path:
-    """The folder of a run's episodes.jsonl; any other file itself."""
-    return file.parent if file.name == EPISODES else file
-
-
-def _source(file: Path, name: str) -> Source:
-    settings = _beside(file, "config.json", "settings", dict)
-    rows = _beside(file, "eval.json", "rows", list)
-    return Source(name, str(_place(file)), settings or {}, rows or [])
-
-
-def _beside(file: Path, name: str, key: str, kind: type) -> Any:
-    """The facts in the run's other files, if they exist and have our format."""
+def _beside(file: Path, name: str, key: str, default: Any) -> Any:
+    """The entry `key` of the run's other file `name`, with infinite numbers as text; `default` if there is none."""
     path = file.with_name(name)
     if file.name != EPISODES or not path.is_file():
-        return None
+        return default
     value = read_json(path)
     entry = value.get(key) if isinstance(value, dict) else None
-    return json.loads(json.dumps(entry), parse_constant=str) if isinstance(entry, kind) else None
+    return json.loads(json.dumps(entry), parse_constant=str) if isinstance(entry, type(default)) else default
 
 
-def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar, total: int) -> Iterator[tuple[int, Played]]:
-    """Each episode with the index of its file; moves `bar` by kilobytes, `total` in all. Of earlier versions the run's
-    settings tell the env.
-    """
-    behind = shown = 0
+def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
+    """Each episode with the index of its file; moves `bar` by kilobytes."""
+    characters = 0
 
     def on_line(size: int) -> None:
-        nonlocal behind, shown
-        behind += size
-        if behind // KILOBYTE > shown:
-            bar.advance(behind // KILOBYTE - shown)
-            shown = behind // KILOBYTE
+        nonlocal characters
+        bar.advance((characters + size) // KILOBYTE - characters // KILOBYTE)
+        characters += size
 
     for index, file in enumerate(files):
         for episode in read_episodes(file, on_line):
-            env = episode.env or str(sources[index].settings.get("env", ""))
-            yield index, episode if episode.env == env else dataclasses.replace(episode, env=env)
-    bar.advance(total - shown)  # characters were counted, of which there may be fewer than bytes
+            yield index, episode
 
 
 def _write_logs(
     folder: Path, sources: Sequence[Source], files: Sequence[Path], episodes: Iterator[tuple[int, Played]]
 ) -> tuple[int, list[Path]]:
     """Write one log for each run, player, env and level."""
-    logs: dict[tuple[int, str, str, str], Log] = {}
+    logs: dict[tuple[int, str, str, str], InspectLog] = {}
     with ExitStack() as stack:
         for index, episode in episodes:
             key = index, episode.name, episode.env, episode.level
             if key not in logs:
                 modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
                 samples: Any = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
-                logs[key] = Log(sources[index].name, modified, sources[index].settings, episode, samples)
+                logs[key] = InspectLog(sources[index].name, modified, sources[index].settings, episode, samples)
             logs[key].add(episode)
         if not logs:
-            raise _nothing(files)
+            raise DataError(files[0], f"holds no episode; {MADE_BY}")
         for log in logs.values():
             with replacing(folder / log.name) as file:
                 log.write(file)
     return sum(log.count for log in logs.values()), [folder / log.name for log in logs.values()]
-
-
-def _nothing(files: Sequence[Path]) -> DataError:
-    return DataError(files[0], f"holds no episode; {MADE_BY}")

@@ -1,82 +1,92 @@
-"""Which of a teacher's episodes become demonstrations, how their steps are marked, and why the others were left out."""
+"""Demonstrations: which episodes become some, and what replaying them gives.
+
+`--states-of` is one round of DAgger (Ross, Gordon and Bagnell 2011, AISTATS 15:627): imitation learning knows only the
+states that its teacher visits; DAgger adds those that the learner visits, labelled by the teacher.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from reflectkit.agents.scripted import Marker
-from reflectkit.chat.client import Rejected
-from reflectkit.data.trajectories import Demonstration, from_trajectory
-from reflectkit.errors import EnvironmentFailure
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.agents.scripted import Marker, Relabel, Replay
+from reflectkit.config import flag
+from reflectkit.console import Progress
+from reflectkit.data.episodes import read_episodes
+from reflectkit.data.sft_rows import Lesson, lessons
+from reflectkit.data.trajectories import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
+from reflectkit.env import Agent, Env, Teacher
+from reflectkit.envs.setup import EnvSetup, not_repeatable
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.prompts import answers
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
 from reflectkit.types import Status, Task, Trajectory
 
+REPLAYED_TWICE = 8  # demonstrations, to see whether the env is the same each time
+
 Planned = Sequence[tuple[str, int, Task]]
-"""What is played: positive or negative, its number, and the task."""
+"""What is played: "positive" or "negative", its number, and the task."""
 
 
 def add_demonstrations(
-    config: Any,  # gen-trajectory's
-    level: str,
+    demonstrations: dict[str, list[Demonstration]],
     planned: Planned,
     played: Sequence[Trajectory],
-    demonstrations: dict[str, list[Demonstration]],
-) -> None:
-    """Add the valid episodes to `demonstrations`, by task: complete ones with enough reward, and distinct negative ones
-    with a correction.
+    teacher: type[Teacher],
+    model_name: str,
+    min_reward: float | None,
+    make: Callable[[], Env] | None,
+) -> list[float]:
+    """Add the episodes that demonstrate something to `demonstrations`, by task; returns the rewards of those that
+    `min_reward` leaves out.
+
+    A negative one must contain a mistake and its correction, and differ from the others. make: for episodes of a chat
+    teacher, an env that marks its mistakes; None for the oracle's, which are marked.
     """
-    for (kind, _, task), trajectory in zip(planned, played, strict=True):
-        if trajectory.status is Status.ABORTED or not config.env.kind.teacher_type.is_demonstration(trajectory):
+    low = []
+    for (label, _, task), trajectory in zip(planned, played, strict=True):
+        if trajectory.status is Status.ABORTED:
             continue
-        if low_rewards(config, [trajectory]):
+        reward = float(teacher.reward_of(trajectory))
+        if min_reward is not None and reward < min_reward:
+            low.append(reward)
             continue
-        if not config.oracle_acts:
-            trajectory = _marked(config, level, trajectory)
+        if not teacher.is_demonstration(trajectory):
+            continue
+        if make is not None:
+            trajectory = mark_mistakes(trajectory, make)
         notes = [turn.decision.note for turn in trajectory.turns]
         before = demonstrations.setdefault(task.id, [])
-        if kind == "negative" and not (trajectory.success and "mistake" in notes and "correction" in notes):
-            continue
-        entry = from_trajectory(
-            trajectory, config.teacher.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}"
-        )
-        if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
-            continue  # there is no other mistake to make
+        number = sum(item.info.startswith(label) for item in before)
+        entry = from_trajectory(trajectory, model_name, f"{label}{number}")
+        if label == "negative":
+            if not (trajectory.success and "mistake" in notes and "correction" in notes):
+                continue
+            if any(_commands(entry) == _commands(other) for other in before):
+                continue  # there is no other mistake to make
         before.append(entry)
+    return low
 
 
-def low_rewards(config: Any, played: Sequence[Trajectory]) -> list[float]:
-    """The rewards of the episodes that `--min-reward` leaves out."""
-    if config.min_reward is None:
-        return []
-    ended = (trajectory for trajectory in played if trajectory.status is not Status.ABORTED)
-    rewards = [float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended]
-    return [reward for reward in rewards if reward < config.min_reward]
-
-
-def _marked(config: Any, level: str, trajectory: Trajectory) -> Trajectory:
+def mark_mistakes(trajectory: Trajectory, make: Callable[[], Env]) -> Trajectory:
     """A chat teacher's episode, with its wrong moves marked as mistakes by the env.
 
-    Calls are in the teacher's own words, so that only those that could not be executed are wrong.
+    Of tool calls, only those that could not be executed are wrong.
     """
-    if config.env.kind.action_kind(config.env.settings) == "tools":
-        notes = ["mistake" if turn.info.get("refused") else "" for turn in trajectory.turns]
-        return _with_mistakes(trajectory, notes)
-    marker = Marker([turn.decision.action for turn in trajectory.turns])
-    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.setup.maker(level), marker, width=1)
-    if replayed.status is Status.ABORTED:
-        raise EnvironmentFailure(
-            f"{trajectory.task.id}: {replayed.reason}; run the same command again; answers so far are kept"
-        )
-    notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
-    return _with_mistakes(trajectory, notes)
-
-
-def _with_mistakes(trajectory: Trajectory, notes: Sequence[str]) -> Trajectory:
+    if any(turn.observation.tools for turn in trajectory.turns):
+        wrong = [bool(turn.info.get("refused")) for turn in trajectory.turns]
+    else:
+        marker = Marker(from_trajectory(trajectory, "", "").trajectory, trajectory.task.id)
+        _play(trajectory.task, trajectory.seed, make, marker, trajectory.task.id)
+        wrong = [note == "mistake" for note in marker.notes[1:]] + [not trajectory.success]
     turns = [
-        replace(turn, decision=replace(turn.decision, note="mistake")) if note == "mistake" else turn
-        for turn, note in zip(trajectory.turns, notes, strict=True)
+        replace(turn, decision=replace(turn.decision, note="mistake")) if is_wrong else turn
+        for turn, is_wrong in zip(trajectory.turns, wrong, strict=True)
     ]
     return replace(trajectory, turns=tuple(turns))
 
@@ -85,32 +95,187 @@ def _commands(demonstration: Demonstration) -> list[str]:
     return [step.cmd for step in demonstration.trajectory]
 
 
-def rejected(played: Sequence[Trajectory]) -> list[Rejected]:
-    """The episodes that were aborted."""
-    return [
-        Rejected(f"{trajectory.task.id}, step {len(trajectory.turns)}", trajectory.reason, "")
-        for trajectory in played
-        if trajectory.status is Status.ABORTED
-    ]
+def _play(task: Task, seed: int, make: Callable[[], Env], agent: Agent, where: str) -> Trajectory:
+    """One episode. Raises EnvironmentFailure if it was aborted."""
+    (played,) = rollout([Episode(task, seed)], make, agent, width=1)
+    if played.status is Status.ABORTED:
+        raise EnvironmentFailure(f"{where}: {played.reason}")
+    return played
 
 
-def figures_of(
-    planned: Planned,
-    played: Sequence[Trajectory],
-    demonstrations: dict[str, list[Demonstration]],
-    problems: int,
-) -> dict[str, Any]:
-    """What the report says of the episodes and of the demonstrations that they became."""
-    kept = [item for items in demonstrations.values() for item in items]
-    notes = [step.note for item in kept for step in item.trajectory]
-    positive = [trajectory for (kind, _, _), trajectory in zip(planned, played, strict=True) if kind == "positive"]
-    return {
-        "problems": problems,
-        "demonstrations": len(positive),
-        "solved": sum(trajectory.success for trajectory in positive),
-        "negatives": sum(item.negative for item in kept),
-        "aborted": sum(trajectory.status is Status.ABORTED for trajectory in played),
-        "steps": len(notes),
-        "mistakes": notes.count("mistake"),
-        "corrections": notes.count("correction"),
-    }
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A recorded episode: its task's id, its seed, and its actions as steps without comments."""
+
+    task: str
+    seed: int
+    steps: tuple[Step, ...]
+
+
+def read_visits(path: Path, env: str, player: str) -> list[Visit]:
+    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file.
+
+    player: whose episodes; "" if there is one.
+
+    Raises
+    ------
+    DataError: the file is malformed, or has no episode that can be replayed. ConfigError: there are several players,
+    or none of that name.
+    """
+    if path.suffix == ".json":
+        visits = [
+            Visit(record.task.id, item.seed, tuple(Step("", step.cmd) for step in item.trajectory))
+            for record in read_records(path, env)
+            for item in record.trajectories
+        ]
+    else:
+        episodes = [episode for episode in read_episodes(path) if episode.status != Status.ABORTED.value]
+        names = list(dict.fromkeys(episode.name for episode in episodes))
+        if player and player not in names:
+            raise ConfigError(f"{flag('player')} {player}: {path} has only {', '.join(names)}")
+        if not player and len(names) > 1:
+            raise ConfigError(f"{path} has episodes of {', '.join(names)}; choose one with {flag('player')}")
+        visits = []
+        for episode in episodes:
+            if player in ("", episode.name):
+                said = [turn.said for turn in episode.turns]
+                if not episode.seed.isdecimal() or None in said:
+                    raise DataError(path, f"an episode of {episode.task} has no seed, or a turn without its action")
+                visits.append(Visit(episode.task, int(episode.seed), tuple(Step("", text or "") for text in said)))
+    visits = [visit for visit in visits if visit.steps]
+    if not visits:
+        raise DataError(path, "has no episode with an action")
+    return visits
+
+
+def relabel(
+    visits: Sequence[Visit],
+    tasks: dict[str, Task],
+    make: Callable[[int], Env],
+    model_name: str,
+    states: int,
+    on_end: Callable[[int], None],
+) -> dict[str, list[Demonstration]]:
+    """Demonstrations of `visits` by task id, in that order, until they have `states` steps (0: all).
+
+    Each step has the oracle's reflection on its state; where the action was a mistake, also the oracle's action, if
+    actions are chosen from a list. A demonstration ends where the episode comes back to what it has already shown.
+
+    make: an env with that horizon. on_end: called with the steps of each.
+
+    Raises
+    ------
+    DataError: a visit's task is not among `tasks`, or the env does not offer a recorded action. EnvironmentFailure: the
+    env failed.
+    """
+    found: dict[str, list[Demonstration]] = {}
+    total = 0
+    for visit in visits:
+        if states and total >= states:
+            break
+        if visit.task not in tasks:
+            raise DataError(visit.task, "is not among the training problems; evaluate with --task-file train.json")
+        agent = Relabel(visit.steps, f"episode of {visit.task}")
+        played = _play(tasks[visit.task], visit.seed, partial(make, len(visit.steps)), agent, visit.task)
+        shown = [turn.observation.text for turn in played.turns]
+        steps: list[Step] = []
+        for number, (turn, wrong, best) in enumerate(zip(played.turns, agent.mistakes(), agent.best, strict=True)):
+            if shown[number] in shown[:number] or (states and total + len(steps) == states):
+                break
+            before = bool(steps) and steps[-1].note == "mistake"
+            note: Note = "mistake" if wrong else "correction" if before else "positive"
+            steps.append(Step(turn.decision.reflection or "", turn.action_text, note, best if wrong else ""))
+        own = found.setdefault(visit.task, [])
+        own.append(Demonstration(model_name, f"{VISITED}{len(own)}", visit.seed, tuple(steps)))
+        total += len(steps)
+        on_end(len(steps))
+    return found
+
+
+def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int) -> list[Record]:
+    """The records of `source`; only those of `demonstrations` problems (0: all) keep their demonstrations.
+
+    The first ones drawn are the same for every number. Raises ConfigError, DataError.
+    """
+    records = read_records(source, setup.env_name)
+    if not demonstrations:
+        return records
+    having = [record.task.id for record in records if record.trajectories]
+    if demonstrations > len(having):
+        raise ConfigError(
+            f"--demonstrations is {demonstrations}, and {source} has {pluralize(len(having), 'problem')} with some;"
+            " lower it"
+        )
+    chosen = set(generator(seed, "demonstrations").sample(having, len(having))[:demonstrations])
+    return [record if record.task.id in chosen else replace(record, trajectories=()) for record in records]
+
+
+def replayed_lessons(
+    setup: EnvSetup, source: Path, records: Sequence[Record], progress: Progress, *, answer: str, repeats: int = 1
+) -> tuple[list[Lesson], Counter[str]]:
+    """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
+
+    answer: the form of an answer for a choice, "label" or "text". repeats: replays of each demonstration.
+
+    Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
+    positive one. Raises DataError if the env disagrees with a record, ConfigError if it shows something else each time,
+    EnvironmentFailure.
+    """
+    steps: list[Lesson] = []
+    unchecked = REPLAYED_TWICE
+    faults: Counter[str] = Counter()
+    with progress.bar("Replaying demonstrations", len(records) * repeats) as bar:
+        for repeat in range(repeats):
+            for record in records:
+                for demonstration in record.trajectories:
+                    try:
+                        played = _replayed(setup, source, record.task, demonstration, repeat)
+                    except DataError as error:
+                        if error.field == "cmd" and setup.kind.teacher_type.drops_choices(setup.settings):
+                            continue
+                        raise
+                    if unchecked:
+                        unchecked -= 1
+                        again = _replayed(setup, source, record.task, demonstration, repeat)
+                        for number, (turn, other) in enumerate(zip(played.turns, again.turns, strict=True)):
+                            if (turn.observation, turn.reward) != (other.observation, other.reward):
+                                raise not_repeatable(setup.env_name, record.task.id, number)
+                    replayed = lessons([played], answer)
+                    if demonstration.visited:
+                        steps += _taught(replayed, demonstration)
+                    elif demonstration.negative:
+                        steps += [step for step in replayed if step.note == "correction"]
+                    elif fault := setup.kind.teacher_type.fault(played):
+                        faults[fault] += repeat == 0
+                    else:
+                        steps += replayed
+                bar.advance()
+    return steps, faults
+
+
+def _taught(replayed: list[Lesson], demonstration: Demonstration) -> list[Lesson]:
+    """The steps of another player, in which the teacher's action takes the place of a mistake, as a correction."""
+    taught = []
+    for lesson, step in zip(replayed, demonstration.trajectory, strict=True):
+        choices = lesson.observation.choices
+        if step.note == "mistake" and step.best in choices:
+            right = answers(choices, lesson.form)[choices.index(step.best)]
+            lesson = replace(lesson, completion=right, note="correction")
+        taught.append(lesson)
+    return taught
+
+
+def _replayed(setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int) -> Trajectory:
+    """Replay one demonstration. Raises DataError if the env disagrees with the record."""
+    where, steps = f"{source}, task '{task.id}'", demonstration.trajectory
+    if not steps:
+        raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
+    seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
+    played = _play(task, seed, lambda: setup.make(len(steps)), Replay(steps, where), where)
+    if len(played.turns) < len(steps):
+        raise DataError(
+            where,
+            f"the episode ends at step {len(played.turns)} of {len(steps)} recorded; make the demonstrations again, and"
+            " let the env draw from random.Random(seed) only",
+        )
+    return played

@@ -7,26 +7,26 @@ task is about, as defined by its env; tasks of one cluster are not independent. 
 answer was a legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or
 not in the requested format.
 
-In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the turn before (see
-`data.conversations`) and the agent's calls, each `{name, arguments}`. ending: the messages after the last turn.
+In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the turn before, each
+`{role, content, name}`, and the agent's calls, each `{name, arguments}`. The agent's own message is left out where the
+turn before says the same. anew: these are all messages, because the env changed what it showed before. ending: the
+messages after the last turn.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from reflectkit.data.conversations import PlayedCall, PlayedMessage, calls_of, heard, played_calls, played_messages
-from reflectkit.data.fields import Fields, parse
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+
 from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps, lines, read_jsonl, replacing
-from reflectkit.text import pluralize
-from reflectkit.types import LARGEST, Decision, Trajectory, Turn
+from reflectkit.types import LARGEST, Decision, Message, Observation, ToolUse, Trajectory, Turn, from_json
 
 
 def episode_to_json(
@@ -39,6 +39,11 @@ def episode_to_json(
     illegal, unreadable = last.illegal, last.unreadable
     for turn, advantage in zip(turns, advantages or (), strict=False):
         turn["advantage"] = advantage
+    lengths = [turn.decision.comment_tokens for turn in trajectory.turns if turn.decision.comment_tokens is not None]
+    comments = {"comment_tokens": fmean(lengths)} if lengths else {}
+    ending: list[Any] = []
+    if trajectory.final is not None and trajectory.final.replies:
+        ending = _new_messages(trajectory.final, trajectory.turns[-1] if trajectory.turns else None)["messages"]
     row = {
         "name": name,
         "env": trajectory.task.env,
@@ -51,50 +56,25 @@ def episode_to_json(
         "success": trajectory.success,
         "return": trajectory.total_return,
         "reason": trajectory.reason,
-        "figures": _comment_length(trajectory) | trajectory.figures,
+        "figures": comments | trajectory.figures,
         "data": trajectory.task.data,
         "unfit": bool(illegal or unreadable) or "",
         "illegal": illegal or "",
         "unreadable": unreadable or "",
         "price_usd": trajectory.price_usd,
         "turns": turns,
-        "ending": _ending(trajectory) or "",
+        "ending": ending or "",
     }
     return {key: value for key, value in row.items() if value not in ("", {})}
 
 
-def _comment_length(trajectory: Trajectory) -> dict[str, float]:
-    """The mean length of the comments that the policy read, in its tokens, as the figure `comment_tokens`."""
-    lengths = [turn.decision.comment_tokens for turn in trajectory.turns if turn.decision.comment_tokens is not None]
-    return {"comment_tokens": fmean(lengths)} if lengths else {}
-
-
-def episode_line(row: Mapping[str, Any]) -> str:
-    """A line of episodes.jsonl. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
-    return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
-
-
-def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by `rows`, one line each, in one step."""
-    with replacing(path) as file:
-        for row in rows:
-            file.write(episode_line(row).encode("utf-8"))
-
-
-def _ending(trajectory: Trajectory) -> list[Any]:
-    """The messages after the last turn of a conversation."""
-    if trajectory.final is None or not trajectory.final.replies:
-        return []
-    messages: list[Any] = heard(trajectory.final, trajectory.turns[-1] if trajectory.turns else None)["messages"]
-    return messages
-
-
 def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     decision = turn.decision
+    shown: dict[str, Any] = {"seen": turn.observation.text}
     if turn.observation.replies:
-        shown = heard(turn.observation, before) | {"calls": calls_of(decision.action)}
-    else:
-        shown = {"seen": turn.observation.text}
+        calls = decision.action.calls if isinstance(decision.action, ToolUse) else ()
+        shown = _new_messages(turn.observation, before)
+        shown["calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls] or None
     row = shown | {
         "reflection": decision.reflection,
         "choices": list(turn.observation.choices) or None,
@@ -112,76 +92,129 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
+def _new_messages(observation: Observation, before: Turn | None) -> dict[str, Any]:
+    """The messages of `observation` since the turn `before`, so that a line grows with the conversation and not with
+    its square.
+    """
+    messages, anew = observation.messages, False
+    if before is not None:
+        earlier = before.observation.messages
+        anew = messages[: len(earlier)] != earlier
+        messages = messages if anew else messages[len(earlier) :]
+        if not anew and messages and (messages[0].role, messages[0].content) == ("assistant", before.action_text):
+            messages = messages[1:]
+    return {"messages": [_message(message) for message in messages], "anew": anew or None}
+
+
+def _message(message: Message) -> dict[str, str]:
+    row = {"role": message.role, "content": message.content}
+    return row | {"name": message.name} if message.name else row
+
+
+def episode_line(row: Mapping[str, Any]) -> str:
+    """A line of episodes.jsonl. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
+    return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `path` by `rows`, one line each, in one step."""
+    with replacing(path) as file:
+        for row in rows:
+            file.write(episode_line(row).encode("utf-8"))
+
+
 SUCCESS = "success"
 """What players are compared by, unless an env's figure is named."""
 LONGEST_LINE = 64 * 2**20  # bytes of one episode
-TURN_LISTS = ("actions", "reflections")
-"""The lists that earlier versions stored for an episode's turns: actions and comments."""
+SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedTurn:
-    """One turn of a line of episodes.jsonl. Unknown values are None."""
+def _bounded(value: Any) -> Any:
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
+        raise ValueError(f"must be a number of at most {LARGEST:g} in magnitude")
+    return value
 
-    seen: str | None
-    """Text of the observation."""
-    reflection: str | None
-    """Text of the comment."""
-    choices: tuple[str, ...] | None
-    """The legal actions (K)."""
-    probabilities: tuple[float, ...] | None
-    """Probability of each choice (K)."""
-    action: int | None
-    """Index of the choice."""
-    said: str | None
-    """The action as text."""
-    reward: float | None
-    """In the env's unit."""
-    value: float | None
-    """The critic's value, in the unit of the reward."""
-    advantage: float | None
-    """In the unit of the reward."""
-    tokens: int | None
-    """Number of tokens that the policy wrote."""
-    info: str | None
-    """JSON text of the step's info."""
-    messages: tuple[PlayedMessage, ...] | None = None
-    """In a conversation: the messages since the turn before."""
+
+Number = Annotated[Any, PlainValidator(_bounded)]
+JsonObject = dict[str, Any]
+
+
+class Row(BaseModel):
+    """A JSON object in episodes.jsonl. Unknown values are None; unknown names are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class PlayedMessage(Row):
+    """A message of a conversation. name: in a "tool" message, the tool that returned the content."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    name: str = ""
+
+
+class PlayedCall(Row):
+    """A call of a tool."""
+
+    name: str = ""
+    arguments: JsonObject = {}
+
+
+class PlayedTurn(Row):
+    """One turn of an episode. reward, value and advantage are in the env's unit; choices and probabilities have one
+    item for each legal action (K).
+    """
+
+    seen: str | None = None
+    reflection: str | None = None
+    choices: list[str] | None = None
+    probabilities: list[Number] | None = None
+    action: int | None = None
+    said: str | None = None
+    reward: Number | None = None
+    value: Number | None = None
+    advantage: Number | None = None
+    tokens: int | None = None
+    info: JsonObject | None = None
+    messages: list[PlayedMessage] | None = None
     anew: bool = False
-    """Whether they are all messages, because the env changed earlier ones."""
-    calls: tuple[PlayedCall, ...] | None = None
-    """The agent's calls in a conversation."""
+    calls: list[PlayedCall] | None = None
+
+    @field_validator("probabilities")
+    @classmethod
+    def _one_each(cls, probabilities: list[float] | None, known: ValidationInfo) -> list[float] | None:
+        choices = known.data.get("choices")
+        if choices and probabilities and len(choices) != len(probabilities):
+            raise ValueError(f"there are {len(probabilities)} for {len(choices)} choices")
+        return probabilities
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A line of episodes.jsonl. Fields without a description are as in `Trajectory`."""
+class Played(Row):
+    """An episode. seed is text, because it may exceed JavaScript's integers."""
 
-    name: str
-    """The player's name."""
-    env: str
-    level: str
-    task: str
-    """The task's id."""
-    group: str
-    """The task's group."""
-    seed: str
-    """As text, because it may exceed JavaScript's integers."""
-    status: str
-    success: bool | None
-    total_return: float | None
-    reason: str
-    figures: str | None
-    """JSON text of the env's figures."""
-    data: str | None
-    """JSON text of the task's data."""
-    turns: tuple[PlayedTurn, ...]
-    ending: tuple[PlayedMessage, ...] = ()
-    """The messages after the last turn of a conversation."""
+    name: str = ""
+    env: str = ""
+    level: str = ""
+    task: str = ""
+    group: str = ""
+    cluster: str = ""
+    seed: Annotated[str, BeforeValidator(str)] = ""
+    status: str = ""
+    success: bool | None = None
+    total_return: Number | None = Field(None, alias="return")
+    price_usd: Number | None = None
+    reason: str = ""
+    figures: dict[str, Number] | None = None
+    aspects: JsonObject | None = None
+    data: JsonObject | None = None
+    turns: list[PlayedTurn]
+    ending: list[PlayedMessage] = []
 
 
 def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
-    """The episodes in `path`, one in memory at a time; also from earlier versions. on_line: gets each line's size.
+    """The episodes in `path`, one in memory at a time. on_line: gets each line's size.
+
+    Integers that JavaScript cannot represent, and infinite numbers, become text where any JSON value may stand.
 
     Raises
     ------
@@ -189,20 +222,33 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
     """
     for number, text in lines(path, LONGEST_LINE):
         try:
-            row = parse(text)
-            if not isinstance(row, dict) or not isinstance(row.get("turns", row.get("actions")), list):
-                raise DataError(
-                    path,
-                    "is not an episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
-                    line=number,
-                )
-            yield _played(Fields(row, path, number))
+            row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
         except json.JSONDecodeError as error:
             cut = " (the line looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
             raise DataError(path, f"not JSON: {error.msg}{cut}; fix or delete the line", line=number) from None
         except (RecursionError, ValueError) as error:
             raise DataError(path, f"unreadable JSON: {error}; fix or delete the line", line=number) from None
+        if not isinstance(row, dict) or not isinstance(row.get("turns"), list):
+            raise DataError(
+                path,
+                "is not an episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
+                line=number,
+            )
+        yield from_json(Played, row, path=path, line=number)
         on_line(len(text))
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= SAFE_DIGITS else text
+
+
+def _float(text: str) -> float | str:
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def read_compared(path: Path) -> list[dict[str, Any]]:
@@ -214,29 +260,10 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
     """
     path = path / "episodes.jsonl" if path.is_dir() else path
     rows = [(number, dict(row)) for number, row in read_jsonl(path)]
-    for (number, row), episode in zip(rows, read_episodes(path), strict=True):
-        fields = Fields(row, path, number)
-        for name in ("name", "level", "task", "status"):
-            if not fields.text(name):
-                raise fields.error(name, "missing")
-        for name in ("env", "group", "cluster"):
-            fields.text(name)
-        if episode.success is None or episode.total_return is None:
-            raise fields.error("success" if episode.success is None else "return", "missing")
-        for name in ("return", "price_usd"):
-            if (value := fields.number(name)) is not None and not -LARGEST <= value <= LARGEST:
-                raise fields.error(name, f"expected a number of at most {LARGEST:g} in magnitude, found {value!r:.60}")
-        fields.one("data", dict)
-        fields.one("aspects", dict)
-        figures = fields.one("figures", dict) or {}
-        if not all(type(value) in (int, float) and -LARGEST <= value <= LARGEST for value in figures.values()):
-            raise fields.error(
-                "figures", f"expected names with numbers of at most {LARGEST:g} in magnitude, found {figures!r:.60}"
-            )
-        if not isinstance(row.get("turns", []), list) or not all(
-            isinstance(turn.get("info", {}), dict) for turn in row.get("turns", ())
-        ):
-            raise fields.error("turns", "expected a list of turns whose info is an object")
+    for (number, row), _ in zip(rows, read_episodes(path), strict=True):
+        for name in ("name", "level", "task", "status", "success", "return"):
+            if row.get(name) in (None, ""):
+                raise DataError(path, "missing", line=number, field=name)
     return [row for _, row in rows]
 
 
@@ -254,57 +281,8 @@ def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
     """What these have or lack so that `measure` cannot be compared in percentage points; "" if it can."""
     if measure == SUCCESS or not episodes:
         return ""
-    values = [one["figures"][measure] for one in episodes if measure in one.get("figures", {})]
+    values = [episode["figures"][measure] for episode in episodes if measure in episode.get("figures", {})]
     if not values:
-        names = sorted({name for one in episodes for name in one.get("figures", {})})
+        names = sorted({name for episode in episodes for name in episode.get("figures", {})})
         return f"has no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
     return "" if all(0 <= value <= 1 for value in values) else f"has values beyond 0 to 1: {measure!r:.60} is no share"
-
-
-def _played(row: Fields) -> Played:
-    turns = row.values.get("turns")
-    if turns is None:
-        actions, comments = (row.values.get(name) or [] for name in TURN_LISTS)
-        pairs = zip_longest(actions, comments if isinstance(comments, list) else [])
-        turns = [{"said": action, "reflection": comment} for action, comment in pairs]
-    return Played(
-        name=row.text("name") or "",
-        env=row.text("env") or "",
-        level=row.text("level") or "",
-        task=row.text("task") or "",
-        group=row.text("group") or "",
-        seed=row.name("seed"),
-        status=row.text("status") or "",
-        success=row.one("success", bool),
-        total_return=row.number("return"),
-        reason=row.text("reason") or "",
-        figures=row.json("figures"),
-        data=row.json("data"),
-        turns=tuple(_played_turn(row.inner(f"turns[{index}]", turn)) for index, turn in enumerate(turns)),
-        ending=played_messages(row, "ending") or (),
-    )
-
-
-def _played_turn(row: Fields) -> PlayedTurn:
-    choices, shares = row.all("choices", str), row.all("probabilities", float)
-    if choices and shares and len(shares) != len(choices):
-        raise row.error(
-            "probabilities",
-            f"{pluralize(len(shares), 'probability', 'probabilities')} for {pluralize(len(choices), 'choice')}",
-        )
-    return PlayedTurn(
-        seen=row.text("seen"),
-        reflection=row.text("reflection"),
-        choices=choices,
-        probabilities=shares,
-        action=row.one("action", int),
-        said=row.text("said"),
-        reward=row.number("reward"),
-        value=row.number("value"),
-        advantage=row.number("advantage"),
-        tokens=row.one("tokens", int),
-        info=row.json("info"),
-        messages=played_messages(row, "messages"),
-        anew=row.one("anew", bool) or False,
-        calls=played_calls(row),
-    )

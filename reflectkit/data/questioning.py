@@ -332,7 +332,7 @@ def estimate_questions(
                 pairs = [(PLACEHOLDER, "")] * settings.per_file if outcome is None else outcome.value
                 if pairs:
                     usual[_check(file, pairs, material)[0]] = TOKENS_A_VERDICT * settings.per_file
-    return estimate(teacher, list(usual), usual.__getitem__, journal)
+    return estimate(teacher, usual, journal)
 
 
 def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[str]]:

@@ -5,7 +5,7 @@ Intervals use the effective number of independent tasks, n / design effect (Kish
 effect is estimated from the clusters, and shrunk towards its value at intraclass correlation 1 while few clusters are
 informative. With this number, a rate has Jeffreys' interval, further scaled by Student's t as in Korn and Graubard
 (1998, Survey Methodology 24:193), and a paired difference has Tango's score interval. Any other mean has a t interval
-of its clusters, or, if it cannot be negative, of its logarithm. `reflectkit bench coverage` measures how often these
+of its clusters, or, if it cannot be negative, of its logarithm. `python -m research.coverage` measures how often these
 contain the true value. Shapes: N data sets, C clusters, D sign patterns.
 """
 
@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -57,7 +57,7 @@ def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float,
     """
     import numpy as np
 
-    if any(not 0 <= value <= 1 for one in clusters for value in one):
+    if any(not 0 <= value <= 1 for cluster in clusters for value in cluster):
         raise ValueError("outcomes must lie in [0, 1]")
     if len(clusters) < 2:
         return 0.0, 1.0
@@ -160,8 +160,8 @@ def mean_p(clusters: Clusters) -> float:
 def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
     """The mean over tasks, and its standard error by clusters."""
     count, tasks = len(clusters), sum(map(len, clusters))
-    mean = math.fsum(value for one in clusters for value in one) / tasks
-    distance = math.hypot(*(math.fsum(one) - len(one) * mean for one in clusters))
+    mean = math.fsum(value for cluster in clusters for value in cluster) / tasks
+    distance = math.hypot(*(math.fsum(cluster) - len(cluster) * mean for cluster in clusters))
     return mean, distance * math.sqrt(count / (count - 1)) / tasks
 
 
@@ -179,16 +179,6 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
         least = min(least, p_values[index] * len(p_values) / rank)
         result[index] = least
     return result
-
-
-def smooth(values: list[float], window: int) -> list[float]:
-    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`.
-
-    A window of 1 leaves them as they are: each mean is of its own sum, so that no rounding is carried on.
-    """
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +220,13 @@ def paired(
     if not gaps:
         return Paired(math.nan, math.nan, math.nan, math.nan, 0, 0)
     totals_NC, squares_N, sizes_C = _sums(gaps)
-    difference = math.fsum(gap for one in gaps for gap in one) / sum(map(len, gaps))
+    difference = math.fsum(gap for cluster in gaps for gap in cluster) / sum(map(len, gaps))
     signs_DC, every = flips(totals_NC[0], draws)
     p = float(sign_flip_p(totals_NC, signs_DC, every)[0])
     if len(gaps) < 2:
         low, high = (-1.0, 1.0) if shares else (-math.inf, math.inf)
     elif shares:
-        gained_NC, _, _ = _sums([[max(gap, 0.0) for gap in one] for one in gaps])
+        gained_NC, _, _ = _sums([[max(gap, 0.0) for gap in cluster] for cluster in gaps])
         limit = math.inf if trials is None else trials
         low, high = (
             float(end_N[0])
@@ -350,9 +340,9 @@ def _sums(clusters: Clusters) -> tuple[Array, Array, Array]:
     """For one data set: the clusters' sums (1, C), the sum of all squares (1) and the clusters' sizes (C)."""
     import numpy as np
 
-    totals_NC = np.array([[math.fsum(one) for one in clusters]])
-    squares_N = np.array([math.fsum(value * value for one in clusters for value in one)])
-    return totals_NC, squares_N, np.array([len(one) for one in clusters], dtype=float)
+    totals_NC = np.array([[math.fsum(cluster) for cluster in clusters]])
+    squares_N = np.array([math.fsum(value * value for cluster in clusters for value in cluster)])
+    return totals_NC, squares_N, np.array([len(cluster) for cluster in clusters], dtype=float)
 
 
 @cache
@@ -368,15 +358,11 @@ def pass_at(k: int, right: int, tries: int) -> float:
 
     Chen et al. 2021, eq. 1.
     """
-    if not 1 <= k <= tries:
-        raise ValueError(f"k must lie in 1 … {tries}, got {k}")
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
 def pass_all(k: int, right: int, tries: int) -> float:
     """pass^k: probability that all `k` of them are right (Yao et al. 2024, tau-bench)."""
-    if not 1 <= k <= tries:
-        raise ValueError(f"k must lie in 1 … {tries}, got {k}")
     return math.comb(right, k) / math.comb(tries, k)
 
 
@@ -395,7 +381,7 @@ def interval_over_seeds(by_seed: Sequence[Clusters], seed: int = 0) -> tuple[flo
         return -math.inf, math.inf, 1.0
     means_B = _replicates(by_seed, seed, REPLICATES)
     below, above = float((means_B <= ROUNDING).mean()), float((means_B >= -ROUNDING).mean())
-    means = [[fmean(value for one in clusters for value in one)] for clusters in by_seed]
+    means = [[fmean(value for cluster in clusters for value in cluster)] for clusters in by_seed]
     ends = _percentiles(means_B), mean_interval(means)
     p = max(min(1.0, 2 * min(below, above)), mean_p(means))
     return min(low for low, _ in ends), max(high for _, high in ends), p
@@ -430,33 +416,11 @@ def _replicates(by_seed: Sequence[Clusters], seed: int, replicates: int) -> Arra
     sums_B = np.zeros(replicates)
     drawn_BS = chance.integers(len(by_seed), size=(replicates, len(by_seed)))
     for number, clusters in enumerate(by_seed):
-        totals_C = np.array([sum(one) for one in clusters])
-        sizes_C = np.array([len(one) for one in clusters])
+        totals_C = np.array([sum(cluster) for cluster in clusters])
+        sizes_C = np.array([len(cluster) for cluster in clusters])
         replicate_of_draw, _ = np.nonzero(drawn_BS == number)  # a seed may be drawn several times
         counts_DC = chance.multinomial(
             len(clusters), np.full(len(clusters), 1 / len(clusters)), size=len(replicate_of_draw)
         )
         np.add.at(sums_B, replicate_of_draw, (counts_DC @ totals_C) / (counts_DC @ sizes_C))
     return sums_B / len(by_seed)
-
-
-def area(places: Sequence[float], values: Sequence[float]) -> float:
-    """The mean height of the curve between its first and last place, by the trapezoidal rule.
-
-    >>> area([0, 10, 20], [0.0, 1.0, 1.0])
-    0.75
-    """
-    points = list(zip(places, values, strict=True))
-    if len(points) == 1:
-        return values[0]
-    parts = ((right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(points))
-    return sum(parts) / (places[-1] - places[0])
-
-
-def first_reaching(places: Sequence[float], values: Sequence[float], wanted: float) -> float | None:
-    """The first place where the curve is at least `wanted`; None if it never is.
-
-    >>> first_reaching([128, 256, 384], [0.5, 0.9, 0.8], 0.9)
-    256
-    """
-    return next((place for place, value in zip(places, values, strict=True) if value >= wanted), None)

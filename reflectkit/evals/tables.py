@@ -9,16 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from reflectkit.console import Table
-from reflectkit.data.episodes import SUCCESS
-from reflectkit.envs import ENVS, cluster_of
+from reflectkit.data.episodes import SUCCESS, has, measured
 from reflectkit.evals.stats import (
     adjusted,
     amount_interval,
     by_cluster,
     by_task,
+    interval_over_seeds,
     mean_interval,
     mean_p,
     paired,
@@ -26,8 +27,7 @@ from reflectkit.evals.stats import (
     pass_at,
     rate_interval,
 )
-from reflectkit.rollout.checked import TAKEN
-from reflectkit.types import Task
+from reflectkit.rollouts.wrappers import TAKEN
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
 MANY = 6  # with more players than this, the table compares each with the first only
@@ -134,8 +134,8 @@ class TurnCounts:
 
 def lean(episode: Json) -> dict[str, Any]:
     """A line of episodes.jsonl for the tables: with `TurnCounts` for its turns, and without what they do not need."""
-    unused = {"turns", "ending"} | ({"data"} if episode.get("cluster") is not None else set())
-    return {name: value for name, value in episode.items() if name not in unused} | {"turns": turn_counts(episode)}
+    needed = {name: value for name, value in episode.items() if name not in ("turns", "ending", "data")}
+    return needed | {"turns": turn_counts(episode)}
 
 
 def turn_counts(episode: Json) -> TurnCounts:
@@ -181,9 +181,9 @@ def row(
     clusters = by_cluster(rates, cluster)
     low, high = rate_interval(clusters, len(counted))
     turns = list(map(turn_counts, counted))
-    comments = sum(one.comments for one in turns)
+    comments = sum(counts.comments for counts in turns)
     unfit = [episode for episode in counted if episode.get("unfit")]
-    tried = max(1, sum(one.turns for one in turns) + len(unfit))
+    tried = max(1, sum(counts.turns for counts in turns) + len(unfit))
     prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
     figures = {
@@ -198,16 +198,16 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
-        "steps": sum(one.turns for one in turns) / count,
-        "illegal_share": (sum(one.illegal for one in turns) + sum(map(_illegal, unfit))) / tried,
+        "steps": sum(counts.turns for counts in turns) / count,
+        "illegal_share": (sum(counts.illegal for counts in turns) + sum(map(_illegal, unfit))) / tried,
         "unreadable_share": (
-            sum(one.unreadable for one in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
+            sum(counts.unreadable for counts in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
         )
         / tried,
         "price_usd": None if None in prices else sum(prices),
-        "reflection_words": sum(one.words for one in turns) / comments if comments else None,
-        "tokens": sum(one.tokens for one in turns) / count,
-        "thoughts": sum(one.thoughts for one in turns) / count,
+        "reflection_words": sum(counts.words for counts in turns) / comments if comments else None,
+        "tokens": sum(counts.tokens for counts in turns) / count,
+        "thoughts": sum(counts.thoughts for counts in turns) / count,
         "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
     return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
@@ -230,19 +230,8 @@ def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dic
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
-    """The cluster of each task, from lines of episodes.jsonl.
-
-    Lines of earlier versions have none. It is then computed for our envs; for others, each task is a cluster.
-    """
-    task_clusters = {}
-    for episode in episodes:
-        if (cluster := episode.get("cluster")) is None and episode.get("env") in ENVS:
-            task = Task(
-                episode["task"], episode["env"], episode["level"], episode.get("group", ""), episode.get("data", {})
-            )
-            cluster = cluster_of(task.env, task)
-        task_clusters[episode["task"]] = episode["task"] if cluster is None else str(cluster)
-    return task_clusters
+    """The cluster of each task, from lines of episodes.jsonl; by default the task is its own cluster."""
+    return {episode["task"]: str(episode.get("cluster") or episode["task"]) for episode in episodes}
 
 
 def _illegal(turn: Json) -> bool:
@@ -329,7 +318,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
             | {SUCCESS: by_task((episode["task"], float(episode["success"])) for episode in played)}
             for name, played in players.items()
         }
-        for figure in dict.fromkeys([SUCCESS, *(name for one in means.values() for name in one)]):
+        for figure in dict.fromkeys([SUCCESS, *(name for rates in means.values() for name in rates)]):
             having = [name for name in means if figure in means[name]]
             for first, second in combinations(having, 2):
                 trials = min(len(players[name]) for name in (first, second)) if figure == SUCCESS else None
@@ -354,17 +343,83 @@ def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, An
     gaps: dict[tuple[str, ...], list[list[float]]] = {}
     limits = ranges_of(episode for part in parts for episode in part) | {SUCCESS: (0.0, 1.0)}
     for part in parts:
-        for one in differences(part):
+        for gap in differences(part):
             for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
-                key = one["figure"], one["level"], one[first], one[second]
-                gaps.setdefault(key, []).append([sign * one["difference"]])
-    for one in compared:
-        of_seeds = gaps.get((one["figure"], one["level"], one["first"], one["second"]), [])
-        if len(of_seeds) > 1 and one["low"] is not None:
+                key = gap["figure"], gap["level"], gap[first], gap[second]
+                gaps.setdefault(key, []).append([sign * gap["difference"]])
+    for gap in compared:
+        of_seeds = gaps.get((gap["figure"], gap["level"], gap["first"], gap["second"]), [])
+        if len(of_seeds) > 1 and gap["low"] is not None:
             low, high = mean_interval(of_seeds)
-            limit = 1.0 if is_share(limits[one["figure"]]) else math.inf
-            one["low"], one["high"] = max(-limit, min(low, one["low"])), min(limit, max(high, one["high"]))
-            one["p"] = max(one["p"], mean_p(of_seeds))
+            limit = 1.0 if is_share(limits[gap["figure"]]) else math.inf
+            gap["low"], gap["high"] = max(-limit, min(low, gap["low"])), min(limit, max(high, gap["high"]))
+            gap["p"] = max(gap["p"], mean_p(of_seeds))
+    return compared
+
+
+def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = SUCCESS) -> list[dict[str, Any]]:
+    """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
+    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
+    one of the env's figures that is a share, instead of success; an episode without it counts 0.
+
+    Each is `{level, first, second, difference, low, high, p, seeds, tasks, by_seed}`: first minus second, the mean over
+    seeds of the mean over the tasks that both finished. low, high: the widest of three intervals, within -1 to 1: those
+    of `interval_over_seeds`, and the paired one over tasks, since seeds that play the same tasks are not independent.
+    p: the largest of the three. Of two players, the one that is met first is the first one, in whatever order other
+    seeds have them.
+    """
+    gaps: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+    cluster_of: dict[str, str] = {}
+    places: dict[str, int] = {}
+    every = {step: [episode for part in parts for episode in part] for step, parts in by_step.items()}
+    levels = {episode["level"] for played in every.values() for episode in played if has(episode, measure)}
+    steps_of = Counter(name for played in every.values() for name in {episode["name"] for episode in played})
+    for seed in zip(*by_step.values(), strict=True):
+        cluster: dict[str, str] = {}
+        outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
+        for step, part in zip(by_step, seed, strict=True):
+            counted = [episode for episode in part if episode["status"] != "aborted"]
+            cluster |= clusters_of(counted)
+            cluster_of |= cluster
+            for episode in counted:
+                if episode["level"] not in levels:
+                    continue  # its env does not report the measure there
+                name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
+                places.setdefault(name, len(places))
+                played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
+                played.append((episode["task"], measured(episode, measure)))
+        for level, players in outcomes.items():
+            means = {name: by_task(played) for name, played in players.items()}
+            for first, second in combinations(sorted(means, key=places.__getitem__), 2):
+                both = {
+                    task: value - means[second][task] for task, value in means[first].items() if task in means[second]
+                }
+                if both:
+                    gaps.setdefault((level, first, second), []).append(both)
+                    clusters.setdefault((level, first, second), []).append(by_cluster(both, cluster))
+    compared = []
+    for (level, first, second), by_seed in gaps.items():
+        low, high, p = interval_over_seeds(clusters[level, first, second])
+        if not math.isfinite(low):
+            continue
+        means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
+        over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
+        means_of_seeds = [fmean(both.values()) for both in by_seed]
+        compared.append(
+            {
+                "level": level,
+                "first": first,
+                "second": second,
+                "difference": fmean(means_of_seeds),
+                "low": max(-1.0, min(low, over_tasks.low)),
+                "high": min(1.0, max(high, over_tasks.high)),
+                "p": max(p, over_tasks.p),
+                "seeds": len(by_seed),
+                "tasks": sum(map(len, by_seed)),
+                "by_seed": means_of_seeds,
+            }
+        )
     return compared
 
 
@@ -406,10 +461,13 @@ def table(title: str, rows: Sequence[Json]) -> Table:
 
 
 def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
-    price = row["price_usd"]
+    price, named = row["price_usd"], "none named"
+    if row.get("named_episodes"):
+        low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
+        named = f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
     last = {
         "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
-        "right, of those named": _right_cell(row),
+        "right, of those named": named,
         "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
         "illegal": f"{100 * row['illegal_share']:.1f} %",
         "thoughts": f"{row.get('thoughts', 0):.0f}",
@@ -429,32 +487,71 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _right_cell(row: Json) -> str:
-    if not row.get("named_episodes"):
-        return "none named"
-    low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
-    return f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
-
-
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
     """One table for each of the env's own figures: means and their intervals."""
     tables = []
     for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
         values = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
         cells = tuple(
-            (row["name"], row["level"], f"{one['mean']:.3g}", _ends(one, 1, ".3g"), str(row["clusters"]))
-            for row, one in values
+            (row["name"], row["level"], f"{figure['mean']:.3g}", _ends(figure, 1, ".3g"), str(row["clusters"]))
+            for row, figure in values
         )
         tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
     return tables
 
 
+def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
+    """A table for each aspect in the lines of episodes.jsonl: success by its values, with 95 % intervals over clusters
+    of tasks. Aspects with one value are left out.
+    """
+    tables = []
+    for aspect in dict.fromkeys(name for episode in episodes for name in episode.get("aspects", {})):
+        having = [episode for episode in episodes if aspect in episode.get("aspects", {})]
+        values = sorted({str(episode["aspects"][aspect]) for episode in having})
+        if len(values) < 2:
+            continue
+        rows = []
+        for name, level in dict.fromkeys((episode["name"], episode["level"]) for episode in having):
+            own = [episode for episode in having if (episode["name"], episode["level"]) == (name, level)]
+            for value in values:
+                part = [episode for episode in own if str(episode["aspects"][aspect]) == value]
+                figures = row(name, str(own[0].get("env", "")), level, part)
+                if figures["episodes"]:
+                    low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
+                    share = f"{100 * figures['success']:.1f} %"
+                    rows.append((name, level, value, share, f"{low} to {high} %", str(figures["tasks"])))
+        columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
+        tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
+    return tables
+
+
+def passes_table(rows: Sequence[Json]) -> list[Table]:
+    """pass@k (one of k tries succeeds) and pass^k (all of them do) of rows of eval.json, with 95 % intervals; no table
+    if the problems were played once.
+    """
+    ladder = list(dict.fromkeys(k for row in rows for k in row.get("pass_at", {})))
+    if not ladder:
+        return []
+    shown = [(kind, k) for k in ladder for kind in ("pass_at", "pass_all") if (kind, k) != ("pass_all", "1")]
+    columns = tuple(f"{'pass@' if kind == 'pass_at' else 'pass^'}{k}" for kind, k in shown)
+    cells = tuple((row["name"], row["level"], *(_chance(row, kind, k) for kind, k in shown)) for row in rows)
+    title = "Tries, %: pass@k is one success or more in k, pass^k is k of k"
+    return [Table(title, ("policy", "level", *columns), cells)]
+
+
+def _chance(row: Json, kind: str, k: str) -> str:
+    if k not in row.get(kind, {}):
+        return ""
+    low, high = (round(100 * row[f"{kind}_{end}"][k]) for end in ("low", "high"))
+    return f"{100 * row[kind][k]:.0f} ({low} to {high})"
+
+
 def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
-    players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
-    rows_shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
+    players = list(dict.fromkeys(name for gap in compared for name in (gap["first"], gap["second"])))
+    rows_shown = [gap for gap in compared if len(players) <= MANY or players[0] in (gap["first"], gap["second"])]
     title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
-    return _paired_table(title, "first − second", rows_shown, figure)
+    return _paired_table(title, "first − second", [gap for gap in rows_shown if gap["figure"] == figure])
 
 
 def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
@@ -463,25 +560,31 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
     """
     of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
     title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
-    return _paired_table(title, "ablation", effects, measure)
+    return _paired_table(title, "ablation", [gap for gap in effects if gap["figure"] == measure])
 
 
-def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:
-    rows_shown = [one for one in compared if one["figure"] == figure]
-    headings, p_cells = p_columns([one["p"] for one in rows_shown])
+def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
+    """`seed_differences` as a table, in percentage points."""
+    title = f"Differences in {measure.replace('_', ' ')}, in points (the widest interval of seeds and problems)"
+    return _paired_table(title, "first − second", compared, ("seeds", "tasks"))
+
+
+def _paired_table(
+    title: str, heading: str, compared: Sequence[Json], counts: tuple[str, str] = ("tasks", "clusters")
+) -> Table:
+    headings, p_cells = p_columns([gap["p"] for gap in compared])
     cells = tuple(
         (
-            one.get("ablation", f"{one['first']} − {one['second']}"),
-            one["level"],
-            f"{100 * one['difference']:+.1f}",
-            _ends(one, 100, "+.1f"),
+            gap.get("ablation", f"{gap['first']} − {gap['second']}"),
+            gap["level"],
+            f"{100 * gap['difference']:+.1f}",
+            _ends(gap, 100, "+.1f"),
             *shown,
-            str(one["tasks"]),
-            str(one["clusters"]),
+            *(str(gap[count]) for count in counts),
         )
-        for one, shown in zip(rows_shown, p_cells, strict=True)
+        for gap, shown in zip(compared, p_cells, strict=True)
     )
-    return Table(title, (heading, "level", "difference", "95 % interval", *headings, "tasks", "clusters"), cells)
+    return Table(title, (heading, "level", "difference", "95 % interval", *headings, *counts), cells)
 
 
 def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -496,19 +599,21 @@ def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[t
     return ("p", f"p, adjusted for {len(known)}"), [*shown]
 
 
-def _ends(one: Json, unit: float, form: str) -> str:
-    return "unknown" if one["low"] is None else f"{unit * one['low']:{form}} to {unit * one['high']:{form}}"
+def _ends(estimate: Json, unit: float, form: str) -> str:
+    if estimate["low"] is None:
+        return "unknown"
+    return f"{unit * estimate['low']:{form}} to {unit * estimate['high']:{form}}"
 
 
 def markdown(tables: Sequence[Table]) -> str:
     """The tables as Markdown."""
     parts = []
-    for one in tables:
-        rows = [one.columns, tuple("---" for _ in one.columns), *one.rows]
+    for shown in tables:
+        rows = [shown.columns, tuple("---" for _ in shown.columns), *shown.rows]
         lines = [
             "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows
         ]
-        parts.append(f"### {one.title}\n\n" + "\n".join(lines) + "\n")
+        parts.append(f"### {shown.title}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
@@ -519,11 +624,11 @@ def csv_text(rows: Sequence[Json]) -> str:
     flat = []
     for row in rows:
         plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
-        for figure, one in row.get("figures", {}).items():
+        for figure, estimate in row.get("figures", {}).items():
             ends = ("", "_low", "_high")
             taken = plain.keys() | row.keys() | row.get("figures", {}).keys() - {figure}
             name = f"env_{figure}" if taken.intersection(f"{figure}{end}" for end in ends) else figure
-            plain |= dict(zip((f"{name}{end}" for end in ends), (one["mean"], one["low"], one["high"]), strict=True))
+            plain |= {f"{name}{end}": estimate[end[1:] or "mean"] for end in ends}
         for kind in ("pass_at", "pass_all"):
             for end in ("", "_low", "_high"):
                 plain |= {f"{kind}_{k}{end}": value for k, value in row.get(kind + end, {}).items()}

@@ -1,9 +1,9 @@
 """A conversation with tools as rendered by a tokenizer's chat template, and the exact tokens of a conversation so far.
 
-Contents are data. Whatever a template or a vocabulary reads as a mark (`<|im_end|>`, `[INST]`, `</tool_call>`, …) gets
-a zero-width space after its first character in messages and tool descriptions: it looks the same but is not a mark.
-Templates trim, split and JSON-escape contents, so this is done first. The assistant's text keeps only the marks of
-calls and thoughts, and is rendered as it was written, whatever the template would do with calls.
+Contents are data. In messages and tool descriptions, whatever a template or a vocabulary reads as a mark (`<|im_end|>`,
+`[INST]`, `</tool_call>`, …) gets a zero-width space after its first character: it looks the same but is not a mark.
+This is done first, since templates trim, split and JSON-escape contents. The assistant's text keeps only the marks of
+calls and thoughts, and is rendered as it was written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SWITCH = "enable_thinking"  # the variable with which Qwen3's template and other
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
 MANY_CALLS, ONE_CALL = "one or more functions", "one or no function"
-"""What templates offer in a turn, and what is offered in a conversation with a user."""
+"""What templates offer in a turn, and what reflectkit offers in a conversation with a user."""
 DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's date
 
 Key = TypeVar("Key")
@@ -60,10 +60,10 @@ class Dialogue:
 
     plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it to the template
     whether the model thinks and what it later sees of it; "off" asks the template for no thinking; "hidden" shows no
-    earlier thoughts. form: the form of calls (see `tools.py`) that the template teaches; "plain" if it has no
-    tools or another form. stop_ids: an answer ends with any of these.
+    earlier thoughts. form: the form of calls (see `tools.py`) that the template teaches; "plain" if it has no tools or
+    another form. stop_ids: an answer ends with any of these.
 
-    Raises CheckpointError where thinking is to be off and the template has no switch for it.
+    Raises CheckpointError if thinking is to be off and the template has no switch for it.
     """
 
     def __init__(self, tokenizer: Any, *, plain: bool = False, thinking: str = THINKING[0]) -> None:
@@ -78,8 +78,9 @@ class Dialogue:
         marks |= set(LITERAL_MARK.findall(str(tokenizer.chat_template or "")))
         self._marks = _pattern(marks)
         self._foreign_marks = _pattern(marks - {OPENED, CLOSED, PYTHON_TAG, *THOUGHT})
-        self.form: Form = self._find_form() if self.template else PLAIN
-        self._takes_system = self.template and self._shows([{"role": "system", "content": PROBE.name}, _user("-")])
+        self.form = self._find_form() if self.template else PLAIN
+        system = {"role": "system", "content": PROBE.name}
+        self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
         self._texts: OrderedDict[tuple[int, ...], str] = OrderedDict()
         self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
@@ -112,11 +113,11 @@ class Dialogue:
         return self._render(self._two_sided(messages), [])
 
     def harmless(self, text: str) -> str:
-        """`text` for use without a template, with its marks neutralised."""
+        """`text` with its marks neutralised, for use without a template."""
         return _neutral(text, self._marks)
 
     def conversation(self, prompt: str) -> str:
-        """Likewise a conversation's policy prompt, in which each of the agent's messages ends with the end token."""
+        """A conversation's policy prompt for use without a template; the agent's messages end with the end token."""
         return self.harmless(prompt).replace(TURN_END, self.tokenizer.eos_token or "")
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
@@ -145,7 +146,7 @@ class Dialogue:
         )
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens of an answer are reasoning, its marks included."""
+        """Number of an answer's tokens that are reasoning, its marks included."""
         text = self.words(token_ids)
         if after_thought(text) is text:
             return len(token_ids) if text.lstrip().startswith(THOUGHT[0]) else 0
@@ -196,27 +197,25 @@ class Dialogue:
 
     def _find_form(self) -> Form:
         """The form of calls that the template asks for when it is given a tool."""
-        try:
-            shown = self._render([_user("-")], [self._tool(PROBE)])
-        except CheckpointError:
-            return PLAIN
+        shown = self._probe([_user("-")], [self._tool(PROBE)])
         if PROBE.name not in shown:
             return PLAIN
         if OPENED in shown and '"arguments"' in shown:
             return HERMES
         return LLAMA if "<|start_header_id|>" in shown else PLAIN
 
-    def _shows(self, messages: list[dict[str, str]]) -> bool:
+    def _probe(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> str:
+        """The prompt; "" if the template rejects the messages."""
         try:
-            return PROBE.name in self._render(messages, [])
+            return self._render(messages, tools)
         except CheckpointError:
-            return False
+            return ""
 
     def _render(self, messages: list[dict[str, str]], tools: list[dict[str, Any]], *, one_call: bool = False) -> str:
-        """The prompt. one_call: the template's own words, and no message's, offer at most one call in a turn."""
+        """The prompt. one_call: the template, but no message, is changed to offer at most one call in a turn."""
         from jinja2 import TemplateError
 
-        own: dict[str, Any] = {}
+        own: dict[str, Any] = {SWITCH: False} if self.thinking == "off" else {}
         if one_call:
             own["chat_template"] = self.tokenizer.get_chat_template(tools=tools).replace(MANY_CALLS, ONE_CALL)
         try:
@@ -226,7 +225,6 @@ class Dialogue:
                 add_generation_prompt=True,
                 tokenize=False,
                 date_string=DATE,
-                **({SWITCH: False} if self.thinking == "off" else {}),
                 **own,
             )
         except (TemplateError, TypeError, ValueError) as error:
@@ -240,7 +238,7 @@ class Dialogue:
 
 
 def _with_notes(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """`messages` with each comment on the conversation added to the message that it is on."""
+    """`messages` with each later system message, a comment, added to the message before it."""
     merged: list[dict[str, str]] = []
     for message in messages:
         if message["role"] == "system" and merged and merged[-1]["role"] != "system":

@@ -9,20 +9,16 @@ from typing import Any, Literal, get_args
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
-from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.models.silence import silence_libraries
-from reflectkit.runs.folders import checkpoints
-from reflectkit.runs.identity import read_record
+from reflectkit.models.hub import hub_options, looks_local, silence_libraries
+from reflectkit.runs.run import checkpoints, read_record
 from reflectkit.types import ANSWERS
 
 DType = Literal["float32", "bfloat16", "float16"]
-DTYPES: tuple[str, ...] = get_args(DType)
 Quantize = Literal["none", "8bit", "4bit"]
-QUANTIZE: tuple[str, ...] = get_args(Quantize)
 ROLE_FILE = "reflectkit.json"
+REFLECTOR_FOLDER = "reflector"
+"""Name of the folder of a trained reflector in a checkpoint of rlft."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-BASE_FOLDER = "base_folder"
-"""Key in the role file of where the base of an adapter lies."""
 SIZES = {
     "num_hidden_layers": 10_000,
     "num_attention_heads": 10_000,
@@ -30,7 +26,9 @@ SIZES = {
     "vocab_size": 10**8,
     "max_position_embeddings": 10**9,
 }
-"""Upper limits of the sizes in a model's config."""
+"""Upper limits of the sizes in a model's config; building a larger model would take all memory before it fails."""
+BASE_FOLDER = "base_folder"
+"""Key in the role file of the path of an adapter's base."""
 
 
 def model_facts(source: Path) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def checked_facts(folder: Path, role: str | None) -> dict[str, str]:
     try:
         facts = read_json(folder / ROLE_FILE)
         trained_for = facts.get("role")
-        allowed = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE, "answer": ANSWERS}
+        allowed = {"role": None, "dtype": get_args(DType), "quantize": get_args(Quantize), "answer": ANSWERS}
         loading = {name: facts[name] for name in allowed if isinstance(facts.get(name), str)}
         if any(values and loading.get(name, values[0]) not in values for name, values in allowed.items()):
             raise AttributeError
@@ -91,8 +89,8 @@ def base_of(folder: Path) -> str | None:
     """The base model of the adapter in `folder`: its folder, or its hub id; None without an adapter.
 
     A relative path in the adapter's config starts at the folder in which the adapter was trained, which may not be the
-    working directory. The checkpoint says where the base lies as seen from itself; an older one is taken to lie, like
-    its base, somewhere below the folder in which it was trained.
+    working directory. The checkpoint records where the base is relative to itself; one without that record is taken to
+    be, like its base, somewhere below the folder in which it was trained.
 
     Raises
     ------
@@ -108,10 +106,10 @@ def base_of(folder: Path) -> str | None:
     except (DataError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged ({first_line(error)}); make the checkpoint again") from None
     here = Path(os.path.realpath(folder))
-    recorded = _recorded_base(folder, name)
-    places = [here / recorded] if recorded else []
-    if "/" in name:
-        places += [parent / name for parent in here.parents]
+    places = [parent / name for parent in here.parents] if "/" in name else []
+    recorded = model_facts(folder).get(BASE_FOLDER)
+    if isinstance(recorded, dict) and recorded.get("name") == name:
+        places.insert(0, here / str(recorded.get("path")))
     for place in places:
         if (place / "config.json").is_file():
             same = os.path.isdir(name) and os.path.samefile(place, name)
@@ -119,15 +117,6 @@ def base_of(folder: Path) -> str | None:
     if looks_local(name) and not os.path.isdir(name):
         raise CheckpointError(f"{folder} is an adapter of {name}, which is missing; put that model there again")
     return name
-
-
-def _recorded_base(folder: Path, name: str) -> str:
-    """Where the base that the adapter in `folder` calls `name` lies as seen from `folder`; empty if not recorded."""
-    try:
-        base = read_json(folder / ROLE_FILE)[BASE_FOLDER]
-        return str(base["path"]) if base["name"] == name else ""
-    except (DataError, KeyError, TypeError):
-        return ""
 
 
 def base_fact(model: Any, adapter: str, folder: Path) -> dict[str, Any]:
@@ -146,12 +135,14 @@ def context_of(source: str | Path) -> int | None:
 def config_of(source: str | Path) -> Any:
     """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
     fetching = hub_options(source)
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
-    _refuse_kernels(source, raw_config(source))
     try:
+        _refuse_kernels(source, PretrainedConfig.get_config_dict(str(source), **fetching)[0])
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
-    except Exception as error:  # the library raises many types here too
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises many types
         raise unusable(source, "no usable config", error) from None
     for name, most in SIZES.items():
         value = getattr(config, name, None)
@@ -161,18 +152,6 @@ def config_of(source: str | Path) -> Any:
                 " the file"
             )
     return config
-
-
-def raw_config(source: str | Path) -> dict[str, Any]:
-    """The JSON object in the config.json of folder or hub id `source`. Raises CheckpointError."""
-    fetching = hub_options(source)
-    from transformers import PretrainedConfig
-
-    try:
-        config: dict[str, Any] = PretrainedConfig.get_config_dict(str(source), **fetching)[0]
-        return dict(config)
-    except Exception as error:  # as above
-        raise unusable(source, "no usable config", error) from None
 
 
 def _refuse_kernels(source: str | Path, part: Any, setting: str = "") -> None:

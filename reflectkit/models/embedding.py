@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from reflectkit.errors import CheckpointError, ConfigError
-from reflectkit.models.hub import hub_options
-from reflectkit.models.silence import silence_libraries
+from reflectkit.models.hub import hub_options, silence_libraries
 
 KEPT = 100_000  # vectors, of the texts embedded last
 

@@ -4,9 +4,12 @@ before torch is imported.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +89,26 @@ def _fault(endpoint: str) -> str:
     asking.start()
     asking.join(PATIENCE)
     return faults[-1]
+
+
+def silence_libraries() -> None:
+    """Silence transformers, datasets, TRL and bitsandbytes except for errors. Cheap to call again."""
+    import transformers
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers report the GPU and the type of the model to the hub
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with contextlib.suppress(ModuleNotFoundError):  # only SFT needs it
+        import datasets
+
+        datasets.disable_progress_bars()
+    for name in ("bitsandbytes", "trl", "peft", "accelerate", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for category in (DeprecationWarning, UserWarning):
+        warnings.filterwarnings(
+            "ignore", category=category, module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*"
+        )
+    warnings.filterwarnings(
+        "ignore", message="`is_gradient_checkpointing` is deprecated"
+    )  # peft 0.21 asks by this name

@@ -18,7 +18,7 @@ ROOM = 64  # columns that `reserve` allocates ahead
 
 
 class ReservedLayer(DynamicLayer):
-    """A cache layer whose next tokens are written behind the others instead of copying all to a longer tensor."""
+    """A cache layer that writes the next tokens into reserved room instead of copying all to a longer tensor."""
 
     keys: torch.Tensor
     values: torch.Tensor

@@ -1,8 +1,8 @@
 """Labels as paths of tokens, and the trie that the legal labels of a state form.
 
 The probability of a label is the product, along its path, of the softmax over the tokens that may come next. Where one
-label goes on from another (" 1", " 14"), the end token is among them, so the probabilities of all labels sum to 1. A
-label of one token is a path of one step.
+label begins another (" 1", " 14"), the end token is among them, so the probabilities of all labels sum to 1. A label of
+one token is a path of one step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Trie:
     steps: tuple[tuple[tuple[int, int], ...], ...]
     """For each label, the (node, child) pairs along its path, as indices. The root is part of every path."""
     chains: tuple[Path, ...]
-    """What must be read after the prompt to reach all nodes: the prefixes that no other one goes on from."""
+    """What must be read after the prompt to reach all nodes: the prefixes that do not begin another one."""
     chain_of: tuple[int, ...]
     """For each node, the index of a chain that its prefix begins; 0 for a root without chains."""
 
@@ -64,7 +64,7 @@ def trie(labels: tuple[Path, ...]) -> Trie:
         )
         for label in labels
     )
-    prefixes = sorted(index)  # a prefix comes right before those that go on from it
+    prefixes = sorted(index)  # a prefix comes right before those that it begins
     chains = [
         prefix
         for prefix, following in zip(prefixes, [*prefixes[1:], ()], strict=True)
@@ -75,16 +75,15 @@ def trie(labels: tuple[Path, ...]) -> Trie:
 
 
 def with_ends(paths: Sequence[Path], end: int | None) -> tuple[Path, ...] | None:
-    """`paths` with the end token after each that begins another one; None if that does not tell them all apart.
+    """`paths` with the end token after each that begins another one; None if they are still not all distinct.
 
     >>> with_ends([(1,), (2,), (1, 4)], 0)
     ((1, 0), (2,), (1, 4))
     """
-    begun = _begun(paths)
+
+    def beginnings(paths: Sequence[Path]) -> set[Path]:
+        return {path[:place] for path in paths for place in range(1, len(path))}
+
+    begun = beginnings(paths)
     ended = tuple((*path, end) if path in begun and end is not None else path for path in paths)
-    return ended if len(set(ended)) == len(ended) and _begun(ended).isdisjoint(ended) else None
-
-
-def _begun(paths: Sequence[Path]) -> set[Path]:
-    """What a path goes on from."""
-    return {path[:place] for path in paths for place in range(1, len(path))}
+    return ended if len(set(ended)) == len(ended) and beginnings(ended).isdisjoint(ended) else None

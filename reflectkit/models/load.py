@@ -6,8 +6,9 @@ Only safetensors are read and written, and no code that comes with a model is ru
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,14 @@ from reflectkit.models.checkpoint_metadata import (
     config_of,
     first_line,
     load_tokenizer,
-    raw_config,
     unusable,
 )
-from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.runs.checksums import refuse_damage
 from reflectkit.text import pluralize
 
 ALL_LINEAR = "all-linear"  # peft's own word
 REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes' own name
-QUANTISED = {"Linear4bit": "quant_state", "Linear8bitLt": "CB"}
-"""The layers of bitsandbytes, and what their weights have once they are quantised."""
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 
 
@@ -109,13 +106,17 @@ def load_player(
     name = str(source)
     tokenizer = load_tokenizer(source)
     config_of(base_name or source)
-    says_quantised = "quantization_config" in raw_config(base_name or source)
     place = pick_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
     if fetching:
         options |= fetching | {"adapter_kwargs": dict(fetching)}
     if quantize != "none":
-        options |= {"quantization_config": _quantization(quantize, dtype), "device_map": {"": place}}
+        from transformers import BitsAndBytesConfig
+
+        bits: dict[str, Any] = {"load_in_8bit": True}
+        if quantize == "4bit":
+            bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": options["dtype"]}
+        options |= {"quantization_config": BitsAndBytesConfig(**bits), "device_map": {"": place}}
     try:
         if base_name is not None:
             from peft import PeftModel
@@ -124,17 +125,13 @@ def load_player(
             _refuse_missing(base_name, report["missing_keys"])
             model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
             model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
-            _refuse_missing(name, _adapter_keys(model) - _written_keys(folder))
+            _refuse_missing_adapter(model, folder)
         else:
             model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
             _refuse_missing(name, report["missing_keys"])
-            if (folder / ROLE_FILE).is_file() and (
-                extra := report["unexpected_keys"]
-            ):  # written here, so there should be none
+            if (extra := report["unexpected_keys"]) and (folder / ROLE_FILE).is_file():  # written by save_player
                 what = f"config.json has no place for {len(extra)} of the saved tensors, e.g. {min(extra)}"
                 raise CheckpointError(f"{name}: {what}; restore the file")
-        if says_quantised:
-            _refuse_plain(base_name or name, model)
     except CheckpointError:
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …
@@ -261,40 +258,27 @@ def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
     """Add another adapter to `model`, called `name`. Raises CheckpointError."""
     try:
         model.load_adapter(str(folder), adapter_name=name)
-        _refuse_missing(str(folder), _adapter_keys(model, name) - _written_keys(Path(folder)))
+        _refuse_missing_adapter(model, Path(folder), name)
     except CheckpointError:
         raise
     except Exception as error:  # truncated, of another shape, …
         raise CheckpointError(f"{folder}: cannot load the adapter ({first_line(error)})") from None
 
 
-def _adapter_keys(model: Any, name: str = POLICY_ADAPTER) -> set[str]:
+def _refuse_missing_adapter(model: Any, folder: Path, name: str = POLICY_ADAPTER) -> None:
+    """Raises CheckpointError if the adapter in `folder` lacks tensors of the model's adapter `name`."""
     from peft import get_peft_model_state_dict
 
-    return set(get_peft_model_state_dict(model, adapter_name=name))
-
-
-def _written_keys(folder: Path) -> set[str]:
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
-        return set(file.keys())
+        _refuse_missing(str(folder), set(get_peft_model_state_dict(model, adapter_name=name)) - set(file.keys()))
 
 
 def _refuse_missing(name: str, missing: Collection[str]) -> None:
+    """Raises CheckpointError if tensors are missing, which transformers and peft would fill with random values."""
     if missing:
         raise CheckpointError(
             f"{name}: the weights lack {pluralize(len(missing), 'tensor')}, e.g. {min(missing)}; make it again"
         )
-
-
-def _refuse_plain(name: str, model: Any) -> None:
-    """Raises CheckpointError where a config of bitsandbytes was saved with weights that are not quantised."""
-    for module in model.modules():
-        held = QUANTISED.get(type(module).__name__)
-        if held and getattr(module.weight, held, None) is None:
-            raise CheckpointError(
-                f"{name}: config.json has a quantization_config, and the weights are not quantised; remove it there,"
-                " and load them with --quantize"
-            )
 
 
 def checkpoint_gradients(model: Any) -> None:
@@ -310,6 +294,15 @@ def checkpoint_gradients(model: Any) -> None:
     for module in bare.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+
+
+@torch.no_grad()
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights, are skipped."""
+    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return math.isfinite(
+        torch.nn.utils.get_total_norm(floats, norm_type=math.inf)
+    )  # the largest magnitude; NaN stays NaN
 
 
 def save_player(
@@ -382,14 +375,3 @@ def pick_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name}: {first_line(error)}; use cpu or auto") from None
-
-
-def _quantization(quantize: str, dtype: str) -> Any:
-    """The transformers setting for loading weights in 8 or 4 bits."""
-    from transformers import BitsAndBytesConfig
-
-    if quantize == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
-    )

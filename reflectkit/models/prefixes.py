@@ -1,8 +1,8 @@
 """Rows of tokens read as a tree: what several rows begin with is read once, with gradients.
 
-The longest rows are trunks; every other row is read from where it leaves one that is read already, with that one's keys
-and values behind it. So an episode whose prompts grow costs little more than its last prompt. Gradients flow through
-the keys and values. This is exact for plain causal attention, up to the rounding of sums.
+The longest rows are trunks. Every other row is read only from where it leaves one that was read already, with that
+one's keys and values before it. So an episode whose prompts grow costs little more than its last prompt. Gradients flow
+through the keys and values. This is exact for plain causal attention, up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import torch
 from transformers import DynamicCache
 
 from reflectkit.models.kv_cache import CACHE
-from reflectkit.models.padding import right_pad
 
 SHORTEST = 8  # tokens; a shorter common prefix is not worth keys and values of its own
-DEPTH = 3  # how often a row may leave another one; what is deeper is read again
+DEPTH = 3  # how often a row may leave another one; deeper branches are read again
 NARROW = 16  # tokens; chunks as short as this are read together, whatever their lengths
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is read for one row: its tokens from `start` on, behind the read tokens of numbers `behind` (start)."""
+    """What is read of one row: its tokens from `start` on, after the read tokens with the numbers `before` (start)."""
 
     row: int
     start: int
-    behind: list[int]
+    before: list[int]
 
 
 @dataclass
@@ -36,18 +35,24 @@ class Tree:
     """How R rows are read."""
 
     levels: list[list[list[Chunk]]] = field(default_factory=list)
-    """Passes, each of several chunks; those of a level need only what the levels before have read."""
+    """Passes, each of several chunks; those of a level need only what earlier levels have read."""
     paths: list[list[int]] = field(default_factory=list)
     """For each row, the numbers of its tokens among all that are read, in reading order."""
 
     @property
     def read(self) -> int:
-        """How many tokens are read."""
+        """Number of tokens that are read."""
         return 1 + max((path[-1] for path in self.paths), default=-1)
 
 
+def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """`rows` as one tensor (B, T), padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
+
+
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Number of tokens that both begin with."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
@@ -59,44 +64,33 @@ def read_together(length: int, widest: int) -> bool:
 
 
 def tree_of(rows: Sequence[Sequence[int]], at_once: int | None = None) -> Tree:
-    """The tree of `rows`, none of which is empty. Longer rows come first, so that others branch off them. at_once: most
-    chunks in a pass.
-    """
-    owner: list[int] = [-1]  # of each node of the trie: the row that reads it; the root is nobody's
+    """The tree of `rows`, none of which is empty. at_once: most chunks in a pass."""
+    owner: list[int] = [-1]  # of each node of the trie of rows: the row that reads it; the root has none
     below: list[dict[int, int]] = [{}]
-    chunk_of: list[tuple[int, int, int] | None] = [None] * len(rows)  # level, start, the row that it leaves
-    for row in sorted(range(len(rows)), key=lambda one: -len(rows[one])):
+    chunks: dict[int, tuple[int, int, int]] = {}  # of each row: level, start, the row that it leaves
+    for row in sorted(range(len(rows)), key=lambda index: -len(rows[index])):  # longer rows first, as trunks
         tokens, node, shared, usable, leaves = rows[row], 0, 0, 0, -1
         for token in tokens:
             following = below[node].get(token)
             if following is None:
                 break
             node, shared = following, shared + 1
-            level = chunk_of[owner[node]][0]  # type: ignore[index]
-            if level < DEPTH or shared == len(tokens):
+            if chunks[owner[node]][0] < DEPTH or shared == len(tokens):
                 usable, leaves = shared, owner[node]
         if usable < SHORTEST:
             usable, leaves = 0, -1
-        level = 0 if leaves < 0 else chunk_of[leaves][0] + 1  # type: ignore[index]
-        chunk_of[row] = (level, usable, leaves)
+        chunks[row] = (0 if leaves < 0 else chunks[leaves][0] + 1, usable, leaves)
         for token in tokens[shared:]:
             below[node][token] = len(owner)
             node = len(owner)
             owner.append(row)
             below.append({})
-    return _planned(rows, chunk_of, at_once or len(rows))  # type: ignore[arg-type]
-
-
-def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, int]], at_once: int) -> Tree:
-    """The passes: chunks of one level together whose lengths differ by a factor of two at most."""
-    tree = Tree(paths=[[] for _ in rows])
-    count = 0
-    ordered = sorted(range(len(rows)), key=lambda row: (chunk_of[row][0], chunk_of[row][1] - len(rows[row])))
-    for row in ordered:
-        level, start, leaves = chunk_of[row]
-        behind = tree.paths[leaves][:start] if start else []
+    tree, count = Tree(paths=[[] for _ in rows]), 0
+    for row in sorted(range(len(rows)), key=lambda index: (chunks[index][0], chunks[index][1] - len(rows[index]))):
+        level, start, leaves = chunks[row]
+        before = tree.paths[leaves][:start] if start else []
         length = len(rows[row]) - start
-        tree.paths[row] = behind + list(range(count, count + length))
+        tree.paths[row] = before + list(range(count, count + length))
         count += length
         if not length:
             continue  # another row begins with it
@@ -104,10 +98,10 @@ def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, i
             tree.levels.append([])
         passes = tree.levels[level]
         widest = len(rows[passes[-1][0].row]) - passes[-1][0].start if passes else 0
-        if passes and read_together(length, widest) and len(passes[-1]) < at_once:
-            passes[-1].append(Chunk(row, start, behind))
+        if passes and read_together(length, widest) and len(passes[-1]) < (at_once or len(rows)):
+            passes[-1].append(Chunk(row, start, before))
         else:
-            passes.append([Chunk(row, start, behind)])
+            passes.append([Chunk(row, start, before)])
     return tree
 
 
@@ -120,7 +114,7 @@ def hidden_at(
 ) -> torch.Tensor:
     """The last hidden states (N, D) at N (row, place) pairs.
 
-    trunk: a model below its head, which attends to all positions before and takes positions. at_once: see `tree_of`.
+    trunk: a model below its head, which attends to all earlier positions and takes positions. at_once: see `tree_of`.
     """
     device = next(trunk.parameters()).device
     tree = tree_of(rows, at_once)
@@ -129,37 +123,35 @@ def hidden_at(
     values: list[list[torch.Tensor]] = []
     for number, level in enumerate(tree.levels):
         last = number == len(tree.levels) - 1
-        keys, values = ([[torch.cat(parts)] for parts in every] for every in (keys, values))
+        keys, values = ([[torch.cat(parts)] for parts in layers] for layers in (keys, values))
         for chunks in level:
             tokens = [rows[chunk.row][chunk.start :] for chunk in chunks]
-            past = max(len(chunk.behind) for chunk in chunks)
+            past, width = max(len(chunk.before) for chunk in chunks), max(map(len, tokens))
             cache = DynamicCache()
             if past:
-                index_MP = right_pad([chunk.behind for chunk in chunks], 0, device)
+                index_MP = right_pad([chunk.before for chunk in chunks], 0, device)
                 for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
                     cache.update(key[0][index_MP].transpose(1, 2), value[0][index_MP].transpose(1, 2), layer)
-            width = max(map(len, tokens))
-            seen = [
-                [1] * chunk.start + [0] * (past - chunk.start) + [1] * len(own) + [0] * (width - len(own))
-                for chunk, own in zip(chunks, tokens, strict=True)
-            ]
-            steps = [[chunk.start + min(step, len(own) - 1) for step in range(width)]
-                     for chunk, own in zip(chunks, tokens, strict=True)]  # fmt: skip
+            seen, positions = [], []
+            for chunk, own in zip(chunks, tokens, strict=True):
+                gap, rest = past - chunk.start, width - len(own)
+                seen.append([1] * chunk.start + [0] * gap + [1] * len(own) + [0] * rest)
+                positions.append([chunk.start + min(step, len(own) - 1) for step in range(width)])
             output = trunk(
                 input_ids=right_pad(tokens, pad_id, device),
                 **{CACHE: cache},
                 attention_mask=torch.tensor(seen, device=device),
-                position_ids=torch.tensor(steps, device=device),
+                position_ids=torch.tensor(positions, device=device),
                 use_cache=True,
             )
-            own_MW = torch.tensor([[True] * len(own) + [False] * (width - len(own)) for own in tokens], device=device)
+            own_MW = torch.tensor([row[past:] for row in seen], device=device, dtype=torch.bool)
             states.append(output.last_hidden_state[own_MW])
             if not last:
-                for layer, one in enumerate(getattr(output, CACHE).layers):
+                for layer, held in enumerate(getattr(output, CACHE).layers):
                     if len(keys) <= layer:
                         keys.append([])
                         values.append([])
-                    keys[layer].append(one.keys[:, :, past:].transpose(1, 2)[own_MW])
-                    values[layer].append(one.values[:, :, past:].transpose(1, 2)[own_MW])
+                    keys[layer].append(held.keys[:, :, past:].transpose(1, 2)[own_MW])
+                    values[layer].append(held.values[:, :, past:].transpose(1, 2)[own_MW])
     index_N = torch.tensor([tree.paths[row][place] for row, place in places], device=device)
     return torch.cat(states)[index_N]

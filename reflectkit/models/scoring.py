@@ -3,8 +3,8 @@
 A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the legal labels are
 applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels are read as a tree
 (`models/prefixes.py`) up to where they part (`models/labels.py`). For text, the head is applied only where tokens were
-sampled. Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code,
-whose softmax was over 252 labels, legal or not.
+sampled. Rows are padded on the right, which a causal model never sees. The softmax of the Reflect-RL code was over 252
+labels, legal or not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from transformers import DynamicCache
 
 from reflectkit.models.kv_cache import CACHE, only_keys_and_values
 from reflectkit.models.labels import Path, Trie, trie
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import hidden_at, shared_length
+from reflectkit.models.prefixes import hidden_at, right_pad, shared_length
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",
@@ -81,32 +80,46 @@ def choice_logprobs(
     temperature: float = 1.0,
     share: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the legal labels after each prompt.
+    """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller disables them; then the
+    common prefix of the prompts is read once.
 
     Parameters
     ----------
-    model: a model or its Scorer. prompts: token ids of B prompts of any lengths. labels: the tokens of each prompt's
-    legal labels, K at most. temperature: divides the logits wherever labels part, > 0. share: what prompts begin with
-    is read once (`models.prefixes`), if the model allows.
+    model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each prompt's legal labels, K
+    at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once
+    (`models.prefixes`), if the model allows.
 
     Returns
     -------
     logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last
-    position's hidden state, for a critic. Gradients flow unless the caller disables them; without them, the common
-    prefix of the prompts is read once.
+    position's hidden state, for a critic.
     """
     device = next(model.parameters()).device
     tries = [trie(tuple(row)) for row in labels]
-    children = [node.children for one in tries for node in one.nodes]  # of N nodes, row by row, the root first
+    children = [node.children for tree in tries for node in tree.nodes]  # of N nodes, row by row, the root first
     width = max(map(len, children))
     children_NC = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in children], device=device)
     legal_NC = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in children], device=device)
-    hidden_ND, logits_NC = _at_nodes(model, prompts, tries, children_NC, pad_id, share)
+    bare, parts = model.model if type(model) is Scorer else model, any(tree.chains for tree in tries)
+    hidden: torch.Tensor | None = None
+    if (share or parts) and can_share(bare):
+        at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
+        hidden = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
+    elif not parts and not torch.is_grad_enabled() and not is_scorer(model):
+        hidden = _last_hidden(model, prompts, pad_id)
+    if hidden is not None:
+        hidden_ND, logits_NC = hidden, head_logits(bare, hidden, children_NC)
+    else:
+        rows, nodes = _rows_and_nodes(prompts, tries)
+        row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+        scorer = model if is_scorer(model) else Scorer(model)
+        hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
         return logprobs_NC, hidden_ND
-    return _along_paths(logprobs_NC, tries), hidden_ND[torch.tensor(_roots(tries), device=device)]
+    roots = [0, *itertools.accumulate(len(tree.nodes) for tree in tries)][:-1]
+    return _along_paths(logprobs_NC, tries, roots), hidden_ND[torch.tensor(roots, device=device)]
 
 
 def token_logprobs(
@@ -155,7 +168,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether the model can be told where a token stands."""
+    """Whether the model's forward takes positions."""
     return "position_ids" in inspect.signature(unwrapped(model).forward).parameters
 
 
@@ -166,10 +179,10 @@ def trunk_of(model: Any) -> Any:
 
 
 def can_share(model: Any) -> bool:
-    """Whether `models.prefixes` is exact for the model: its layers attend to all positions before and cache nothing but
-    keys and values, it is told positions, and it does not recompute activations, which does without a cache.
+    """Whether `models.prefixes` is exact for the model: its layers attend to all earlier positions and cache nothing
+    but keys and values, it takes positions, and it does not recompute activations, which needs passes without a cache.
     """
-    if is_scorer(model) or not has_plain_head(model):  # wrapped: sharded over processes
+    if is_scorer(model) or not has_plain_head(model):  # a Scorer is sharded over processes
         return False
     bare = unwrapped(model)
     recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
@@ -177,55 +190,10 @@ def can_share(model: Any) -> bool:
 
 
 def attends_to_all(model: Any) -> bool:
-    """Whether each layer attends to all positions before, with whatever lies between them, and caches nothing but keys
-    and values.
-    """
+    """Whether each layer attends to all earlier positions, and caches nothing but keys and values."""
     config = unwrapped(model).config.get_text_config()
     counts_columns = "local" in getattr(config, "attention_layers", ())  # GPT-Neo's window, which its cache ignores
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
-
-
-def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """(key-value cache of the common prefix of `rows`, one copy per row; its number of tokens); (None, 0) if it is too
-    short to be worth it, or if the model caches other things than keys and values. At least one token of each row is
-    left to read.
-    """
-    length = common_prefix(rows)
-    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model) or not attends_to_all(model):
-        return None, 0
-    prefix = torch.tensor([rows[0][:length]], device=next(model.parameters()).device)
-    cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
-    if not only_keys_and_values(cache):
-        return None, 0
-    cache.batch_repeat_interleave(len(rows))
-    return cache, length
-
-
-def _at_nodes(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    tries: Sequence[Trie],
-    children_NC: torch.Tensor,
-    pad_id: int,
-    share: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(hidden_ND, logits_NC) of the N nodes of all rows, by the fewest passes that the model allows."""
-    bare = model.model if type(model) is Scorer else model
-    hidden_ND: torch.Tensor | None = None
-    parts = any(one.chains for one in tries)
-    if (share or parts) and can_share(bare):
-        at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
-        hidden_ND = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
-    elif not parts and not torch.is_grad_enabled() and not is_scorer(model):
-        hidden_ND = _last_hidden(model, prompts, pad_id)
-    if hidden_ND is not None:
-        return hidden_ND, head_logits(bare, hidden_ND, children_NC)
-    device = children_NC.device
-    rows, nodes = _rows_and_nodes(prompts, tries)
-    row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
-    scorer = model if is_scorer(model) else Scorer(model)
-    hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
-    return hidden_ND, logits_NC
 
 
 def _rows_and_nodes(
@@ -234,51 +202,50 @@ def _rows_and_nodes(
     """(each prompt with each of its chains; the row and place of every node)."""
     rows: list[Sequence[int]] = []
     nodes: list[tuple[int, int]] = []
-    for prompt, one in zip(prompts, tries, strict=True):
-        places = [len(prompt) + len(node.prefix) - 1 for node in one.nodes]
-        nodes += [(len(rows) + chain, place) for chain, place in zip(one.chain_of, places, strict=True)]
-        rows += [[*prompt, *chain] for chain in one.chains] or [prompt]
+    for prompt, tree in zip(prompts, tries, strict=True):
+        places = [len(prompt) + len(node.prefix) - 1 for node in tree.nodes]
+        nodes += [(len(rows) + chain, place) for chain, place in zip(tree.chain_of, places, strict=True)]
+        rows += [[*prompt, *chain] for chain in tree.chains] or [prompt]
     return rows, nodes
 
 
-def _roots(tries: Sequence[Trie]) -> list[int]:
-    """The index of each row's root among the nodes of all rows."""
-    return [0, *itertools.accumulate(len(one.nodes) for one in tries)][:-1]
-
-
-def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie]) -> torch.Tensor:
-    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K."""
+def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]) -> torch.Tensor:
+    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K. roots:
+    the index of each row's root among the nodes of all rows.
+    """
     width = logprobs_NC.shape[1]
     certain = logprobs_NC.numel()  # index of a 0, for paths with fewer steps than the longest
-    most, longest = max(len(one.steps) for one in tries), max(len(path) for one in tries for path in one.steps)
+    most = max(len(tree.steps) for tree in tries)
+    longest = max(len(path) for tree in tries for path in tree.steps)
     index_BKS = torch.full((len(tries), most, longest), certain)
-    for row, (root, one) in enumerate(zip(_roots(tries), tries, strict=True)):
-        for label, path in enumerate(one.steps):
+    for row, (root, tree) in enumerate(zip(roots, tries, strict=True)):
+        for label, path in enumerate(tree.steps):
             index_BKS[row, label, : len(path)] = torch.tensor([(root + node) * width + child for node, child in path])
     flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
-    legal_BK = torch.tensor([[True] * len(one.steps) + [False] * (most - len(one.steps)) for one in tries])
+    legal_BK = torch.tensor([[True] * len(tree.steps) + [False] * (most - len(tree.steps)) for tree in tries])
     logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
     return logprobs_BK.masked_fill(~legal_BK.to(flat.device), float("-inf"))
 
 
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:
-    """hidden_BD of the prompts' last positions, with their common prefix read once; None if that saves nothing."""
-    cache, length = behind_prefix(model, prompts)
-    if cache is None:
+    """hidden_BD of the prompts' last positions, with their common prefix read once; None if that is too short to be
+    worth a pass, or if the model caches other things than keys and values.
+    """
+    keys = [tuple(row) for row in prompts]
+    length = min(shared_length(min(keys), max(keys)), min(map(len, keys)) - 1)  # what these two share, all share
+    if length < SHORTEST_PREFIX or len(keys) < 2 or not has_plain_head(model) or not attends_to_all(model):
         return None
+    prefix = torch.tensor([keys[0][:length]], device=next(model.parameters()).device)
+    cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
+    if not only_keys_and_values(cache):
+        return None
+    cache.batch_repeat_interleave(len(keys))
     rest = [prompt[length:] for prompt in prompts]
     input_ids_BT = right_pad(rest, pad_id, next(model.parameters()).device)
     hidden_BTD = trunk_of(model)(input_ids=input_ids_BT, use_cache=True, **{CACHE: cache}).last_hidden_state
     places_B = torch.tensor([len(row) - 1 for row in rest], device=hidden_BTD.device)
     hidden_BD: torch.Tensor = hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places_B]
     return hidden_BD
-
-
-def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """The length of the common prefix of `rows`, at most one less than the shortest."""
-    keys = [tuple(row) for row in rows]
-    shared = shared_length(min(keys), max(keys))  # what these two share, all share
-    return min(shared, min(map(len, rows)) - 1)
 
 
 def has_plain_head(model: Any) -> bool:

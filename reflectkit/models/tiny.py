@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from reflectkit.errors import DivergedError
-from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import PASSAGE
+from reflectkit.models.load import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
@@ -57,54 +65,45 @@ def build_model(
     """A fresh model for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, tied embeddings.
 
     init_range: standard deviation of the initial weights. GPT-2's 0.02 is meant for widths from 768; at width 128 a
-    model that learns from one token per row needs several times as many steps with it. hybrid: an LFM2 of alternating
-    short convolutions and attention layers instead of a GPT-2, which learns sooner to find a word elsewhere in its
-    prompt.
+    model that learns from one token per row needs several times as many steps with it. hybrid: an LFM2 (Liquid AI,
+    2025) of two pairs of a gated convolution over three tokens and an attention layer, instead of a GPT-2. It learns
+    sooner to find a word elsewhere in its prompt.
     """
+    shared = {
+        "vocab_size": len(tokenizer),
+        "initializer_range": init_range,
+        "bos_token_id": tokenizer.eos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config: Any
     if hybrid:
-        return _hybrid(tokenizer, context, seed, init_range)
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=context,
-        n_embd=WIDTH,
-        n_layer=4,
-        n_head=4,
-        initializer_range=init_range,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+        config = Lfm2Config(
+            **shared,
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
+            block_auto_adjust_ff_dim=False,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention"] * 2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=context,
+            tie_word_embeddings=True,
+        )
+    else:
+        config = GPT2Config(
+            **shared,
+            n_positions=context,
+            n_embd=WIDTH,
+            n_layer=4,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        return GPT2LMHeadModel(config)
-
-
-def _hybrid(tokenizer: PreTrainedTokenizerFast, context: int, seed: int, init_range: float) -> PreTrainedModel:
-    """LFM2 (Liquid AI, 2025), of two pairs of a gated convolution over three tokens and an attention layer."""
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    config = Lfm2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=3 * WIDTH,
-        block_auto_adjust_ff_dim=False,
-        num_hidden_layers=4,
-        layer_types=["conv", "full_attention"] * 2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=context,
-        initializer_range=init_range,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
-        return Lfm2ForCausalLM(config)
+        return Lfm2ForCausalLM(config) if hybrid else GPT2LMHeadModel(config)
 
 
 COPY_RATE = 3e-3

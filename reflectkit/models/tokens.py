@@ -10,7 +10,7 @@ from reflectkit.models.labels import Path, with_ends
 from reflectkit.prompts import answers, label
 
 SPACE = "\u2581"
-"""How SentencePiece writes a space: begins the tokens of a text that the tokenizer puts a space of its own before."""
+"""How SentencePiece writes a space. Some tokenizers put one before each text."""
 
 
 def encodable(text: str) -> str:
@@ -35,7 +35,7 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
 @lru_cache(maxsize=2**14)
 def length_behind(tokenizer: Any, text: str) -> int:
-    """The number of tokens of `text` after a prompt. Kept, since a run's comments come again and again."""
+    """The number of tokens of `text` after a prompt. Cached, since a run repeats its comments."""
     return len(completion_ids(tokenizer, f" {text}".rstrip()))
 
 

@@ -1,6 +1,6 @@
 """Sampler interface: prompt ids in, sampled ids and log-probabilities out.
 
-A sampler holds the model in this process (`sampling.hf`) or asks a server (`models.servers`); `sampling.choices` opens
+A sampler holds the model in this process (`sampling.hf`) or asks a server (`sampling.server`); `sampling.config` opens
 them by name. Nothing is decoded and encoded again on the way: what was sampled is what is trained.
 """
 
@@ -11,17 +11,23 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from reflectkit.config import Config
-from reflectkit.models.labels import Path
+from pydantic import model_validator
+
+from reflectkit.config import Config, option
+from reflectkit.errors import ConfigError
 from reflectkit.seeding import uniform
+
+if TYPE_CHECKING:
+    from reflectkit.models.labels import Path as LabelPath
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Which outcomes may be drawn: those that are left after top-k, then top-p, then min-p, in `transformers`' order.
-    The defaults leave all. The likeliest outcome is always left.
+    """Which outcomes may be drawn: those left after top-k, then top-p, then min-p, in `transformers`' order. The
+    defaults leave all; the likeliest outcome is always left.
     """
 
     top_p: float = 1.0
@@ -44,14 +50,14 @@ class SampleRequest:
 
     prompt_ids: tuple[int, ...]
     """Token ids of the prompt (T)."""
-    labels: tuple[Path, ...] = ()
-    """Tokens of each legal label (K), one of which is drawn; none begins another. Without labels, a text is sampled."""
+    labels: tuple[LabelPath, ...] = ()
+    """Tokens of each legal label (K); none begins another, and one is drawn. Without labels, a text is sampled."""
     max_new_tokens: int = 0
     """Maximum tokens of a text; fewer where the context has no room for them."""
     temperature: float = 1.0
     """≥ 0; 0 takes the likeliest."""
     seed: int = 0
-    """Of the draw, 0 ≤ seed < 2**63: equal requests with equal seeds get equal answers."""
+    """0 ≤ seed < 2**63; equal requests with equal seeds get equal answers."""
     stop_ids: frozenset[int] = frozenset()
     """A text ends with any of these tokens."""
     truncation: Truncation = EVERYTHING
@@ -60,13 +66,13 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """The answer to an `SampleRequest`."""
+    """The answer to a `SampleRequest`."""
 
     token_ids: tuple[int, ...] = ()
-    """The label's tokens, or the text with its stop token, where one came."""
+    """The label's tokens, or the text with its stop token, if any."""
     logprobs: tuple[float, ...] = ()
-    """Natural-log probability of each token of a text, or the one of the label, under the distribution that it was
-    drawn from (temperature 1 for greedy ones).
+    """Natural-log probability of each token of a text, or of the label, under the distribution that it was drawn from
+    (temperature 1 for greedy ones).
     """
     label_logprobs: tuple[float, ...] = ()
     """Of all K labels, in the order of `SampleRequest.labels`, before truncation; their probabilities sum to 1."""
@@ -86,17 +92,17 @@ class Sampler(Protocol):
 
     @property
     def role(self) -> str | None:
-        """What the model was fine-tuned for ("policy", "plain", "reflection"); None where nothing says so."""
+        """What the model was fine-tuned for ("policy", "plain", "reflection"); None if unknown."""
         ...
 
     @property
     def context(self) -> int:
-        """How many tokens the model can read."""
+        """The context length in tokens."""
         ...
 
     @property
     def tokens(self) -> int:
-        """How many tokens were read and written so far."""
+        """Number of tokens read and written so far."""
         ...
 
     async def sample(self, ask: SampleRequest) -> SampleOutput:
@@ -104,8 +110,8 @@ class Sampler(Protocol):
         ...
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Sample from `weights` from now on: the `models.load.Player` that was trained, which may be the sampler's own.
-        `version` counts updates.
+        """Sample from `weights` from now on: the `models.load.LoadedModel` that was trained, which may be the sampler's
+        own. `version` counts updates.
         """
         ...
 
@@ -119,16 +125,16 @@ class Opening:
     device: str = "auto"
     """Where to load it: "auto", "cpu", "cuda", …"""
     player: Any = None
-    """The `models.load.Player` of this process, where one trains or holds it; else the sampler loads what it needs."""
+    """Its `models.load.LoadedModel`, if this process has it; else the sampler loads what it needs."""
     scorer: Any = None
     """Of a model that is spread over processes: what scores with all its parts."""
     team: Any = None
-    """Of a model spread over processes: the `train.processes.Processes` that ask the same and score together."""
+    """Of a model that is spread over processes: the `train.processes.Processes` that score it together."""
     role: str = "policy"
     """What the model is sampled as, "policy" or "reflection"."""
     watch: Callable[[Any, Sequence[tuple[int, ...]]], None] | None = None
-    """Called with the last hidden states (B, D) and the prompts of each batch that is scored in this process, so that a
-    critic need not read them again. A sampler that has none leaves it alone.
+    """Called with the last hidden states (B, D) and the prompts of each batch that is scored in this process, for a
+    critic.
     """
 
 
@@ -137,15 +143,15 @@ class Backend:
     """A kind of sampler: its settings, and the function that opens it."""
 
     settings: type[Config]
-    """Its own settings, a `Config`; they are flags of the commands."""
+    """Its own settings, which become flags of the commands."""
     open: Callable[[Opening, Any], Sampler]
     """Opens a sampler with the settings."""
     remote: bool = False
-    """Whether another process samples, so that it can do so while this one learns."""
+    """Whether another process samples, and can do so while this one learns."""
 
 
 def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
-    """Index of the label at the seed's own place in the cumulative distribution; of the likeliest at temperature 0."""
+    """Index of the label at the seed's place in the cumulative distribution; of the likeliest at temperature 0."""
     if temperature == 0:
         return max(range(len(label_logprobs)), key=label_logprobs.__getitem__)
     cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
@@ -153,32 +159,51 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     return min(place, len(label_logprobs) - 1)
 
 
-def truncated(logprobs: Sequence[float], truncation: Truncation) -> tuple[float, ...]:
-    """Log-probabilities after truncation; -inf for outcomes that may not be drawn.
-
-    >>> [round(math.exp(one), 2) for one in truncated([math.log(p) for p in (0.5, 0.25, 0.25)], Truncation(top_p=0.7))]
-    [0.67, 0.33, 0.0]
-    """
-    if not truncation:
-        return tuple(logprobs)
-    order = sorted(range(len(logprobs)), key=lambda index: -logprobs[index])
-    if truncation.top_k:
-        smallest = logprobs[order[min(truncation.top_k, len(order)) - 1]]
-        order = [index for index in order if logprobs[index] >= smallest]
-    if truncation.top_p < 1:
-        total = math.fsum(math.exp(logprobs[index]) for index in order)
-        upto = itertools.accumulate((math.exp(logprobs[index]) / total for index in order), initial=0.0)
-        order = [index for index, before in zip(order, upto, strict=False) if before < truncation.top_p]
-    if truncation.min_p:
-        smallest = logprobs[order[0]] + math.log(truncation.min_p)
-        order = [index for index in order if logprobs[index] >= smallest]
-    left = frozenset(order)
-    total = math.log(math.fsum(math.exp(logprobs[index]) for index in order))
-    return tuple(value - total if index in left else -math.inf for index, value in enumerate(logprobs))
+KEYS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
+"""The kinds of servers, and the environment variable with the key of each."""
 
 
-def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
-    """The label that `ask` draws, given the log-probabilities of all."""
-    allowed = truncated(logprobs, ask.truncation if ask.temperature else EVERYTHING)
-    chosen = draw(allowed, ask.temperature, ask.seed)
-    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
+class ServerSettings(Config):
+    """How to use an inference server."""
+
+    served_model: str = option(
+        "",
+        help="Name under which the server serves the policy's base; default: the one whose path is the base's.",
+        identity=False,
+    )
+    reflector_served_model: str = option(
+        "",
+        help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above.",
+        identity=False,
+    )
+    adapter_dir: Path | None = option(
+        None,
+        help="Folder where trained weights are written for the server to load; default: a temporary one.",
+        identity=False,
+    )
+    server_adapter_dir: str = option(
+        "",
+        help="Path of --adapter-dir on the server's machine, if it differs from the one here.",
+        identity=False,
+    )
+    server_timeout_s: float = option(
+        120.0, help="Seconds after which a request to the server is sent again.", gt=0, identity=False
+    )
+    server_patience_s: float = option(
+        900.0,
+        help="Seconds that the server may be away, e.g. to restart, before the command stops.",
+        ge=0,
+        identity=False,
+    )
+    server_connections: int = option(128, help="Most requests that the server is sent at once.", ge=1, identity=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.server_adapter_dir and self.adapter_dir is None:
+            raise ConfigError("--server-adapter-dir is the server's path of --adapter-dir; give that too")
+        return self
+
+
+def is_server(name: str) -> bool:
+    """Whether `name` is a server, e.g. "vllm:http://localhost:8000"."""
+    return name.partition(":")[0] in KEYS and ":" in name

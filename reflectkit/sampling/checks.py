@@ -1,8 +1,7 @@
-"""Checks of an inference server: its answers, and that it has the weights that it was given."""
+"""Checks of an inference server: that its answers are possible, and that it has the weights that it was given."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,28 +9,26 @@ from typing import Any
 
 import torch
 
-from reflectkit.errors import CheckpointError, ConfigError
+from reflectkit.errors import ConfigError
 from reflectkit.models.labels import trie
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.padding import right_pad
-from reflectkit.models.scoring import Scorer, choice_logprobs, token_logprobs
+from reflectkit.models.scoring import choice_logprobs, token_logprobs
 from reflectkit.sampling.base import SampleRequest
-from reflectkit.sampling.protocols import FLOOR, MOST_AT_ONCE, Drawn, Weights
-from reflectkit.sampling.wire import GoneError, RefusedError, Wire
+from reflectkit.sampling.protocols import FLOOR, MOST_AT_ONCE, Drawn
 from reflectkit.text import pluralize
 
 MEAN_LIMIT = 0.3
-"""Most that the mean difference over many tokens may be, in nats. Between a policy in float32 or bfloat16 here and
-vLLM in bfloat16 it was 0.02 to 0.05 (SmolLM2-135M with LoRA, which docs/large-policies.md describes).
+"""Maximum mean difference over many tokens, in nats. Between a policy in float32 or bfloat16 here and vLLM in bfloat16
+it was 0.02 to 0.05 (SmolLM2-135M with LoRA; see docs/large-policies.md).
 """
 SHARE = 0.95
 HIGH_LIMIT = 1.0
-"""Most that the difference may be, in nats, for the best-agreeing SHARE of the tokens; there it was 0.13."""
+"""Maximum difference, in nats, of the best-agreeing SHARE of the tokens; there it was 0.13."""
 
 
 def disagreement(difference_N: torch.Tensor, temperature: float = 1.0) -> str:
-    """Which limit the differences exceed, with the figure; "" if none. The mean over N tokens may be 2 / √N above its
-    limit, as a part of it. temperature: of the log-probabilities; a lower one enlarges the differences of the logits.
+    """Which limit the differences exceed, with the figure; "" if none. The limit of a mean over N tokens is 1 + 2 / √N
+    times as large. temperature: of the log-probabilities; a lower one enlarges the differences of the logits.
     """
     if not len(difference_N):
         return ""
@@ -54,7 +51,7 @@ SURPLUS = 1e-2
 
 
 def scores(values: Mapping[int, Any], url: str) -> dict[int, float]:
-    """The log-probabilities of different tokens in one place. Raises ConfigError if they are none."""
+    """The log-probabilities of different tokens at one place. Raises ConfigError if they cannot be that."""
     result = {token: _logprob(value, FLOOR, url) for token, value in values.items()}
     total = math.fsum(map(math.exp, result.values()))
     if total > 1 + SURPLUS:
@@ -71,9 +68,9 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
         raise wrong(url, f"{len(ids)} tokens with {len(drawn.logprobs)} log-probabilities")
     if not 1 <= len(ids) <= limit:
         raise wrong(url, f"{len(ids)} tokens where 1 to {limit} were asked for")
-    for one in ids:
-        if type(one) is not int or not 0 <= one < vocabulary:
-            raise wrong(url, f"the token {one!r:.40}, but the model's are 0 to {vocabulary - 1}")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise wrong(url, f"the token {token!r:.40}, but the model's are 0 to {vocabulary - 1}")
     early = stop_ids.intersection(ids[:-1])
     if early:
         raise wrong(url, f"more tokens after the stop token {min(early)}")
@@ -81,82 +78,23 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
 
 
 def _logprob(value: Any, least: float, url: str) -> float:
-    """The JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to 0."""
+    """A JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to 0."""
     if type(value) not in (int, float) or not least <= value <= ROUNDING:
         raise wrong(url, f"the log-probability {value!r:.40}, which is no number from {least:.0f} to 0")
     return float(value)
 
 
 def wrong(url: str, what: str) -> ConfigError:
-    """The error for an answer that no server gives that works."""
+    """The error for an answer that a working server never gives."""
     return ConfigError(f"{url} answered with {what}; use another version of the server, or sample in this process")
-
-
-async def known(wire: Wire, path: str, kind: str) -> Any:
-    """The JSON value at `path`, which a server of this `kind` has. Raises ConfigError."""
-    try:
-        return await wire.get(path, patient=False)
-    except RefusedError as error:
-        if error.status in (401, 403):
-            raise ConfigError(f"{wire.url} refuses the key ({error.reason}); export the right one") from None
-        raise other_server(wire.url, kind) from None
-
-
-def listed(models: Any, url: str, kind: str) -> list[dict[str, Any]]:
-    """The entries of `/v1/models`. Raises ConfigError if it does not list models."""
-    data = models.get("data") if isinstance(models, dict) else None
-    if not isinstance(data, list) or not all(isinstance(one, dict) and "id" in one for one in data):
-        raise other_server(url, kind)
-    return data
-
-
-def other_server(url: str, kind: str) -> ConfigError:
-    """The error for an address where something else answers."""
-    return ConfigError(f"{url} answers, but is not a server of {kind}; correct the address or the kind of server")
-
-
-async def decoded(wire: Wire, body: Mapping[str, Any], field: str) -> str:
-    """The text that `/detokenize` returns in `field`. Raises ConfigError if it returns none."""
-    try:
-        answer = await wire.post("/detokenize", body, patient=False)
-    except RefusedError as error:
-        raise ConfigError(
-            f"{wire.url} does not decode the policy's tokens ({error.reason}), so its tokenizer cannot be compared;"
-            " serve the policy's own base, with its tokenizer"
-        ) from None
-    text = answer.get(field) if isinstance(answer, dict) else None
-    if not isinstance(text, str):
-        raise ConfigError(f"{wire.url}/detokenize does not answer with a text but {answer!r:.100}; use a newer server")
-    return text
-
-
-async def unload(wire: Wire, path: str, name: str) -> None:
-    """Have the server forget adapter `name`."""
-    with contextlib.suppress(RefusedError, GoneError):  # it was restarted, or dropped it
-        await wire.post(path, {"lora_name": name}, patient=False, final=(500, 501))
-
-
-def no_logprobs(url: str, advice: str) -> CheckpointError:
-    """The error for an answer without the log-probabilities that were asked for."""
-    return CheckpointError(f"{url} does not return the log-probabilities that were asked for; {advice}")
-
-
-def not_loaded(url: str, weights: Weights, error: RefusedError, advice: str) -> ConfigError:
-    """The error for weights that the server refused to load. advice: how it is started to load them."""
-    what = f"adapter {weights.path}" if weights.adapter else f"weights {weights.path}"
-    if error.status in (404, 405) and "not" in error.reason.lower() and weights.path not in error.reason:
-        return ConfigError(f"{url} does not load adapters; start it with: {advice}")
-    return ConfigError(
-        f"{url} cannot load the {what}: {error.reason}; it must see that folder and be started with: {advice}"
-    )
 
 
 PROMPTS = 8
 TOKENS = 16
 """Of each prompt: tokens that are compared, and length of the text that is written."""
 CLEAR = 5
-"""A change of the weights is clear once it moves the log-probabilities so many times as far as rounding does. From 3
-times on, vLLM in bfloat16 showed at least 0.8 of it.
+"""A change of the weights is clear once it moves the log-probabilities this many times as far as rounding does. From 3
+on, vLLM in bfloat16 showed at least 0.8 of it.
 """
 LEAST_ROUNDING = 1e-4
 """Root mean square of the difference between a server and this process in float32, in nats; most differ less."""
@@ -164,7 +102,7 @@ LEAST_ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Probe:
-    """A place whose next `tokens` are compared. text: what is written there and compared too, unless it is None."""
+    """A place whose next `tokens` are compared. text: a request for a text there, which is compared too."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -177,7 +115,7 @@ class Probes:
     def __init__(self, vocabulary: int) -> None:
         ids = spread(vocabulary, TOKENS)
         self.chosen = [Probe(tuple(ids[:4]), tuple(ids))]
-        """Those that are compared now."""
+        """The current probes."""
         self._seen: list[SampleRequest] = []
         self._played = False
         self._agreed: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -185,35 +123,43 @@ class Probes:
         self._rounding = 0.0
 
     def see(self, ask: SampleRequest) -> None:
-        """Remember what is played, as a later probe."""
-        if len(self._seen) < PROMPTS and all(one.prompt_ids != ask.prompt_ids for one in self._seen):
+        """Remember a request of an episode as a later probe."""
+        if len(self._seen) < PROMPTS and all(seen.prompt_ids != ask.prompt_ids for seen in self._seen):
             self._seen.append(ask)
 
     @torch.no_grad()
     def choose(self, player: LoadedModel) -> None:
-        """Take what was played as the probes, once there is any: places where labels part, and texts with their
+        """Use requests of episodes as the probes, once there are any: places where labels part, and texts with their
         likeliest tokens.
         """
         if self._played or not self._seen:
             return
         self._played, self._agreed, self.chosen = True, None, []
         for ask in self._seen[:PROMPTS]:
-            node = max(trie(ask.labels).nodes, key=lambda one: len(one.children)) if ask.labels else None
+            node = max(trie(ask.labels).nodes, key=lambda node: len(node.children)) if ask.labels else None
             if node is not None:
                 self.chosen.append(Probe((*ask.prompt_ids, *node.prefix), node.children[:MOST_AT_ONCE]))
-            else:
-                self.chosen.append(Probe(ask.prompt_ids, _likeliest(player, ask.prompt_ids), ask))
+                continue
+            prompt = torch.tensor([ask.prompt_ids], device=next(player.model.parameters()).device)
+            logits_V = player.model(prompt, logits_to_keep=1).logits[0, -1]
+            likeliest = logits_V.topk(min(TOKENS, len(logits_V))).indices.tolist()
+            self.chosen.append(Probe(ask.prompt_ids, tuple(likeliest), ask))
 
     @torch.no_grad()
     def own(self, player: LoadedModel) -> torch.Tensor:
         """Log-probabilities (N) of the tokens of all probes, among those of each."""
-        prompts, labels = [one.prompt for one in self.chosen], [tuple((t,) for t in one.tokens) for one in self.chosen]
+        prompts, labels = (
+            [probe.prompt for probe in self.chosen],
+            [tuple((t,) for t in probe.tokens) for probe in self.chosen],
+        )
         own_BK, _ = choice_logprobs(player.model, prompts, labels, pad_id=player.pad_id)
-        return torch.cat([row[: len(one.tokens)] for row, one in zip(own_BK.cpu().double(), self.chosen, strict=True)])
+        return torch.cat(
+            [row[: len(probe.tokens)] for row, probe in zip(own_BK.cpu().double(), self.chosen, strict=True)]
+        )
 
     def complaint(self, own_N: torch.Tensor, there: Sequence[float]) -> str:
-        """Why the server does not have the weights whose log-probabilities are `own_N`, if it does not; else "".
-        there: its own (N).
+        """Why the server does not have the weights whose log-probabilities are `own_N`; "" if it has. there: those of
+        the server (N).
         """
         there_N = torch.tensor(there, dtype=torch.float64)
         if apart := disagreement(there_N - own_N):
@@ -254,14 +200,6 @@ def text_difference(
 def spread(size: int, count: int) -> list[int]:
     """`count` different token ids, spread over a vocabulary of `size`."""
     return sorted({number * (size - 1) // (count - 1) for number in range(count)})
-
-
-def _likeliest(player: LoadedModel, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """The likeliest tokens after `prompt`."""
-    device = next(player.model.parameters()).device
-    place_N, row_N = torch.tensor([len(prompt) - 1], device=device), torch.zeros(1, dtype=torch.long, device=device)
-    _, logits_NV = Scorer(player.model)(right_pad([prompt], player.pad_id, device), row_N, place_N)
-    return tuple(logits_NV[0].topk(min(TOKENS, logits_NV.shape[1])).indices.tolist())
 
 
 def _size(value_N: torch.Tensor) -> float:

@@ -16,14 +16,12 @@ import torch
 from torch.nn.functional import pad
 
 from reflectkit.models.kv_cache import CACHE, drop_rows, is_movable, join_rows, reserve
-from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.scoring import takes_positions
-from reflectkit.sampling.base import EVERYTHING, Truncation
-from reflectkit.sampling.prefix_cache import PrefixCache, cache_of, pays, read_prompts
+from reflectkit.sampling.base import EVERYTHING, SampleOutput, SampleRequest, Truncation, draw
+from reflectkit.sampling.prefix_cache import Prefix, PrefixCache, cache_of, pays, read_prompts
 from reflectkit.seeding import uniform
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
-BLOCK = 256  # probabilities per block when sampling
 
 
 @dataclass
@@ -56,13 +54,38 @@ def decode(
     ----------
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
     temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature > 0. seeds: one per row, required if
-    temperature > 0. width: rows decoded at once; the others wait. kept: what was read of earlier prompts with the same
-    weights; long prompts are read from where they leave one of these, and are added.
+    temperature > 0. width: rows decoded at once; the others wait. kept: KV cache of earlier prompts with the same
+    weights; the new ones reuse it, and long ones are added.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     generated = [Generated() for _ in prompts]
     reader = _Reader(model, pad_id, (kept or PrefixCache()) if pays(model, prompts) else None)
-    picker = _Picker(generated, limits, stop_ids, temperature, truncation, seeds)
+
+    def pick(rows: _Rows, logits_BV: torch.Tensor) -> None:
+        """Add a token to each open row and close those that it ends; closed rows keep their position."""
+        logprobs_BV = torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
+        if temperature > 0:
+            if truncation:
+                logprobs_BV = truncated_rows(logprobs_BV, truncation)
+            draws = [0.0] * len(rows.places)
+            for row in rows.open:
+                place = rows.places[row]
+                draws[row] = uniform(seeds[place], "token", len(generated[place].token_ids))
+            rows.last_B1 = sample_tokens(logprobs_BV, draws)[:, None]
+        else:
+            rows.last_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
+        moved = torch.tensor(rows.open, device=logprobs_BV.device)
+        rows.positions_B1 = rows.positions_B1.index_add(0, moved, torch.ones_like(rows.last_B1[: len(rows.open)]))
+        tokens, logprobs = rows.last_B1[:, 0].tolist(), logprobs_BV.gather(1, rows.last_B1)[:, 0].tolist()
+        still_open = []
+        for row in rows.open:
+            place = rows.places[row]
+            generated[place].token_ids.append(tokens[row])
+            generated[place].logprobs.append(logprobs[row])
+            if tokens[row] not in stop_ids and len(generated[place].token_ids) < limits[place]:
+                still_open.append(row)
+        rows.open = still_open
+
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     rows: _Rows | None = None
     while rows is not None or waiting:
@@ -74,10 +97,10 @@ def decode(
             count = width - (0 if rows is None else len(rows.places))
             places = [waiting.popleft() for _ in range(min(count, len(waiting)))]
             new, logits_BV = reader.read(places, [prompts[place] for place in places])
-            picker.add(new, logits_BV)
+            pick(new, logits_BV)
             rows = new if rows is None else rows.joined_by(new)
         elif rows is not None:
-            picker.add(rows, reader.step(rows))
+            pick(rows, reader.step(rows))
     return generated
 
 
@@ -141,7 +164,7 @@ class _Reader:
         input_ids, mask_BT = left_pad(prompts, self.pad_id, self.device)
         if self.kept is not None:
             reads, logits_BV = read_prompts(self.model, prompts, self.pad_id, self.kept)
-            cache = cache_of(self.model, reads)
+            cache = cache_of(self.model, [Prefix(read, len(read.tokens)) for read in reads], recording=False)
         else:
             cache, logits_BV = self._forward(input_ids, mask_BT, position_ids(mask_BT), None)
         movable = self.takes_positions and is_movable(cache)
@@ -159,9 +182,7 @@ class _Reader:
     def _forward(
         self, input_ids: torch.Tensor, mask_BT: torch.Tensor, positions: torch.Tensor, cache: Any
     ) -> tuple[Any, torch.Tensor]:
-        """(cache, logits_BV of the last column). Left padding is harmless with a mask, and positions where the model
-        takes them.
-        """
+        """(cache, logits_BV of the last column). Left padding is harmless with a mask and positions."""
         placed = {"position_ids": positions} if self.takes_positions else {}
         output = self.model(
             input_ids=input_ids, attention_mask=mask_BT, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **placed
@@ -169,54 +190,37 @@ class _Reader:
         return getattr(output, CACHE), output.logits[:, -1]
 
 
-@dataclass
-class _Picker:
-    """Picks the next token of each row and records it with its log-probability."""
+def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: every row's last token is in the last column."""
+    width = max(map(len, rows))
+    input_ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    attention_mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        input_ids_BT[index, width - len(row) :] = torch.tensor(row, dtype=torch.long)
+        attention_mask_BT[index, width - len(row) :] = 1
+    return input_ids_BT.to(device), attention_mask_BT.to(device)
 
-    generated: list[Generated]
-    """The result of each prompt."""
-    limits: list[int]
-    """Maximum tokens after each prompt."""
-    stop_ids: frozenset[int]
-    """Tokens that end a row."""
-    temperature: float
-    """0 is greedy."""
-    truncation: Truncation
-    """Which tokens may be drawn at another temperature."""
-    seeds: Sequence[int]
-    """One per prompt, if the temperature is above 0."""
 
-    def add(self, rows: _Rows, logits_BV: torch.Tensor) -> None:
-        """Add a token to each open row and close those that it ends; closed rows keep their position."""
-        logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
-        if self.temperature > 0:
-            if self.truncation:
-                logprobs_BV = truncated_rows(logprobs_BV, self.truncation)
-            draws = [0.0] * len(rows.places)
-            for row in rows.open:
-                place = rows.places[row]
-                draws[row] = uniform(self.seeds[place], "token", len(self.generated[place].token_ids))
-            chosen_B1 = sample_tokens(logprobs_BV, draws)[:, None]
-        else:
-            chosen_B1 = logprobs_BV.argmax(dim=-1, keepdim=True)
-        rows.last_B1 = chosen_B1
-        rows.positions_B1 = rows.positions_B1.index_add(
-            0, torch.tensor(rows.open, device=chosen_B1.device), torch.ones_like(chosen_B1[: len(rows.open)])
-        )
-        tokens, logprobs = chosen_B1[:, 0].tolist(), logprobs_BV.gather(1, chosen_B1)[:, 0].tolist()
-        for row in rows.open:
-            line = self.generated[rows.places[row]]
-            line.token_ids.append(tokens[row])
-            line.logprobs.append(logprobs[row])
-        rows.open = [row for row in rows.open if self._goes_on(rows.places[row])]
+def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
+    """Each token's position in its row, from 0; padding is at 0. Without it, left padding would shift positions."""
+    return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)
 
-    def _goes_on(self, place: int) -> bool:
-        token_ids = self.generated[place].token_ids
-        return token_ids[-1] not in self.stop_ids and len(token_ids) < self.limits[place]
+
+def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
+    """The label that `ask` draws, given the log-probabilities of all."""
+    allowed = logprobs
+    if ask.temperature and ask.truncation:
+        allowed = tuple(truncated_rows(torch.tensor([logprobs], dtype=torch.float64), ask.truncation)[0].tolist())
+    chosen = draw(allowed, ask.temperature, ask.seed)
+    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
 
 
 def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
-    """`sampling.base.truncated` for each row, in float64 where probabilities are added up."""
+    """Log-probabilities after truncation, in float64 where they are added up; -inf for what may not be drawn.
+
+    >>> truncated_rows(torch.tensor([[0.5, 0.25, 0.25]]).log(), Truncation(top_p=0.7)).exp()
+    tensor([[0.6667, 0.3333, 0.0000]])
+    """
     if truncation.top_k:
         smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
@@ -232,19 +236,8 @@ def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.T
 
 
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """One token per row, by inverting the cumulative distribution at the row's draw: first over blocks, then within
-    one.
-
-    The cumulative sum over a large vocabulary, which must be in float64, would cost more than the softmax.
-    """
-    probs_BNK = pad(logprobs_BV.exp(), (0, -logprobs_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    blocks_BN = probs_BNK.sum(dim=-1).double()
-    upto_BN = blocks_BN.cumsum(dim=-1)
+    """One token per row (B), by inverting the cumulative distribution at the row's draw, 0 ≤ draw < 1."""
+    upto_BV = logprobs_BV.double().exp().cumsum(dim=-1)
     draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
-    target_B1 = draws_B1 * upto_BN[:, -1:]
-    block_B1 = torch.searchsorted(upto_BN, target_B1, right=True).clamp(max=upto_BN.shape[1] - 1)
-    rest_B1 = target_B1 - pad(upto_BN, (1, 0)).gather(1, block_B1)  # ≥ 0, and less than the block's own sum
-    inside_BK = probs_BNK.take_along_dim(block_B1[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
-    share_B1 = rest_B1 / blocks_BN.gather(1, block_B1)
-    inside_B1 = torch.searchsorted(inside_BK, share_B1 * inside_BK[:, -1:], right=True).clamp(max=BLOCK - 1)
-    return (block_B1 * BLOCK + inside_B1).squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
+    chosen_B1 = torch.searchsorted(upto_BV, draws_B1 * upto_BV[:, -1:], right=True)
+    return chosen_B1.squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)

@@ -1,5 +1,4 @@
-"""A sampler that holds its model in this process: requests are batched, and what was scored is kept until the weights
-change.
+"""Sampler that holds its model in this process: requests are batched, and scores are kept until the weights change.
 
 Greedy texts and scores are functions of their prompt, so equal requests in a batch are answered once.
 """
@@ -7,8 +6,8 @@ Greedy texts and scores are functions of their prompt, so equal requests in a ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,28 +15,14 @@ from reflectkit.errors import CheckpointError
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import choice_logprobs
-from reflectkit.rollout.batching import Batcher
-from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw_label
-from reflectkit.sampling.decoding import decode
+from reflectkit.rollouts.episode import Batcher
+from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation
+from reflectkit.sampling.decoding import decode, draw_label
 from reflectkit.sampling.memo import ScoreMemo
 from reflectkit.sampling.prefix_cache import PrefixCache
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""
-
-
-class Team(Protocol):
-    """Processes that make the same requests and share the scoring: `train.processes.Processes`."""
-
-    count: int
-
-    def share(self, items: Sequence[Any]) -> list[Any]:
-        """This process's share of `items`."""
-        ...
-
-    def gather_shares(self, mine: Sequence[Any]) -> list[Any]:
-        """The items that `share` distributed, in their order."""
-        ...
 
 
 class LocalSampler:
@@ -46,9 +31,9 @@ class LocalSampler:
     Parameters
     ----------
     frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest answers first. batch:
-    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and
-    the processes that ask the same and score together. watch: called with the last hidden states (B, D) and the prompts
-    of each batch that is scored.
+    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and the
+    `train.processes.Processes` that make the same requests and share the scoring. watch: called with the last hidden
+    states (B, D) and the prompts of each batch that is scored.
     """
 
     def __init__(
@@ -59,7 +44,7 @@ class LocalSampler:
         rank: int = 1,
         batch: int = 64,
         scorer: Any = None,
-        team: Team | None = None,
+        team: Any = None,
         watch: Callable[[torch.Tensor, Sequence[tuple[int, ...]]], None] | None = None,
     ) -> None:
         self.player, self.batch, self.team, self.watch = player, batch, team, watch
@@ -69,7 +54,7 @@ class LocalSampler:
         if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
             player.model.requires_grad_(False)
         self.kept = PrefixCache()
-        """KV cache of the prompts that texts were written after."""
+        """KV cache of the prompts of texts."""
         self.scores = ScoreMemo()
         """What was scored since the weights changed."""
         self._has_read = False
@@ -96,64 +81,62 @@ class LocalSampler:
         self.kept.clear()
 
     def _answer(self, asks: list[SampleRequest]) -> list[SampleOutput]:
-        fitting = [ask for ask in asks if self._fits(ask)]
+        fitting = {ask for ask in asks if self._fits(ask)}
         self._has_read = self._has_read or bool(fitting)
         if not self._has_read:
             raise CheckpointError(self._too_long(min(len(ask.prompt_ids) for ask in asks)))
         self.player.model.eval()
         self.player.activate()
-        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in fitting if ask.labels])
-        written = self._write([ask for ask in fitting if not ask.labels])
-        return [self._sampled(ask, written) for ask in asks]
+        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in asks if ask.labels and ask in fitting])
+        written = self._write([ask for ask in asks if not ask.labels and ask in fitting])
+        answers = []
+        for ask in asks:
+            if ask not in fitting:
+                answers.append(SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids))))
+            elif ask.labels:
+                row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
+                assert row is not None
+                answers.append(draw_label(ask, row, self.version))
+            else:
+                answers.append(written[ask])
+        return answers
 
     def _fits(self, ask: SampleRequest) -> bool:
-        """Whether the context holds the prompt, and what is read behind it: labels up to where they part, or a token of
-        text.
-        """
+        """Whether the context holds the prompt and what is read after it: labels up to where they part, or a token."""
         return len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1) <= self.context
 
-    def _sampled(self, ask: SampleRequest, written: Mapping[SampleRequest, SampleOutput]) -> SampleOutput:
-        """The answer to `ask`: nothing if its prompt is too long, the text that was written, or a label."""
-        if not self._fits(ask):
-            return SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
-        if not ask.labels:
-            return written[ask]
-        row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
-        assert row is not None
-        return draw_label(ask, row, self.version)
-
     @torch.no_grad()
-    def _score(self, keys: Iterable[Key]) -> None:
-        """Add the log-probabilities of the labels behind each prompt to what is kept."""
+    def _score(self, keys: Sequence[Key]) -> None:
+        """Add the log-probabilities of the labels after each prompt to what is kept."""
         self.scores.trim()
         waiting = [key for key in dict.fromkeys(keys) if self.scores.get(*key) is None]
+        size = self.batch * (self.team.count if self.team else 1)
         for temperature in dict.fromkeys(key[2] for key in waiting):
-            self._score_at(temperature, [key for key in waiting if key[2] == temperature])
+            alike = [key for key in waiting if key[2] == temperature]
+            for start in range(0, len(alike), size):
+                self._score_batch(alike[start : start + size], temperature)
 
-    def _score_at(self, temperature: float, keys: Sequence[Key]) -> None:
-        processes = self.team.count if self.team else 1
-        for start in range(0, len(keys), self.batch * processes):
-            everyones = keys[start : start + self.batch * processes]
-            share = self.team.share(everyones) if self.team else everyones
-            part = share or everyones[:1]  # all must make the pass
-            prompts = [prompt for _, prompt, _ in part]
-            logprobs_BK, hidden_BD = choice_logprobs(
-                self.scorer,
-                prompts,
-                [labels for labels, _, _ in part],
-                pad_id=self.player.pad_id,
-                temperature=temperature or 1.0,
-            )
-            self.tokens += sum(map(len, prompts)) + sum(sum(map(len, trie(labels).chains)) for labels, _, _ in part)
-            if self.watch is not None:
-                self.watch(hidden_BD, prompts)
-            mine = logprobs_BK.tolist()[: len(share)]
-            for key, row in zip(everyones, self.team.gather_shares(mine) if self.team else mine, strict=True):
-                if any(map(math.isnan, row)):
-                    raise CheckpointError(
-                        "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
-                    )
-                self.scores.keep(*key, tuple(row[: len(key[0])]))
+    def _score_batch(self, keys: Sequence[Key], temperature: float) -> None:
+        share = self.team.share(keys) if self.team else keys
+        part = share or keys[:1]  # all processes must make the pass
+        prompts = [prompt for _, prompt, _ in part]
+        logprobs_BK, hidden_BD = choice_logprobs(
+            self.scorer,
+            prompts,
+            [labels for labels, _, _ in part],
+            pad_id=self.player.pad_id,
+            temperature=temperature or 1.0,
+        )
+        self.tokens += sum(map(len, prompts)) + sum(sum(map(len, trie(labels).chains)) for labels, _, _ in part)
+        if self.watch is not None:
+            self.watch(hidden_BD, prompts)
+        mine = logprobs_BK.tolist()[: len(share)]
+        for key, row in zip(keys, self.team.gather_shares(mine) if self.team else mine, strict=True):
+            if any(map(math.isnan, row)):
+                raise CheckpointError(
+                    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
+                )
+            self.scores.keep(*key, tuple(row[: len(key[0])]))
 
     def _write(self, asks: Sequence[SampleRequest]) -> dict[SampleRequest, SampleOutput]:
         """A text for each request; equal ones are written once. A full context cuts them short."""

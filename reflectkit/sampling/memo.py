@@ -1,4 +1,4 @@
-"""Memo of scores: the log-probabilities of labels behind prompts, within a budget of bytes."""
+"""Memo of scores: the log-probabilities of labels after prompts, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,31 @@ CAPACITY = 2**28
 ENTRY = 160  # bytes of an entry's place in the table, its key and its kind
 NUMBER = 32  # bytes of a number and the reference to it
 
-Row = tuple[float, ...]
-
 
 class ScoreMemo:
-    """Rows by labels, prompt and kind, which is what else they depend on: a temperature, a version. capacity: bytes,
-    after which `trim` forgets everything. A prompt takes four bytes a token; equal labels are held once.
+    """Log-probabilities by labels, prompt and kind, which is what else they depend on: a temperature, a version.
+
+    capacity: bytes, after which `trim` forgets everything. A prompt takes four bytes a token; equal labels are held
+    once.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self.size = 0
         """Bytes that are held."""
-        self._rows: dict[tuple[tuple[Path, ...], bytes, Hashable], Row] = {}
+        self._rows: dict[tuple[tuple[Path, ...], bytes, Hashable], tuple[float, ...]] = {}
         self._labels: dict[tuple[Path, ...], tuple[Path, ...]] = {}
 
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._rows)
+    def get(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable) -> tuple[float, ...] | None:
+        """The log-probabilities that were kept, if any."""
+        return self._rows.get((labels, array("i", prompt).tobytes(), kind))
 
-    def get(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable) -> Row | None:
-        """The row that was kept, if any."""
-        return self._rows.get((labels, _packed(prompt), kind))
-
-    def keep(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable, row: Row) -> None:
-        """Keep a row."""
+    def keep(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable, row: tuple[float, ...]) -> None:
+        """Keep the log-probabilities of all `labels`."""
         if labels not in self._labels:
             self._labels[labels] = labels
             self.size += sum(sys.getsizeof(path) + NUMBER * len(path) for path in labels) + ENTRY
-        packed = _packed(prompt)
+        packed = array("i", prompt).tobytes()
         self._rows[self._labels[labels], packed, kind] = row
         self.size += ENTRY + len(packed) + NUMBER * len(row)
 
@@ -55,7 +51,3 @@ class ScoreMemo:
         self._rows.clear()
         self._labels.clear()
         self.size = 0
-
-
-def _packed(prompt: Sequence[int]) -> bytes:
-    return array("i", prompt).tobytes()

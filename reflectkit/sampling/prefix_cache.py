@@ -1,17 +1,16 @@
-"""What a model has read is kept, and read no more in prompts that begin with it.
+"""KV cache of prompts that were read: a prompt that begins like one of them is read only from where it leaves it.
 
-In a conversation each prompt goes on from the one before, so that most of it was read in the last turn. Kept are keys
-and values, and of short convolutions (LFM2) their inputs, token by token: a new prompt may leave a kept one anywhere.
+In a conversation each prompt continues the one before, so most of it was read in the last turn. Kept are the keys and
+values of each token, and for short convolutions (LFM2) their inputs, so a new prompt may leave a kept one anywhere.
 This is exact up to the rounding of sums.
 """
 
 from __future__ import annotations
 
 import bisect
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.models.kv_cache import CACHE
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import read_together, shared_length
+from reflectkit.models.prefixes import read_together, right_pad, shared_length
 from reflectkit.models.scoring import (
     SHORTEST_PREFIX,
     has_plain_head,
@@ -31,10 +29,10 @@ from reflectkit.models.scoring import (
     unwrapped,
 )
 
-LONG = 128  # tokens; shorter prompts are read again sooner than kept
-CAPACITY = 2**29  # bytes of what is kept
-WAIT = 32  # tokens; a prompt that another one of its batch saves as many is read after it
-REST = 16  # tokens; of a kept prompt that another one begins with up to its last few, nothing is lost if it goes
+LONG = 128  # tokens; keeping a shorter prompt costs more than reading it again
+CAPACITY = 2**29  # bytes
+WAIT = 32  # tokens; a prompt that shares so many more with another one of its batch is read after it
+REST = 16  # tokens; a kept prompt is dropped if a new one shares all but so many of its tokens
 
 Layer = tuple[torch.Tensor, ...]
 """What one layer caches of T tokens: keys and values (heads, T, size), or the inputs of a convolution (channels, T)."""
@@ -53,20 +51,17 @@ class Read:
         return sum(part.nbytes for layer in self.layers for part in layer)
 
 
-NOTHING = Read(())
-
-
 @dataclass(frozen=True)
 class Prefix:
-    """The first `length` tokens of `read`, with which another prompt begins; 0 of NOTHING if there is none."""
+    """The first `length` tokens of `read`, with which another prompt begins; 0 if there is none."""
 
-    read: Read = NOTHING
+    read: Read = Read(())
     length: int = 0
 
 
 class PrefixCache:
-    """Keeps what was read with the present weights, for all threads. capacity: bytes; what was used least recently goes
-    first.
+    """Keeps what was read with the current weights, for all threads. capacity: in bytes, beyond which `trim` drops what
+    was used least recently.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -91,7 +86,7 @@ class PrefixCache:
         return best
 
     def keep(self, read: Read, prefix: Prefix) -> None:
-        """Keep a prompt that was read behind `prefix`; it stands for that one where it goes on from its end."""
+        """Keep a prompt that was read after `prefix`, which it replaces if it continues from its end."""
         if len(read.tokens) < LONG:
             return
         with self._lock:
@@ -102,6 +97,10 @@ class PrefixCache:
             self._reads[read.tokens] = read
             bisect.insort(self._sorted, read.tokens)
             self.size += read.size
+
+    def trim(self) -> None:
+        """Drop prompts until the capacity is enough."""
+        with self._lock:
             while self.size > self.capacity:
                 self._drop(next(iter(self._reads)))
 
@@ -119,13 +118,13 @@ class PrefixCache:
 
 
 def pays(model: Any, prompts: Sequence[Sequence[int]]) -> bool:
-    """Whether `read_prompts` is worth it for these prompts, and right for the model."""
+    """Whether `read_prompts` is worth it for these prompts, and exact for the model."""
     return max(map(len, prompts), default=0) >= LONG and serves(model)
 
 
 def serves(model: Any) -> bool:
-    """Whether reading behind a kept prefix is exact for the model: its layers attend to all positions before or are
-    short convolutions, and it is told positions.
+    """Whether reading after a kept prefix is exact for the model: its layers attend to all earlier positions or are
+    short convolutions, and it takes positions.
     """
     config = unwrapped(model).config.get_text_config()
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
@@ -137,64 +136,41 @@ def serves(model: Any) -> bool:
 def read_prompts(
     model: Any, prompts: Sequence[Sequence[int]], pad_id: int, kept: PrefixCache
 ) -> tuple[list[Read], torch.Tensor]:
-    """(what was read of each prompt, logits_BV behind it). Only the tokens behind kept prefixes are read, and what
-    several of the prompts begin with once: the turns of one conversation go one after the other. Long prompts are kept.
+    """(what was read of each prompt, logits_BV after it). Only the tokens after kept prefixes are read, and what
+    several of the prompts begin with is read once. Long prompts are kept.
     """
     tokens = [tuple(prompt) for prompt in prompts]
-    reads: list[Read] = [NOTHING] * len(tokens)
+    reads: list[Read] = [Read(())] * len(tokens)
     logits_V: list[torch.Tensor] = [torch.empty(0)] * len(tokens)
-    batch = PrefixCache(sys.maxsize)  # these are in memory anyway, also those that are too many to be kept
     waiting = list(range(len(tokens)))
     while waiting:
-        prefixes = {row: max(kept.longest(tokens[row]), batch.longest(tokens[row]), key=_length) for row in waiting}
-        now = _not_behind_others(tokens, prefixes)
-        for places in _alike([len(tokens[row]) - prefixes[row].length for row in now]):
-            rows = [now[place] for place in places]
-            part = [prefixes[row] for row in rows]
-            new, logits_MV = _read_behind(model, [tokens[row] for row in rows], part, pad_id)
+        prefixes = {row: kept.longest(tokens[row]) for row in waiting}
+        now: list[int] = []  # rows that would not save WAIT tokens by being read after another one
+        before: tuple[int, ...] = ()
+        for row in sorted(prefixes, key=tokens.__getitem__):  # the row before shares the most tokens
+            shared = min(shared_length(before, tokens[row]), len(tokens[row]) - 1)
+            if shared - prefixes[row].length < WAIT:
+                now.append(row)
+            before = tokens[row]
+        new_tokens = {row: len(tokens[row]) - prefixes[row].length for row in now}
+        passes: list[list[int]] = []  # rows of similar lengths
+        for row in sorted(now, key=lambda row: (-new_tokens[row], row)):
+            if passes and read_together(new_tokens[row], new_tokens[passes[-1][0]]):
+                passes[-1].append(row)
+            else:
+                passes.append([row])
+        for rows in passes:
+            new, logits_MV = _read_after(model, [tokens[row] for row in rows], [prefixes[row] for row in rows], pad_id)
             for row, read, line_V in zip(rows, new, logits_MV, strict=True):
                 reads[row], logits_V[row] = read, line_V
-                for one in (kept, batch):
-                    one.keep(read, prefixes[row])
+                kept.keep(read, prefixes[row])
         waiting = sorted(prefixes.keys() - now)
+    kept.trim()  # only now, since the batch is in memory anyway
     return reads, torch.stack(logits_V)
 
 
-def _length(prefix: Prefix) -> int:
-    return prefix.length
-
-
-def _not_behind_others(tokens: Sequence[tuple[int, ...]], prefixes: Mapping[int, Prefix]) -> list[int]:
-    """Those rows of `prefixes` that would not save WAIT tokens by being read after another one of them."""
-    now: list[int] = []
-    before: tuple[int, ...] = ()
-    for row in sorted(prefixes, key=tokens.__getitem__):  # the one before begins with as many of its tokens as any
-        shared = min(shared_length(before, tokens[row]), len(tokens[row]) - 1)
-        if shared - prefixes[row].length < WAIT:
-            now.append(row)
-        before = tokens[row]
-    return sorted(now)
-
-
-def cache_of(model: Any, reads: Sequence[Read]) -> Any:
-    """A cache of the prompts that were read, padded on the left, to decode behind."""
-    return _cache(model, [Prefix(read, len(read.tokens)) for read in reads], recording=False)
-
-
-def _alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows in groups whose lengths differ by a factor of two at most, or are all short."""
-    groups: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
-        widest = lengths[groups[-1][0]] if groups else 0
-        if groups and read_together(lengths[row], widest):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
-
-
 @torch.no_grad()
-def _read_behind(
+def _read_after(
     model: Any, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], pad_id: int
 ) -> tuple[list[Read], torch.Tensor]:
     """As `read_prompts`, in one pass. The new tokens are padded on the right, where convolutions do not see it."""
@@ -209,7 +185,7 @@ def _read_behind(
     steps_BW = [[prefix.length + min(step, len(own) - 1) for step in range(width)] for prefix, own in pairs]
     output = trunk_of(model)(
         input_ids=right_pad(new, pad_id, device),
-        **{CACHE: _cache(model, prefixes, recording=True)},
+        **{CACHE: cache_of(model, prefixes, recording=True)},
         attention_mask=torch.tensor(seen_BT, device=device),
         position_ids=torch.tensor(steps_BW, device=device),
         use_cache=True,
@@ -236,8 +212,10 @@ def _columns(layer: Any) -> Layer:
     return (layer.conv_states[0],) if isinstance(layer, LinearAttentionLayer) else (layer.keys, layer.values)
 
 
-def _cache(model: Any, prefixes: Sequence[Prefix], *, recording: bool) -> Any:
-    """A cache of B prefixes, padded on the left. recording: its convolutions keep the inputs of all tokens to come."""
+def cache_of(model: Any, prefixes: Sequence[Prefix], *, recording: bool) -> Any:
+    """A model's cache of B prefixes, padded on the left. recording: convolutions keep the inputs of all tokens to come,
+    so that these can be kept too.
+    """
     config = unwrapped(model).config.get_text_config()
     cache = DynamicCache(config=config)
     longest = max(prefix.length for prefix in prefixes)

@@ -1,8 +1,8 @@
 """Sampler that asks an inference server.
 
 A choice is not sampled by the server: it returns the log-probabilities of the tokens that may come next wherever the
-labels part, these are normalised here, and the draw is this side's own, as for a model in this process. So it does not
-matter whether the server's log-probabilities are those before or after a mask. A text is sampled by the server.
+labels part. They are normalised and drawn from here, as for a model in this process, so it does not matter whether the
+server's log-probabilities are those before or after a mask. A text is sampled by the server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Awaitable, Callable, Sequence
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -21,31 +25,93 @@ from weakref import WeakKeyDictionary
 from reflectkit.config import flag
 from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import sha256
+from reflectkit.jsonl import TEMPORARY_PREFIX, sha256
 from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.load import LoadedModel
-from reflectkit.sampling import checks as answers
-from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest, draw_label
-from reflectkit.sampling.checks import TOKENS, Probes, disagreement, spread, text_difference
+from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
+from reflectkit.sampling import checks
+from reflectkit.sampling.base import KEYS, Opening, SampleOutput, SampleRequest, ServerSettings
+from reflectkit.sampling.decoding import draw_label
 from reflectkit.sampling.memo import ScoreMemo
-from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, LostWeightsError, Server, Weights
-from reflectkit.sampling.settings import KEYS, ServerSettings
+from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Weights
 from reflectkit.sampling.sglang import Sglang
-from reflectkit.sampling.store import Store
 from reflectkit.sampling.vllm import Vllm
 from reflectkit.sampling.wire import Wire
 
-SERVERS: dict[str, type[Vllm] | type[Sglang]] = {"vllm": Vllm, "sglang": Sglang}
+SERVERS: dict[str, type[InferenceServer]] = {"vllm": Vllm, "sglang": Sglang}
 KEPT = 2  # versions that the server keeps: the current one, and that of requests still on their way
 RESTORES = 20  # times that a request is made again because the server lost its weights
 PUBLISHING_S = 0.05
 """How long a request waits whose answer came from weights that are just being published."""
 
 Value = TypeVar("Value")
-Key = tuple[int, tuple[Path, ...], tuple[int, ...], float]
-"""Version, labels, prompt and temperature of a score."""
+
+
+class WeightsFolder:
+    """A folder where trained weights are written for the server to read.
+
+    folder: None for a temporary one, which is removed at the end. there: its path on the server's machine, if it
+    differs. The names of all weights of this process have a random prefix, so that a server never takes one process's
+    for another's.
+    """
+
+    def __init__(self, folder: FilePath | None, there: str = "") -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="reflectkit-weights-") if folder is None else None
+        self.folder = FilePath(self._temporary.name) if self._temporary else FilePath(folder or ".")
+        self.there = there.rstrip("/")
+        self.prefix = f"reflectkit-{secrets.token_hex(4)}"
+
+    def name(self, version: int) -> str:
+        """What the weights of `version` are called."""
+        return f"{self.prefix}-v{version}"
+
+    def version(self, name: Any) -> int | None:
+        """The version of weights that a server calls `name`; None if they are not of this process."""
+        found = re.fullmatch(rf"{self.prefix}-v([0-9]{{1,18}})", name) if isinstance(name, str) else None
+        return int(found[1]) if found else None
+
+    def write(self, player: LoadedModel, version: int) -> str:
+        """Write the adapter of `player`, or its whole model, and return its path on the server's machine. Raises
+        ConfigError if the folder cannot be written.
+        """
+        name = self.name(version)
+        with self._writing():
+            staging = self.folder / f"{TEMPORARY_PREFIX}{name}"
+            staging.mkdir(parents=True, exist_ok=True)
+            only = {}
+            if hasattr(player.model, "peft_config"):
+                only = {"selected_adapters": [player.adapter or POLICY_ADAPTER]}
+            player.model.save_pretrained(staging, safe_serialization=True, **only)
+            player.tokenizer.save_pretrained(staging)
+            staging.rename(self.folder / name)
+        return self._path_there(name)
+
+    def copy(self, folder: FilePath, name: str) -> str:
+        """The path on the server's machine of the adapter in `folder`: a copy called `name` if the user named a folder
+        that the server sees. Raises ConfigError if that cannot be written.
+        """
+        if self._temporary:
+            return str(folder.resolve())
+        with self._writing():
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            for file in ("adapter_config.json", "adapter_model.safetensors"):
+                shutil.copyfile(folder / file, self.folder / name / file)
+        return self._path_there(name)
+
+    def remove(self, name: str) -> None:
+        """Remove weights that are no longer used."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Any:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"--adapter-dir {self.folder}: {error.strerror or error}; name another folder") from None
+
+    def _path_there(self, name: str) -> str:
+        return f"{self.there}/{name}" if self.there else str((self.folder / name).resolve())
 
 
 class _NewerWeightsError(Exception):
@@ -53,36 +119,34 @@ class _NewerWeightsError(Exception):
 
 
 class ServerSampler:
-    """Samples from the model behind `server`.
+    """Samples from the model that `server` serves.
 
-    tokenizer, role, context: the policy's. vocabulary: how many tokens its model has. base: the model that the server
+    tokenizer, role, context: the policy's. vocabulary: number of its model's tokens. base: the model that the server
     must serve, as a path or hub id. store: where weights are written for the server.
     """
 
-    remote = True
-
     def __init__(
         self,
-        server: Server,
+        server: InferenceServer,
         tokenizer: Any,
         role: str | None,
         context: int | None,
         vocabulary: int,
         base: str,
-        store: Store,
+        store: WeightsFolder,
     ) -> None:
         self.server, self.tokenizer, self.role, self.store, self.base = server, tokenizer, role, store, base
-        self.context, self.vocabulary = context or 2**20, vocabulary
+        self.context, self.vocabulary, self.url = context or 2**20, vocabulary, server.wire.url
         self.tokens = self.version = 0
         self.restored = 0
-        """How often the server was given the current weights again."""
+        """Number of times that the server was given the current weights again."""
         self._served = self.context
         self._weights = Weights(base, adapter=False)
         self._held: list[Weights] = []
-        self._probes = Probes(len(tokenizer))
+        self._probes = checks.Probes(len(tokenizer))
         self._scaled: bool | None = None
         self._scores = ScoreMemo()
-        self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, asyncio.Task[tuple[float, ...]]]]
+        self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[tuple[float, ...]]]]
         self._asked = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -95,7 +159,6 @@ class ServerSampler:
         answers.
         """
         served = await self.server.served()
-        url = self.server.wire.url
         names = [name for name, path in served.models.items() if _same_model(path, self.base)]
         if served_model:
             names = [name for name in served.models if name == served_model]
@@ -104,12 +167,21 @@ class ServerSampler:
             wanted = f"{chosen_by} {served_model}" if served_model else f"the {whose}'s base {self.base}"
             has = ", ".join(f"{name} ({path})" if name != path else name for name, path in served.models.items())
             raise ConfigError(
-                f"{url} serves {has}, not {wanted}; serve that, or name the same model there with {chosen_by}"
+                f"{self.url} serves {has}, not {wanted}; serve that, or name the same model there with {chosen_by}"
             )
         self._weights = Weights(names[0], adapter=False)
         self._served = served.context or self._served
         self.context = min(self.context, self._served)
-        await self._compare_vocabulary()
+        ids = list(range(len(self.tokenizer)))
+        here, there = (  # white space aside, which libraries clean up differently
+            hashlib.sha256("".join(text.split()).encode("utf-8", "replace")).hexdigest()[:8]
+            for text in (self.tokenizer.decode(ids), await self.server.decoded(ids))
+        )
+        if here != there:
+            raise ConfigError(
+                f"{self.url} has another tokenizer than the policy (vocabulary {there} there, {here} here); serve the"
+                " policy's own base, with its tokenizer"
+            )
 
     async def load(self, folder: FilePath) -> None:
         """Sample from the adapter in `folder`, which the server must see. Raises ConfigError."""
@@ -133,7 +205,7 @@ class ServerSampler:
         self._probes.see(ask)
         if not ask.labels:
             return await self._write(ask)
-        version, row = await self._row(ask.labels, ask.prompt_ids, ask.temperature or 1.0)
+        version, row = await self._with_weights(lambda weights: self._label_logprobs(weights, ask))
         return draw_label(ask, row, version)
 
     async def publish(self, weights: Any, version: int) -> None:
@@ -159,18 +231,6 @@ class ServerSampler:
             self.store.remove(old.name)
         await self._compare(player)
 
-    async def _row(
-        self, labels: tuple[Path, ...], prompt: tuple[int, ...], temperature: float
-    ) -> tuple[int, tuple[float, ...]]:
-        """(version, the labels' log-probabilities behind `prompt`). Equal requests are sent once."""
-
-        async def row(weights: Weights) -> tuple[int, tuple[float, ...]]:
-            key = (weights.version, labels, prompt, temperature)
-            kept = self._scores.get(labels, prompt, (weights.version, temperature))
-            return weights.version, kept or await self._shared(key, weights)
-
-        return await self._with_weights(row)
-
     async def _with_weights(self, request: Callable[[Weights], Awaitable[Value]]) -> Value:
         """What `request` returns for the current weights, which the server is given again if it lost them."""
         for _ in range(RESTORES):
@@ -181,40 +241,56 @@ class ServerSampler:
                 await self._restore(weights)
             except _NewerWeightsError:
                 await asyncio.sleep(PUBLISHING_S)
-        raise EnvironmentFailure(f"{self.server.wire.url} lost the weights {RESTORES} times during one request")
+        raise EnvironmentFailure(f"{self.url} lost the weights {RESTORES} times during one request")
 
-    async def _shared(self, key: Key, weights: Weights) -> tuple[float, ...]:
-        """The row of `key`, which others in this event loop may wait for too."""
+    async def _restore(self, lost: Weights) -> None:
+        """Give the server the current weights again, unless newer ones were published meanwhile."""
+        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with lock:
+            if self._weights is not lost:
+                return
+            if not lost.path:
+                raise ConfigError(f"{self.url} does not serve {lost.name} any more; serve it again")
+            await self.server.load(lost)
+            self._weights = replace(lost)  # another object, so that other requests that lost them see the change
+            self.restored += 1
+
+    async def _label_logprobs(self, weights: Weights, ask: SampleRequest) -> tuple[int, tuple[float, ...]]:
+        """(version, the labels' log-probabilities after the prompt). Equal requests in an event loop are sent once."""
+        temperature = ask.temperature or 1.0
+        kind = (weights.version, temperature)
+        kept = self._scores.get(ask.labels, ask.prompt_ids, kind)
+        if kept is not None:
+            return weights.version, kept
         loop = asyncio.get_running_loop()
         asked = self._asked.setdefault(loop, {})
+        key = (ask.labels, ask.prompt_ids, kind)
         if key not in asked:
-            task = asked[key] = loop.create_task(self._scored(key, weights))
+            task = asked[key] = loop.create_task(self._score(weights, ask.labels, ask.prompt_ids, temperature))
             task.add_done_callback(lambda done: (asked.pop(key, None), done.cancelled() or done.exception()))
-        return await asyncio.shield(asked[key])
+        return weights.version, await asyncio.shield(asked[key])
 
-    async def _scored(self, key: Key, weights: Weights) -> tuple[float, ...]:
+    async def _score(
+        self, weights: Weights, labels: tuple[Path, ...], prompt: tuple[int, ...], temperature: float
+    ) -> tuple[float, ...]:
         """Ask for the tokens that may come next at each place where labels part, and add up along the paths."""
-        version, labels, prompt, temperature = key
-        one = trie(labels)
-        steps = [self._step(weights, (*prompt, *node.prefix), node.children, temperature) for node in one.nodes]
-        logprobs = await asyncio.gather(*steps)
-        row = tuple(math.fsum(logprobs[node][child] for node, child in path) for path in one.steps)
+
+        async def at(prefix: Path, children: Path) -> tuple[float, ...]:
+            if len(children) == 1:
+                return (0.0,)
+            values: dict[int, float] = {}
+            for start in range(0, len(children), MOST_AT_ONCE):
+                values |= await self._next(weights, (*prompt, *prefix), children[start : start + MOST_AT_ONCE])
+                self.tokens += len(prompt) + len(prefix) + 1
+            return normalised([values[token] for token in children], temperature, self.url)
+
+        tree = trie(labels)
+        logprobs = await asyncio.gather(*(at(node.prefix, node.children) for node in tree.nodes))
+        row = tuple(math.fsum(logprobs[node][child] for node, child in path) for path in tree.steps)
         scores = self._scores
         scores.trim()
-        scores.keep(labels, prompt, (version, temperature), row)
+        scores.keep(labels, prompt, (weights.version, temperature), row)
         return row
-
-    async def _step(
-        self, weights: Weights, prompt: tuple[int, ...], children: Path, temperature: float
-    ) -> tuple[float, ...]:
-        """Log-probabilities of the tokens `children` after `prompt`, among each other."""
-        if len(children) == 1:
-            return (0.0,)
-        values: dict[int, float] = {}
-        for start in range(0, len(children), MOST_AT_ONCE):
-            values |= await self._next(weights, prompt, children[start : start + MOST_AT_ONCE])
-            self.tokens += len(prompt) + 1
-        return normalised([values[token] for token in children], temperature, self.server.wire.url)
 
     async def _next(
         self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
@@ -222,16 +298,7 @@ class ServerSampler:
         """The server's log-probabilities of `tokens`, MOST_AT_ONCE at most, after `prompt`."""
         found, version = await self.server.children(weights, prompt, tokens, temperature)
         self._check_version(weights, version)
-        return answers.scores(found, self.server.wire.url)
-
-    async def _written(self, weights: Weights, ask: SampleRequest, limit: int) -> tuple[Drawn, int]:
-        """(a text of at most `limit` tokens, version of the weights that wrote it)."""
-        drawn = await self.server.write(weights, ask, limit)
-        with contextlib.suppress(_NewerWeightsError):  # it says which
-            self._check_version(weights, drawn.version)
-        version = self.store.version(drawn.version)
-        checked = answers.text(drawn, ask.stop_ids, limit, self.vocabulary, self.server.wire.url)
-        return checked, weights.version if version is None else version
+        return checks.scores(found, self.url)
 
     def _check_version(self, weights: Weights, name: Any) -> None:
         """Raises LostWeightsError or _NewerWeightsError if `weights` are of a whole model, and the server's, called
@@ -251,79 +318,27 @@ class ServerSampler:
         if (truncated or ask.temperature not in (0, 1)) and not await self._is_scaled():
             before = "truncation; leave out --top-p, --top-k and --min-p" if truncated else "the temperature; sample"
             raise ConfigError(
-                f"{self.server.wire.url} returns log-probabilities from before {before}"
+                f"{self.url} returns log-probabilities from before {before}"
                 f"{'' if truncated else ' with --temperature 1'}, or start it {self.server.processed_help}"
             )
-        limit = min(ask.max_new_tokens, self._room(ask))
-        drawn, version = await self._with_weights(lambda weights: self._written(weights, ask, limit))
+        drawn, version = await self._with_weights(lambda weights: self._text(weights, ask, ask.max_new_tokens))
         self.tokens += len(ask.prompt_ids) + len(drawn.token_ids)
         return SampleOutput(drawn.token_ids, drawn.logprobs, version=version)
 
-    def _room(self, ask: SampleRequest) -> int:
-        """How many tokens the context has left behind the prompt."""
-        return min(self._served, self.context) - len(ask.prompt_ids)
-
-    async def _restore(self, lost: Weights) -> None:
-        """Give the server the current weights again, unless newer ones were published meanwhile."""
-        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-        async with lock:
-            if self._weights is not lost:
-                return
-            if not lost.path:
-                raise ConfigError(f"{self.server.wire.url} does not serve {lost.name} any more; serve it again")
-            await self.server.load(lost)
-            self._weights = replace(lost)  # so that whoever lost them too sees that they are back
-            self.restored += 1
-
-    async def _compare_vocabulary(self) -> None:
-        """Raises ConfigError unless the server's tokens are the policy's: the text of the whole vocabulary, compared by
-        its hash, white space aside (which libraries clean up differently).
-        """
-        ids = list(range(len(self.tokenizer)))
-        here, there = self.tokenizer.decode(ids), await self.server.decoded(ids)
-        hashes = [
-            hashlib.sha256("".join(text.split()).encode("utf-8", "replace")).hexdigest() for text in (here, there)
-        ]
-        if hashes[0] != hashes[1]:
-            raise ConfigError(
-                f"{self.server.wire.url} has another tokenizer than the policy (vocabulary {hashes[1][:8]} there,"
-                f" {hashes[0][:8]} here); serve the policy's own base, with its tokenizer"
-            )
-
-    async def _compare(self, player: LoadedModel) -> None:
-        """Raises ConfigError unless the server has the weights that it was just given."""
-        player.model.eval()
-        player.activate()
-        self._probes.choose(player)
-        url, probes = self.server.wire.url, self._probes.chosen
-        texts = [replace(one.text, seed=0) for one in probes if one.text is not None]
-
-        async def there(weights: Weights) -> tuple[list[dict[int, float]], list[tuple[Drawn, int]]]:
-            return (
-                await asyncio.gather(*(self._next(weights, one.prompt, one.tokens) for one in probes)),
-                await asyncio.gather(*(self._written(weights, ask, min(TOKENS, self._room(ask))) for ask in texts)),
-            )
-
-        scores, written = await self._with_weights(there)
-        rows = [
-            normalised([found[token] for token in one.tokens], 1.0, url)
-            for found, one in zip(scores, probes, strict=True)
-        ]
-        complaint = self._probes.complaint(self._probes.own(player), [value for row in rows for value in row])
-        difference_N = text_difference(player, texts, [(one.token_ids, one.logprobs) for one, _ in written])
-        apart = disagreement(difference_N, min((ask.temperature or 1.0 for ask in texts), default=1.0))
-        if apart and not complaint:
-            complaint = f"log-probabilities of its texts differ {apart}"
-        if complaint:
-            raise ConfigError(
-                f"{url} serves other weights than the policy's: {complaint}; serve {self.base} itself, unquantised, and"
-                f" see in its log whether it loads {self._weights.path}"
-            )
+    async def _text(self, weights: Weights, ask: SampleRequest, limit: int) -> tuple[Drawn, int]:
+        """(a text of at most `limit` tokens, and of what the context has room for; version of the weights)."""
+        limit = min(limit, self._served - len(ask.prompt_ids), self.context - len(ask.prompt_ids))
+        drawn = await self.server.write(weights, ask, limit)
+        with contextlib.suppress(_NewerWeightsError):  # it says which
+            self._check_version(weights, drawn.version)
+        version = self.store.version(drawn.version)
+        checked = checks.text(drawn, ask.stop_ids, limit, self.vocabulary, self.url)
+        return checked, weights.version if version is None else version
 
     async def _is_scaled(self) -> bool:
         """Whether the server's log-probabilities are those after the temperature."""
         if self._scaled is None:
-            ids = spread(len(self.tokenizer), TOKENS)
+            ids = checks.spread(len(self.tokenizer), checks.TOKENS)
 
             async def ranges(weights: Weights) -> list[float]:
                 found = [await self._next(weights, ids[:4], ids, temperature) for temperature in (1.0, 2.0)]
@@ -333,12 +348,45 @@ class ServerSampler:
             self._scaled = abs(2 * two - one) < abs(two - one)
         return self._scaled
 
+    async def _compare(self, player: LoadedModel) -> None:
+        """Raises ConfigError unless the server has the weights that it was just given."""
+        player.model.eval()
+        player.activate()
+        self._probes.choose(player)
+        probes = self._probes.chosen
+        texts = [replace(probe.text, seed=0) for probe in probes if probe.text is not None]
+
+        async def there(weights: Weights) -> tuple[list[dict[int, float]], list[tuple[Drawn, int]]]:
+            return (
+                await asyncio.gather(*(self._next(weights, probe.prompt, probe.tokens) for probe in probes)),
+                await asyncio.gather(*(self._text(weights, ask, checks.TOKENS) for ask in texts)),
+            )
+
+        scores, written = await self._with_weights(there)
+        logprobs = [
+            value
+            for found, probe in zip(scores, probes, strict=True)
+            for value in normalised([found[token] for token in probe.tokens], 1.0, self.url)
+        ]
+        complaint = self._probes.complaint(self._probes.own(player), logprobs)
+        difference_N = checks.text_difference(
+            player, texts, [(drawn.token_ids, drawn.logprobs) for drawn, _ in written]
+        )
+        apart = checks.disagreement(difference_N, min((ask.temperature or 1.0 for ask in texts), default=1.0))
+        if apart and not complaint:
+            complaint = f"log-probabilities of its texts differ {apart}"
+        if complaint:
+            raise ConfigError(
+                f"{self.url} serves other weights than the policy's: {complaint}; serve {self.base} itself,"
+                f" unquantised, and see in its log whether it loads {self._weights.path}"
+            )
+
 
 def normalised(values: Sequence[float], temperature: float, url: str = "the server") -> tuple[float, ...]:
     """Log-probabilities of what `values` are the logits of, up to a constant, at `temperature`. Raises CheckpointError
     if one is not a number.
 
-    >>> [round(one, 3) for one in normalised([-5.0, -5.0, -9999.0], 1.0)]
+    >>> [round(value, 3) for value in normalised([-5.0, -5.0, -9999.0], 1.0)]
     [-0.693, -0.693, -9994.693]
     """
     scaled = [value / temperature for value in values]
@@ -357,7 +405,7 @@ def _same_model(there: str, here: str) -> bool:
 
 
 def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:
-    """A sampler of the model behind `url`, checked before anything is sampled.
+    """A sampler of the model that `url` serves, checked before anything is sampled.
 
     Raises
     ------
@@ -380,7 +428,7 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
             f"--sampler {kind}:{url} loads adapters while it runs, but no whole models; train an adapter (--lora-r 16),"
             " or use sglang:URL"
         )
-    store = Store(settings.adapter_dir, settings.server_adapter_dir)
+    store = WeightsFolder(settings.adapter_dir, settings.server_adapter_dir)
     vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
     sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store)
     setting = "reflector_served_model" if opening.role == "reflection" else "served_model"

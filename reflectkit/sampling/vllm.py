@@ -8,86 +8,83 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reflectkit.errors import ConfigError, EnvironmentFailure
-from reflectkit.sampling import checks as answers
-from reflectkit.sampling.base import SampleRequest
-from reflectkit.sampling.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
-from reflectkit.sampling.wire import RefusedError, Wire
+from reflectkit.sampling.base import EVERYTHING, SampleRequest
+from reflectkit.sampling.protocols import (
+    Drawn,
+    InferenceServer,
+    LostWeightsError,
+    Served,
+    Weights,
+    sampling_parameters,
+)
+from reflectkit.sampling.wire import RefusedError
 
 
-class Vllm:
-    """vLLM's server with OpenAI's protocol, and its additions to it."""
+class Vllm(InferenceServer):
+    """vLLM's server with OpenAI's protocol, and its additions to it. It reads adapters from a folder, but no whole
+    models.
+    """
 
+    kind = "vLLM"
     adapters_help = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve … --enable-lora --max-lora-rank RANK"
     processed_help = "with --logprobs-mode processed_logprobs"
-    whole_models = False
-
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
+    unload_path = "/v1/unload_lora_adapter"
 
     async def served(self) -> Served:
-        """See `Server`."""
-        data = answers.listed(await answers.known(self.wire, "/v1/models", "vLLM"), self.wire.url, "vLLM")
-        bases = [one for one in data if not one.get("parent")]
-        return Served(
-            {str(one["id"]): str(one.get("root") or one["id"]) for one in bases},
-            min((one["max_model_len"] for one in bases if isinstance(one.get("max_model_len"), int)), default=None),
-            frozenset(str(one["id"]) for one in data if one.get("parent")),
-        )
+        """See `InferenceServer`."""
+        bases = [entry for entry in await self.models() if not entry.get("parent")]
+        contexts = [entry["max_model_len"] for entry in bases if isinstance(entry.get("max_model_len"), int)]
+        paths = {str(entry["id"]): str(entry.get("root") or entry["id"]) for entry in bases}
+        return Served(paths, min(contexts, default=None))
 
     async def decoded(self, tokens: Sequence[int]) -> str:
-        """See `Server`."""
-        return await answers.decoded(self.wire, {"tokens": list(tokens)}, "prompt")
+        """See `InferenceServer`."""
+        return await self.detokenized({"tokens": list(tokens)}, "prompt")
 
     async def children(
         self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
     ) -> tuple[dict[int, Any], Any]:
-        """See `Server`. The log-probabilities are those before the mask of allowed tokens, or of the whole vocabulary;
-        no mask is sent, so these are the same.
-        """
-        wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": len(tokens)}
-        answer = await self._complete(weights, prompt, wanted | {"logprob_token_ids": list(tokens)})
+        """See `InferenceServer`. They are the log-probabilities before a mask of allowed tokens; none is sent."""
+        wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": len(tokens), "ignore_eos": True}
+        answer = await self._complete(
+            weights, prompt, sampling_parameters(EVERYTHING, 0) | wanted | {"logprob_token_ids": list(tokens)}
+        )
         try:
             values = answer["logprobs"]["top_logprobs"][0]
             return {token: values[f"token_id:{token}"] for token in tokens}, None
         except (TypeError, KeyError, IndexError):
-            raise answers.no_logprobs(self.wire.url, "vLLM 0.32 returns those of `logprob_token_ids`") from None
+            raise self.no_logprobs("vLLM 0.32 returns those of `logprob_token_ids`") from None
 
     async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
-        """See `Server`."""
+        """See `InferenceServer`."""
         wanted = {
             "max_tokens": limit,
             "temperature": ask.temperature,
             "seed": ask.seed,
             "logprobs": 0,
+            "ignore_eos": True,
             "stop_token_ids": sorted(ask.stop_ids),
-            **shaped(ask.truncation),
         }
-        answer = await self._complete(weights, ask.prompt_ids, wanted)
+        answer = await self._complete(weights, ask.prompt_ids, sampling_parameters(ask.truncation, 0) | wanted)
         try:
             return Drawn(tuple(answer["token_ids"]), tuple(answer["logprobs"]["token_logprobs"]))
         except (TypeError, KeyError):
-            raise answers.no_logprobs(self.wire.url, "vLLM 0.32 returns them for `logprobs`") from None
+            raise self.no_logprobs("vLLM 0.32 returns them for `logprobs`") from None
 
     async def load(self, weights: Weights, *, patient: bool = True) -> None:
-        """See `Server`. vLLM reads adapters from a folder, but no whole models."""
+        """See `InferenceServer`."""
         body = {"lora_name": weights.name, "lora_path": weights.path}
         try:
             await self.wire.post("/v1/load_lora_adapter", body, patient=patient, final=(500, 501))
         except RefusedError as error:
             if "already been loaded" not in error.reason:
-                raise answers.not_loaded(self.wire.url, weights, error, self.adapters_help) from None
-
-    async def unload(self, name: str) -> None:
-        """See `Server`."""
-        await answers.unload(self.wire, "/v1/unload_lora_adapter", name)
+                raise self.not_loaded(weights, error) from None
 
     async def _complete(self, weights: Weights, prompt: Sequence[int], wanted: Mapping[str, Any]) -> Any:
-        """The one choice of a completion. The model's own sampling defaults are overridden."""
+        """The only choice of a completion."""
         body = {
             "model": weights.name,
             "prompt": list(prompt),
-            **UNSHAPED,
-            "top_k": 0,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             **wanted,

@@ -1,6 +1,6 @@
-"""JSON over HTTP to one server: a deadline for each request, and patience with a server that is busy or restarting.
+"""JSON over HTTP to an inference server: a deadline for each request, and patience with a server that is busy or away.
 
-Nothing but the address that was given is called: no redirects are followed, and no proxy of the environment is used.
+Only the address that was given is called: redirects are not followed, and no proxy of the environment is used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +19,7 @@ from reflectkit.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.keys import PLAIN, encoding_fault, header_text, masked, without_keys
 
 TRIES = 12
-"""A request that fails so often while the server answers others is given up."""
+"""Failures of one request, while the server answers others, after which it is given up."""
 LONGEST_PAUSE_S = 15.0
 LONGEST_BODY = 256 * 2**20  # bytes
 SHOWN = 300  # characters of a message
@@ -31,7 +30,7 @@ class GoneError(ReflectkitError):
 
 
 class RefusedError(ReflectkitError):
-    """The server refused a request as such. status: of HTTP. reason: its message in one line."""
+    """The server refused a request. status: of HTTP. reason: its message in one line."""
 
     def __init__(self, url: str, status: int, reason: str) -> None:
         super().__init__(f"{url} refused the request ({status}): {reason}")
@@ -46,19 +45,11 @@ class _TransientError(Exception):
         self.wait_s = wait_s
 
 
-@dataclass
-class _Line:
-    """The connections of one event loop."""
-
-    client: httpx2.AsyncClient
-    open: asyncio.Semaphore
-
-
 class Wire:
     """Requests to `url`, from any number of event loops.
 
-    timeout_s: for a whole request. patience_s: how long the server may be away. connections: most requests at once.
-    pause_s: before the second try; it doubles up to `LONGEST_PAUSE_S`.
+    timeout_s: for a whole request. patience_s: how long the server may be away. connections: most requests at once, in
+    each event loop. pause_s: before the second try; it doubles up to `LONGEST_PAUSE_S`.
     """
 
     def __init__(
@@ -74,14 +65,15 @@ class Wire:
         self.url, self.timeout_s, self.patience_s, self.pause_s = url, timeout_s, patience_s, pause_s
         self.connections = connections
         self.retries = 0
-        """How many requests were sent again."""
+        """Number of requests that were sent again."""
         self._key = header_text(key_name)
         self._answered = time.monotonic()
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, asyncio.Semaphore]]
+        self._clients = WeakKeyDictionary()
 
     async def get(self, path: str, *, patient: bool = True) -> Any:
         """The JSON value at `path`; see `post`."""
-        return await self._ask("GET", path, None, patient, (500, 501))
+        return await self._request("GET", path, None, patient, (500, 501))
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, patient: bool = True, final: tuple[int, ...] = ()
@@ -90,28 +82,22 @@ class Wire:
 
         Parameters
         ----------
-        patient: whether to wait for a server that is away. final: statuses that are not tried again, besides 4xx.
+        patient: whether to wait for a server that is away. final: statuses that are not tried again, like 4xx.
 
         Raises
         ------
         RefusedError: status 4xx except 408 and 429, or a `final` one. EnvironmentFailure: this request fails though
         the server answers others. GoneError: the server is away.
         """
-        return await self._ask("POST", path, body, patient, final)
+        return await self._request("POST", path, body, patient, final)
 
-    async def close(self) -> None:
-        """End the connections of this event loop."""
-        line = self._lines.pop(asyncio.get_running_loop(), None)
-        if line is not None:
-            await line.client.aclose()
-
-    async def _ask(
+    async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, patient: bool, final: tuple[int, ...]
     ) -> Any:
         started, tries, alone = time.monotonic(), 0, 0
         while True:
             try:
-                return await self._once(method, path, body, final)
+                return await self._try(method, path, body, final)
             except _TransientError as error:
                 tries += 1
                 failure, wait_s = str(error), error.wait_s
@@ -121,62 +107,62 @@ class Wire:
                 raise GoneError(
                     f"{self.url} does not answer{waited} ({failure}); start the server, then run the same again"
                 )
-            alone += self._answered > started  # it answers others
+            alone += self._answered > started  # it answers other requests
             if alone >= TRIES:
                 raise EnvironmentFailure(f"{self.url}{path} failed {tries} times, the last time with: {failure}")
             self.retries += 1
             pause_s = min(self.pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S) if wait_s is None else wait_s
             await asyncio.sleep(min(pause_s, self.patience_s))
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]) -> Any:
-        """One try. Raises _TransientError, RefusedError."""
-        line = self._line()
-        async with line.open:
+    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]) -> Any:
+        """The answer to one request. Raises _TransientError, RefusedError."""
+        client, free = self._client()
+        content = bytearray()
+        async with free:
             try:
-                async with asyncio.timeout(self.timeout_s):
-                    async with line.client.stream(method, self.url + path, json=body) as response:
-                        content = await _received(response)
+                async with (
+                    asyncio.timeout(self.timeout_s),
+                    client.stream(method, self.url + path, json=body) as response,
+                ):
+                    fault = encoding_fault(response.headers)
+                    async for chunk in response.aiter_raw():
+                        content += b"" if fault else chunk
+                        if fault or len(content) > LONGEST_BODY:
+                            break
             except TimeoutError:
                 raise _TransientError(f"no answer within {self.timeout_s:g} s") from None
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 raise _TransientError(masked(str(error)) or type(error).__name__) from None
-        status, fault = response.status_code, encoding_fault(response.headers)
+        if len(content) > LONGEST_BODY:
+            raise _TransientError(f"an answer of more than {LONGEST_BODY:,} bytes")
+        status = response.status_code
         if status == 200 and fault:
             raise ReflectkitError(f"{self.url}: {fault}")
-        if status == 200:
-            self._answered = time.monotonic()
-            return _value(content)
-        reason = fault or _reason(content)
-        if status in (408, 429) or (status >= 500 and status not in final):
-            raise _TransientError(f"status {status}: {reason}", _wait_s(response.headers))
+        value = _value(bytes(content))
+        if status != 200:
+            reason = fault or _reason(value)
+            if status in (408, 429) or (status >= 500 and status not in final):
+                raise _TransientError(f"status {status}: {reason}", _wait_s(response.headers))
         self._answered = time.monotonic()
-        raise RefusedError(self.url + path, status, reason)
+        if status != 200:
+            raise RefusedError(self.url + path, status, reason)
+        return value
 
-    def _line(self) -> _Line:
+    def _client(self) -> tuple[httpx2.AsyncClient, asyncio.Semaphore]:
+        """The client of this event loop, and how many requests it may still send."""
         loop = asyncio.get_running_loop()
-        if loop not in self._lines:
+        if loop not in self._clients:
             headers = PLAIN | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
             limits = httpx2.Limits(max_connections=self.connections, max_keepalive_connections=self.connections)
             client = httpx2.AsyncClient(
                 headers=headers, timeout=None, limits=limits, follow_redirects=False, trust_env=False
             )
-            self._lines[loop] = _Line(client, asyncio.Semaphore(self.connections))
-        return self._lines[loop]
-
-
-async def _received(response: Any) -> bytes:
-    body = bytearray()
-    if encoding_fault(response.headers):
-        return b""
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > LONGEST_BODY:
-            raise _TransientError(f"an answer of more than {LONGEST_BODY:,} bytes")
-    return bytes(body)
+            self._clients[loop] = client, asyncio.Semaphore(self.connections)  # waiting is not part of the deadline
+        return self._clients[loop]
 
 
 def _value(content: bytes) -> Any:
-    """The JSON value of a body, or its text where it is none; without keys, as parts of it are shown."""
+    """The JSON value of a body, or its text where it is not JSON; keys are removed, since messages quote it."""
     text = without_keys(content.decode("utf-8", "replace"))
     try:
         return json.loads(text)
@@ -184,9 +170,8 @@ def _value(content: bytes) -> Any:
         return text
 
 
-def _reason(content: bytes) -> str:
-    """What an error's body says, in one line."""
-    value = _value(content)
+def _reason(value: Any) -> str:
+    """The message in an error's body, in one line."""
     for name in ("error", "detail", "message", "error_message"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]

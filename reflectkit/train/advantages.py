@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -178,98 +178,3 @@ class Estimates:
     """Groups that are not trained on, since their episodes are all alike or only one is left; None if the algorithm
     never drops any.
     """
-
-
-def _batch_mean(rollouts: Rollouts) -> Numbers:
-    fresh = [value for row in rollouts.returns[: len(rollouts.fresh)] for value in row]
-    mean = math.fsum(fresh) / max(1, len(fresh))
-    return [[value - mean for value in row] for row in rollouts.returns]
-
-
-BASELINES: dict[str, Callable[[Rollouts], Numbers]] = {
-    "none": lambda rollouts: [list(row) for row in rollouts.returns],
-    "batch": _batch_mean,
-    "leave-one-out": lambda rollouts: leave_one_out(rollouts.returns, rollouts.groups),
-}
-"""Returns minus a baseline, by the name of the baseline."""
-
-
-def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
-    """Returns minus one of BASELINES (REINFORCE). With leave-one-out, the only episode left of a group is dropped."""
-    dropped = lone(rollouts.groups) if baseline == "leave-one-out" else None
-    return Estimates(rollouts.scaled(BASELINES[baseline](rollouts), dropped or ()), rollouts.returns, dropped)
-
-
-def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
-    """Generalised advantages (PPO). The critic's targets are the unscaled advantages plus its values."""
-    pairs = zip(rollouts.rewards, rollouts.values, strict=True)
-    advantages = [generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs]
-    targets = [
-        [advantage + value for advantage, value in zip(row, values, strict=True)]
-        for row, values in zip(advantages, rollouts.values, strict=True)
-    ]
-    return Estimates(rollouts.scaled(advantages), targets)
-
-
-def _whole_episodes(rollouts: Rollouts) -> tuple[Numbers, frozenset[Hashable]]:
-    first = [row[0] if row else 0.0 for row in rollouts.returns]
-    relative, dropped = group_relative(first, rollouts.groups, rollouts.normalize)
-    rows = zip(relative, rollouts.fresh, strict=True)
-    return [[advantage] * len(trajectory.turns) for advantage, trajectory in rows], dropped
-
-
-def _steps(rollouts: Rollouts, scores: Numbers) -> tuple[Numbers, frozenset[Hashable]]:
-    """Each step's score relative to those of all steps in its group."""
-    owners = [group for group, row in zip(rollouts.groups, scores, strict=True) for _ in row]
-    relative, dropped = group_relative([value for row in scores for value in row], owners, rollouts.normalize)
-    return _by_episode(relative, scores), dropped
-
-
-GROUPINGS: dict[str, Callable[[Rollouts], tuple[Numbers, frozenset[Hashable]]]] = {
-    "episode": _whole_episodes,
-    "step": lambda rollouts: _steps(rollouts, rollouts.returns),
-    "own": lambda rollouts: _steps(rollouts, [_own_rewards(trajectory) for trajectory in rollouts.fresh]),
-}
-"""What is compared within a group: the episodes' returns, the steps' returns-to-go or their own rewards (Mem-α)."""
-
-
-def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Estimates:
-    """Group-relative advantages (GRPO) by one of GROUPINGS, for rollouts without replayed episodes. The only episode
-    left of a group is dropped, also where its steps differ.
-
-    state_weight: weight of a second comparison, among the group's steps from the same state; 0: none.
-    """
-    assert not rollouts.replayed
-    advantages, dropped = GROUPINGS[grouping](rollouts)
-    if state_weight > 0:
-        states = [
-            (group, turn.observation.text, tuple(sorted(turn.observation.choices)))  # their order may be shuffled
-            for group, trajectory in zip(rollouts.groups, rollouts.fresh, strict=True)
-            for turn in trajectory.turns
-        ]
-        relative, _ = group_relative([value for row in rollouts.returns for value in row], states, rollouts.normalize)
-        advantages = [  # GiGPO, arXiv 2505.10978, eq. 8
-            [advantage + state_weight * local for advantage, local in zip(row, locals_, strict=True)]
-            for row, locals_ in zip(advantages, _by_episode(relative, rollouts.returns), strict=True)
-        ]
-        dropped -= {group for group, row in zip(rollouts.groups, advantages, strict=True) if any(row)}
-    alone = lone(rollouts.groups)
-    rows = zip(rollouts.groups, advantages, strict=True)
-    advantages = [[0.0] * len(row) if group in alone else row for group, row in rows]
-    return Estimates(advantages, rollouts.returns, dropped | alone)
-
-
-def _own_rewards(trajectory: Trajectory) -> list[float]:
-    """Each step's own reward plus the reward that all steps share; the last step's reward includes it already."""
-    shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
-    last = len(trajectory.turns) - 1
-    return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]
-
-
-def _by_episode(values: Sequence[float], like: Sequence[Sequence[float]]) -> Numbers:
-    """`values` split into rows as long as those of `like`."""
-    rows, start = [], 0
-    for row in like:
-        rows.append(list(values[start : start + len(row)]))
-        start += len(row)
-    return rows

@@ -1,4 +1,4 @@
-"""The RL algorithms, one row each: settings, advantages and loss.
+"""The RL algorithms: each has its settings, its advantages and its loss, and a row of `ALGORITHMS`.
 
 An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted path,
 `rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms quickly.
@@ -6,27 +6,25 @@ An algorithm of your own needs no registration: write an `Algorithm` in a module
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from reflectkit.config import Config, build, check_own_settings, option
-from reflectkit.errors import ConfigError, ReflectkitError, out_of_memory, user_code_line
+from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.registry import resolve
-from reflectkit.text import pluralize
 from reflectkit.train.advantages import (
     Estimates,
     Numbers,
     Rollouts,
-    with_baseline,
-    with_critic,
-    within_groups,
+    generalised_advantages,
+    group_relative,
+    leave_one_out,
+    lone,
 )
 from reflectkit.train.losses import TrainedTokens, clipped_loss, weighted_loss
-from reflectkit.types import Status, Trajectory
+from reflectkit.types import Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +52,177 @@ class Algorithm(Generic[Own]):
     summary: str = ""
     """A few words for the help of --algo."""
 
+
+class CriticSettings(Config):
+    """Settings of an algorithm with a critic."""
+
+    critic: Literal["auto", "linear", "mlp"] = option("auto", help="Critic head: linear or mlp; auto means linear.")
+    critic_trunk: Literal["detached", "shared", "separate"] = option(
+        "detached",
+        help="Critic trunk: the policy's without training it (detached) or with (shared), or a separate copy.",
+    )
+    critic_rate: float = option(5e-3, help="Learning rate of the critic.", gt=0)
+    value_clip: float = option(
+        0.0, help="Clip range of the critic's values around those at sampling time; 0: no clipping.", ge=0
+    )
+
     @property
-    def needs_critic(self) -> bool:
-        """Whether a critic is trained; `Rollouts` then contains its values."""
-        return issubclass(self.settings, CriticSettings)
+    def head(self) -> str:
+        """linear or mlp."""
+        return "linear" if self.critic == "auto" else self.critic
+
+
+# REINFORCE
+
+
+class ReinforceSettings(Config):
+    """REINFORCE's own settings."""
+
+    baseline: Literal["none", "batch", "leave-one-out"] = option(
+        "batch",
+        help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out (the mean of the group's"
+        " others; a group with one episode left is dropped).",
+    )
+
+
+def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
+    """Returns minus a baseline. With leave-one-out, the only episode left of a group is dropped."""
+    if baseline == "leave-one-out":
+        dropped = lone(rollouts.groups)
+        return Estimates(
+            rollouts.scaled(leave_one_out(rollouts.returns, rollouts.groups), dropped), rollouts.returns, dropped
+        )
+    fresh = [value for row in rollouts.returns[: len(rollouts.fresh)] for value in row]
+    mean = math.fsum(fresh) / max(1, len(fresh)) if baseline == "batch" else 0.0
+    return Estimates(rollouts.scaled([[value - mean for value in row] for row in rollouts.returns]), rollouts.returns)
+
+
+REINFORCE = Algorithm(
+    ReinforceSettings,
+    lambda rollouts, settings: with_baseline(rollouts, settings.baseline),
+    lambda tokens, settings: weighted_loss(tokens),
+    compares_groups=lambda settings: settings.baseline == "leave-one-out",
+    summary="returns minus a baseline",
+)
+
+
+# PPO
+
+
+class PpoSettings(CriticSettings):
+    """PPO's own settings."""
+
+    gae_lambda: float = option(1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors.", ge=0, le=1)
+
+
+def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
+    """Generalised advantages. The critic's targets are the unscaled advantages plus its values."""
+    pairs = list(zip(rollouts.rewards, rollouts.values, strict=True))
+    advantages = [generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs]
+    targets = [
+        [advantage + value for advantage, value in zip(row, values, strict=True)]
+        for row, (_, values) in zip(advantages, pairs, strict=True)
+    ]
+    return Estimates(rollouts.scaled(advantages), targets)
+
+
+PPO = Algorithm(
+    PpoSettings,
+    lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda),
+    lambda tokens, settings: clipped_loss(tokens),
+    summary="critic and clipped ratio",
+)
+
+
+# GRPO
+
+
+class GrpoSettings(Config):
+    """GRPO's own settings."""
+
+    advantages: Literal["episode", "step", "own"] = option(
+        "episode",
+        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward).",
+    )
+    step_groups: float = option(
+        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off.", ge=0
+    )
+
+
+def within_groups(rollouts: Rollouts, compared: str, state_weight: float) -> Estimates:
+    """Group-relative advantages, for rollouts without replayed episodes. The only episode left of a group is dropped,
+    also where its steps differ.
+
+    compared: the episodes' returns ("episode"), the steps' returns-to-go ("step") or the steps' own rewards ("own",
+    Mem-α). state_weight: weight of a second comparison, among the group's steps from the same state; 0: none.
+    """
+    returns, groups = rollouts.returns, rollouts.groups
+    if compared == "episode":
+        first = [row[0] if row else 0.0 for row in returns]
+        relative, dropped = group_relative(first, groups, rollouts.normalize)
+        advantages = [[value] * len(row) for value, row in zip(relative, returns, strict=True)]
+    else:
+        scores = returns if compared == "step" else [_own_rewards(trajectory) for trajectory in rollouts.fresh]
+        owners: list[Hashable] = [group for group, row in zip(groups, returns, strict=True) for _ in row]
+        advantages, dropped = _steps_relative(scores, owners, rollouts.normalize)
+    if state_weight > 0:
+        states = [
+            (group, turn.observation.text, tuple(sorted(turn.observation.choices)))  # their order may be shuffled
+            for group, trajectory in zip(groups, rollouts.fresh, strict=True)
+            for turn in trajectory.turns
+        ]
+        locally, _ = _steps_relative(returns, states, rollouts.normalize)
+        advantages = [  # GiGPO, arXiv 2505.10978, eq. 8
+            [advantage + state_weight * local for advantage, local in zip(row, local_row, strict=True)]
+            for row, local_row in zip(advantages, locally, strict=True)
+        ]
+        dropped -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
+    alone = lone(groups)
+    advantages = [[0.0] * len(row) if group in alone else row for group, row in zip(groups, advantages, strict=True)]
+    return Estimates(advantages, returns, dropped | alone)
+
+
+def _steps_relative(scores: Numbers, groups: Sequence[Hashable], scale: bool) -> tuple[Numbers, frozenset[Hashable]]:
+    """Each step's score relative to those of all steps in its group, given each step's group; and groups without
+    spread.
+    """
+    relative, flat = group_relative([value for row in scores for value in row], groups, scale)
+    left = iter(relative)
+    return [[next(left) for _ in row] for row in scores], flat
+
+
+def _own_rewards(trajectory: Trajectory) -> list[float]:
+    """Each step's own reward plus the reward that all steps share; the last step's reward includes it already."""
+    shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
+    last = len(trajectory.turns) - 1
+    return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]
+
+
+GRPO = Algorithm(
+    GrpoSettings,
+    lambda rollouts, settings: within_groups(rollouts, settings.advantages, settings.step_groups),
+    lambda tokens, settings: clipped_loss(tokens),
+    compares_groups=lambda settings: True,
+    group_size=8,
+    summary="groups of episodes of the same problem and clipped ratio",
+)
+
+
+ALGORITHMS: dict[str, Algorithm[Any]] = {"reinforce": REINFORCE, "ppo": PPO, "grpo": GRPO}
+
+
+def algorithm(name: str) -> Algorithm[Any]:
+    """The algorithm called `name`, or the one at the dotted path `name`.
+
+    Raises
+    ------
+    UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings cannot be flags.
+    """
+    chosen = resolve("algorithm", name, ALGORITHMS)
+    if not isinstance(chosen, Algorithm):
+        raise ConfigError(f"{name} is not an Algorithm; see reflectkit.train.algorithms.Algorithm")
+    check_own_settings(chosen.settings, name)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -85,171 +250,41 @@ class Objective(Generic[Own]):
         ------
         ReflectkitError: the algorithm did not return one finite number per decision.
         """
-        played = [*fresh, *replayed]
-        assert all(trajectory.status is not Status.ABORTED for trajectory in played)
         rollouts = Rollouts(fresh, replayed, values, self.gamma, self.normalize)
-        with self._errors_explained("estimate(rollouts, settings)"):
-            estimates = self.algorithm.estimate(rollouts, self.settings)
+        estimates = self.algorithm.estimate(rollouts, self.settings)
         if not isinstance(estimates, Estimates):
             raise ReflectkitError(f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}")
-        if not isinstance(estimates.dropped, frozenset | set | None):
-            raise ReflectkitError(
-                f"the algorithm's dropped must be a set of groups or None, not {estimates.dropped!r:.80}"
-            )
-        return dataclasses.replace(
-            estimates,
-            advantages=_one_each(estimates.advantages, "advantages", played),
-            returns=_one_each(estimates.returns, "returns", played),
-        )
+        decisions = [len(row) for row in rollouts.rewards]
+        numbers = {
+            name: [[float(value) for value in row] for row in getattr(estimates, name)]
+            for name in ("advantages", "returns")
+        }
+        for name, rows in numbers.items():
+            finite = all(math.isfinite(value) for row in rows for value in row)
+            if [len(row) for row in rows] != decisions or not finite:
+                raise ReflectkitError(f"the algorithm's {name} must be one finite number per decision, by episode")
+        return Estimates(numbers["advantages"], numbers["returns"], estimates.dropped)
 
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
         """The loss of each token.
 
         Raises
         ------
-        ReflectkitError: the algorithm returned another shape, or a loss from which no gradient reaches the policy.
+        ReflectkitError: it has another shape, or no gradient reaches the policy from it.
         """
-        import torch
-
-        with self._errors_explained("loss(tokens, settings)"):
-            loss_N = self.algorithm.loss(tokens, self.settings)
-        if not isinstance(loss_N, torch.Tensor):
-            raise ReflectkitError(f"the algorithm's loss must be a tensor, not {type(loss_N).__name__}")
-        if loss_N.shape != tokens.logprob_N.shape:
-            shapes = f"{tuple(tokens.logprob_N.shape)}, not {tuple(loss_N.shape)}"
-            raise ReflectkitError(f"the algorithm's loss must be one number per trained token, of shape {shapes}")
-        if tokens.logprob_N.requires_grad and not loss_N.requires_grad:
+        loss_N = self.algorithm.loss(tokens, self.settings)
+        logprob_N = tokens.logprob_N
+        if getattr(loss_N, "shape", None) != logprob_N.shape or logprob_N.requires_grad > loss_N.requires_grad:
             raise ReflectkitError(
-                "the algorithm's loss has no gradient; compute it from tokens.logprob_N, without detach or no_grad"
+                "the algorithm's loss must be one number per trained token, in the shape of tokens.logprob_N and with a"
+                " gradient to it"
             )
         return loss_N
 
     @property
     def compares_groups(self) -> bool:
         """Whether episodes of the same problem are compared with each other."""
-        with self._errors_explained("compares_groups(settings)"):
-            return self.algorithm.compares_groups(self.settings)
-
-    @contextlib.contextmanager
-    def _errors_explained(self, call: str) -> Iterator[None]:
-        """Raises ReflectkitError for an error in calling a user's function; one inside it names its own line."""
-        try:
-            yield
-        except (ReflectkitError, MemoryError):
-            raise
-        except Exception as error:
-            built_in = any(self.algorithm is row for row in ALGORITHMS.values())
-            if built_in or out_of_memory(error) or user_code_line(error):
-                raise
-            raise ReflectkitError(f"the algorithm's {call} failed: {type(error).__name__}: {error}") from error
-
-
-def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numbers:
-    """`numbers` as floats. Raises ReflectkitError unless there is a finite one for each decision of `played`."""
-    try:
-        rows = [[float(value) for value in row] for row in numbers]
-    except (TypeError, ValueError) as error:
-        raise ReflectkitError(f"the algorithm's {name} must be a list of numbers per episode ({error})") from None
-    if unusable := [value for row in rows for value in row if not math.isfinite(value)]:
-        raise ReflectkitError(f"the algorithm's {name} must be finite numbers, not {unusable[0]}")
-    needed, returned = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
-    if needed != returned:
-        raise ReflectkitError(
-            f"the algorithm's {name} must be one number per decision: {sum(needed)} in"
-            f" {pluralize(len(needed), 'episode')}, not {sum(returned)} in {len(returned)}"
-        )
-    return rows
-
-
-class ReinforceSettings(Config):
-    """REINFORCE's own settings."""
-
-    baseline: Literal["none", "batch", "leave-one-out"] = option(
-        "batch",
-        help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out (the mean of the group's"
-        " others; a group with one episode left is dropped).",
-    )
-
-
-class CriticSettings(Config):
-    """Settings of an algorithm with a critic."""
-
-    critic: Literal["auto", "linear", "mlp"] = option("auto", help="Critic head: linear or mlp; auto means linear.")
-    critic_trunk: Literal["detached", "shared", "separate"] = option(
-        "detached",
-        help="Critic trunk: the policy's without training it (detached) or with (shared), or a separate copy.",
-    )
-    critic_rate: float = option(5e-3, help="Learning rate of the critic.", gt=0)
-    value_clip: float = option(
-        0.0, help="Clip range of the critic's values around those at sampling time; 0: no clipping.", ge=0
-    )
-
-    @property
-    def head(self) -> str:
-        """linear or mlp."""
-        return "linear" if self.critic == "auto" else self.critic
-
-
-class PpoSettings(CriticSettings):
-    """PPO's own settings."""
-
-    gae_lambda: float = option(1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors.", ge=0, le=1)
-
-
-class GrpoSettings(Config):
-    """GRPO's own settings."""
-
-    advantages: Literal["episode", "step", "own"] = option(
-        "episode",
-        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward).",
-    )
-    step_groups: float = option(
-        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off.", ge=0
-    )
-
-
-ALGORITHMS: dict[str, Algorithm[Any]] = {
-    "reinforce": Algorithm(
-        ReinforceSettings,
-        lambda rollouts, settings: with_baseline(rollouts, settings.baseline),
-        lambda tokens, settings: weighted_loss(tokens),
-        compares_groups=lambda settings: settings.baseline == "leave-one-out",
-        summary="returns minus a baseline",
-    ),
-    "ppo": Algorithm(
-        PpoSettings,
-        lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda),
-        lambda tokens, settings: clipped_loss(tokens),
-        summary="critic and clipped ratio",
-    ),
-    "grpo": Algorithm(
-        GrpoSettings,
-        lambda rollouts, settings: within_groups(rollouts, settings.advantages, settings.step_groups),
-        lambda tokens, settings: clipped_loss(tokens),
-        compares_groups=lambda settings: True,
-        group_size=8,
-        summary="groups of episodes of the same problem and clipped ratio",
-    ),
-}
-
-
-def algorithm(name: str) -> Algorithm[Any]:
-    """The algorithm called `name`, or the one at the dotted path `name`.
-
-    Raises
-    ------
-    UnknownNameError: there is none. ConfigError: it is not a usable Algorithm.
-    """
-    chosen = resolve("algorithm", name, ALGORITHMS)
-    if not isinstance(chosen, Algorithm):
-        raise ConfigError(f"{name} is not an Algorithm; see reflectkit.train.algorithms.Algorithm")
-    check_own_settings(chosen.settings, name)
-    for function in ("estimate", "loss", "compares_groups"):
-        if not callable(getattr(chosen, function)):
-            raise ConfigError(f"{name}: {function} must be a function, not {getattr(chosen, function)!r:.80}")
-    if not isinstance(chosen.group_size, int) or chosen.group_size < 1:
-        raise ConfigError(f"{name}: group_size must be a whole number from 1, not {chosen.group_size!r:.80}")
-    return chosen
+        return self.algorithm.compares_groups(self.settings)
 
 
 def objective(name: str, *, gamma: float = 1.0, normalize: bool = True, **settings: Any) -> Objective[Any]:

@@ -1,9 +1,8 @@
-"""What a comment is worth: episodes are played again up to a state, where the reflector comments anew, several times.
+"""Rewards of comments: episodes are played again up to a state, where the reflector comments anew, several times.
 
-The comments on one state are compared with each other, so everything else is held fixed. The state is the same, by
-taking the recorded actions again from the same start. The dice are the same: a turn's seed is that of the recorded
-episode, so that what differs behind the state is what the comment did. This is the "vine" of TRPO (Schulman et al.
-2015, arXiv 1502.05477, section 5.2), with comments as the actions that are tried.
+The comments on a state are compared with each other, with everything else held fixed. The state is the same, since the
+recorded actions are taken again from the same start. The dice are the same, since a turn's seed is that of the recorded
+episode. This is the "vine" of TRPO (Schulman et al. 2015, arXiv 1502.05477, section 5.2), with comments as the actions.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError
-from reflectkit.rollout.episode import Episode, play_all
+from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.seeding import derive, generator
 from reflectkit.types import Comment, Decision, Observation, Status, Trajectory
 
 UNLIKE = "the env did not show the same again"
-JUDGED = "its comments were judged"
+COMPARED = "its comments were compared"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The state behind the first `turn` turns of an episode that was played."""
+    """The state after the first `turn` turns of an episode that was played."""
 
     episode: Episode
     """How it was begun."""
@@ -50,7 +49,7 @@ class Trial:
     width: int
     """Episodes played at once."""
     timeout_s: float = 0.0
-    """Deadline of an episode; see `rollout.episode.play`."""
+    """Deadline of an episode; see `rollouts.episode.play`."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,24 @@ async def by_return(
     make_env: Callable[[], Env],
     trial: Trial,
 ) -> list[Compared]:
-    """Comments on each of `branches`, rewarded with the discounted return from there on; the policy reads the
-    comment in that state, and the agent's own ones behind it. At most one branch per episode.
+    """Comments on each of `branches`, at most one per episode, rewarded with the discounted return from there on.
 
-    A state that the env does not show again, or with an episode that was ABORTED, is left out.
+    The policy reads the comment in that state, and the agent's own ones after it. A state that the env does not show
+    again, or with an episode that was ABORTED, is left out.
     """
-    found: list[list[Comment]] = [[] for _ in branches]
+    comments: list[list[Comment]] = [[] for _ in branches]
     read: list[bool | None] = [None for _ in branches]
+    episodes = [branch.episode for branch in branches]
     for number in range(trial.count):  # one after the other, since they have the same seeds
-        retold = _Retold(agent, branches, number, trial)
-        episodes = [branch.episode for branch in branches]
-        played = await play_all(episodes, make_env, retold, width=trial.width, timeout_s=trial.timeout_s)
+        replay = _Replay(agent, branches, number, trial)
+        played = await play_all(episodes, make_env, replay, width=trial.width, timeout_s=trial.timeout_s)
         for place, (branch, trajectory) in enumerate(zip(branches, played, strict=True)):
-            comment = retold.comments.get(branch.episode.seed)
+            comment = replay.comments.get(branch.episode.seed)
             if comment is not None and trajectory.status is not Status.ABORTED:
-                found[place].append(replace(comment, reward=_return_from(trajectory, branch.turn, trial.gamma)))
-                read[place] = retold.read[branch.episode.seed]
+                comments[place].append(replace(comment, reward=_return_from(trajectory, branch.turn, trial.gamma)))
+                read[place] = replay.read[branch.episode.seed]
     return [
-        Compared(tuple(comments), one)
-        for comments, one in zip(found, read, strict=True)
-        if len(comments) == trial.count
+        Compared(tuple(row), was_true) for row, was_true in zip(comments, read, strict=True) if len(row) == trial.count
     ]
 
 
@@ -98,26 +95,24 @@ async def by_judgement(
     make_env: Callable[[], Env],
     trial: Trial,
 ) -> list[Compared]:
-    """Comments on each of `branches`, rewarded with 1 if the policy, after reading it, gives the oracle's action
-    a greater probability than another one, else with 0.
+    """Comments on each of `branches`, rewarded with 1 if the policy, after reading it, gives the teacher's action a
+    greater probability than another action, else with 0.
 
-    The other action is one that the policy, with the comment that it read there, samples in place of the oracle's. From
+    The other action is sampled by the policy, with the comment that it read there, from all but the teacher's. After
     Agentic Critical Training (arXiv 2603.08706), where a model is shown an expert's action and one of its own, and is
-    rewarded for naming the better one. Here the reflector is not shown the two, since it is not when it comments in an
-    episode either, and the policy's probabilities are the verdict. Where several actions are equally good, the
-    oracle's counts as better.
+    rewarded for naming the better one; here the reflector is shown neither, as when it comments in an episode. Where
+    several actions are equally good, the teacher's counts as better.
 
-    Raises ConfigError in an env without an oracle or enumerated actions. A state that the env does not show again, or
-    that is too long for the policy, is left out.
+    Raises ConfigError in an env without a teacher's actions or enumerated ones. A state that the env does not show
+    again, or that is too long for the policy, is left out.
     """
-    judge = _Judge(agent, branches, trial)
-    await play_all(
-        [branch.episode for branch in branches], make_env, judge, width=trial.width, timeout_s=trial.timeout_s
-    )
-    return [judge.compared[branch.episode.seed] for branch in branches if branch.episode.seed in judge.compared]
+    replay = _JudgingReplay(agent, branches, trial)
+    episodes = [branch.episode for branch in branches]
+    await play_all(episodes, make_env, replay, width=trial.width, timeout_s=trial.timeout_s)
+    return [replay.compared[episode.seed] for episode in episodes if episode.seed in replay.compared]
 
 
-class _Retold:
+class _Replay:
     """Takes the recorded actions up to each branch's state, comments there, and then plays as `agent` does."""
 
     def __init__(self, agent: TwoPlayerAgent, branches: Sequence[Branch], number: int, trial: Trial) -> None:
@@ -158,8 +153,8 @@ class _Retold:
         return replace(comment, true=_confirmed(context.env, comment.text))
 
 
-class _Judge(_Retold):
-    """Takes the recorded actions up to each branch's state, and judges comments there."""
+class _JudgingReplay(_Replay):
+    """Takes the recorded actions up to each branch's state, and compares comments there."""
 
     def __init__(self, agent: TwoPlayerAgent, branches: Sequence[Branch], trial: Trial) -> None:
         shows = copy.copy(agent)
@@ -186,7 +181,7 @@ class _Judge(_Retold):
                 for comment, shares in zip(comments, after, strict=True)
             ]
             self.compared[branch.episode.seed] = Compared(tuple(rewarded), _confirmed(context.env, reflection))
-        return Decision(0, truncation_reason=JUDGED)
+        return Decision(0, truncation_reason=COMPARED)
 
 
 def _confirmed(env: Env, comment: str | None) -> bool | None:
@@ -197,7 +192,7 @@ def _confirmed(env: Env, comment: str | None) -> bool | None:
 
 def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
     """The discounted return from `turn` on; if the policy could not act there, what that cost."""
-    rewards = [one.reward for one in trajectory.turns[turn:]]
+    rewards = [later.reward for later in trajectory.turns[turn:]]
     if not rewards:  # the truncation penalty is part of the last turn's reward, or the episode's own before the first
         rewards = [
             trajectory.turns[-1].info.get("truncation_penalty", 0.0)

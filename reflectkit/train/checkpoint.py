@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.runs.checksums import CHECKSUMS, compare, seal, verify
-from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.checksums import seal
+from reflectkit.runs.run import checkpoints
 from reflectkit.train.critic import Critic
-from reflectkit.train.loop import Trainer
-from reflectkit.train.reflector import FOLDER
+from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 
 STATE, TENSORS, REPLAY, MEMO = (
@@ -55,9 +55,9 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "counters": trainer.counters,
         "max_tokens": learner.max_tokens,
     }
-    if trainer.ahead is not None:
-        state["ahead"] = trainer.ahead.progress
-    second = trainer.second.learner if trainer.second is not None else None
+    if trainer.rollouts is not None:
+        state["ahead"] = trainer.rollouts.progress
+    second = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
     if second is not None:
         state["reflector_max_tokens"] = second.max_tokens
 
@@ -73,7 +73,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
-            save_player(staging / FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
+            save_player(staging / REFLECTOR_FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
@@ -81,30 +81,26 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         seal(staging)
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
-    up_to_now = [path for path in checkpoints(folder) if _step_of(path) <= trainer.step]  # later ones are damaged
-    for old in up_to_now[:-keep]:
+    earlier = [path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step]
+    for old in earlier[:-keep]:  # later ones are damaged
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def check_files(checkpoint: Path) -> None:
-    """Raises CheckpointError, naming the file, if a file of `checkpoint` has changed since it was written."""
-    if not (checkpoint / CHECKSUMS).exists() and isinstance(checksums := _state(checkpoint).get("files"), dict):
-        compare(checkpoint, checksums, STATE)  # where earlier versions kept them
-    else:
-        verify(checkpoint)
-
-
-def _state(checkpoint: Path) -> dict[str, Any]:
+def settings_of(checkpoint: Path) -> dict[str, Any]:
+    """The settings of the run that wrote `checkpoint`. Raises CheckpointError."""
+    if not (checkpoint / STATE).is_file():
+        raise CheckpointError(
+            f"{checkpoint} is not a checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
+        )
     try:
-        state = read_json(checkpoint / STATE)
-    except DataError:
-        return {}
-    return state if isinstance(state, dict) else {}
+        return dict(read_json(checkpoint / STATE)["settings"])
+    except (DataError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint}: the training state is damaged ({error})") from None
 
 
 def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`. Call `check_files` first.
+    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`. Call `checksums.verify` first.
 
     defaults: see `check_settings`.
 
@@ -115,17 +111,21 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
     try:
         state = read_json(checkpoint / STATE)
         check_settings(checkpoint, state["settings"], settings, defaults)
-        _restore_tensors(checkpoint, trainer)
+        learner, tensors = trainer.learner, load_file(checkpoint / TENSORS)
+        if learner.critic is not None:
+            learner.critic.load_state_dict(_part(tensors, "critic."))
+        learner.load_optimizer_state(_part(tensors, "optimizer."))
+        learner.max_tokens = min(learner.max_tokens, int(state["max_tokens"]))
+        if trainer.reflector_trainer is not None:
+            second = trainer.reflector_trainer.learner
+            second.load_optimizer_state(_part(tensors, "reflector."))
+            second.max_tokens = min(second.max_tokens, int(state["reflector_max_tokens"]))
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
         if "ahead" in state:  # what was being played begins again
             trainer.begin_at = int(state["ahead"]["first"]), [int(number) for number in state["ahead"]["skip"]]
-        trainer.learner.max_tokens = min(trainer.learner.max_tokens, int(state["max_tokens"]))
-        if trainer.second is not None:
-            second = trainer.second.learner
-            second.max_tokens = min(second.max_tokens, int(state["reflector_max_tokens"]))
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
@@ -134,16 +134,7 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
             trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}
     except CheckpointError:
         raise
-    except (
-        DataError,
-        SafetensorError,
-        OSError,
-        KeyError,
-        ValueError,
-        RuntimeError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (DataError, SafetensorError, OSError, LookupError, ValueError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
 
 
@@ -155,7 +146,7 @@ def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
     if not (checkpoint / TENSORS).is_file():
         return None
     try:
-        weights = _critic_weights(load_file(checkpoint / TENSORS))
+        weights = _part(load_file(checkpoint / TENSORS), "critic.")
         if not weights:
             return None
         trunk = "separate" if any(name.startswith("own_trunk.") for name in weights) else "detached"
@@ -194,21 +185,6 @@ def _json(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
-    learner = trainer.learner
-    tensors = load_file(checkpoint / TENSORS)
-    if learner.critic is not None:
-        learner.critic.load_state_dict(_critic_weights(tensors))
-    learners = {"optimizer.": learner} | ({"reflector.": trainer.second.learner} if trainer.second else {})
-    for prefix, one in learners.items():
-        one.load_optimizer_state(
-            {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-        )
-
-
-def _critic_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix("critic."): value for name, value in tensors.items() if name.startswith("critic.")}
+def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -11,7 +11,7 @@ from torch import nn
 
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.padding import right_pad
+from reflectkit.models.prefixes import right_pad
 from reflectkit.models.scoring import trunk_of
 
 

@@ -13,17 +13,15 @@ if TYPE_CHECKING:
     import torch
 
 
+PLAN_HELP = "Only estimate parameters, memory and tokens; trains nothing and writes nothing."
+
+
 def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(trained, frozen) parameters of `models`, each once although models may share them."""
     every = {id(weight): weight for model in models for weight in model.parameters()}.values()
     return [weight for weight in every if weight.requires_grad], [
         weight for weight in every if not weight.requires_grad
     ]
-
-
-def count(weights: Iterable[torch.Tensor]) -> int:
-    """The number of parameters; a weight packed into bytes by quantisation counts as often as it has bytes."""
-    return sum(weight.numel() for weight in weights)
 
 
 def size(weights: Iterable[torch.Tensor]) -> int:
@@ -35,7 +33,7 @@ def activation_size(model: Any, tokens: int, *, recompute: bool) -> int:
     """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
 
     17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq. 2, without the
-    attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the layer at hand; and the
+    attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the current layer; and the
     float32 logits with their gradient.
     """
     config, element = model.config, next(model.parameters()).element_size()
@@ -46,22 +44,19 @@ def activation_size(model: Any, tokens: int, *, recompute: bool) -> int:
 
 
 def optimizer_size(name: str, weights: Iterable[torch.Tensor]) -> int:
-    """Bytes of the state of optimizer `name` (see `train.optimizers`) over `weights`, but for its step counters.
+    """Bytes of the state of optimizer `name` (see `train.optimizers`) over `weights`, without its step counters.
 
     AdamW holds two numbers for each weight, SGD with momentum one, Adafactor one for each row and column of a matrix.
     """
-    total = 0
+    numbers = 0
     for weight in weights:
-        shape, each = weight.shape, weight.element_size()
         if name == "adafactor" and weight.ndim > 1:
-            outer = math.prod(shape[:-2])
-            total += outer * (shape[-2] + shape[-1]) * each
+            *outer, rows, columns = weight.shape
+            held = math.prod(outer) * (rows + columns)
         else:
-            total += {"adamw": 2, "sgd": 1, "adafactor": 1}[name] * weight.numel() * each
-    return total
-
-
-PLAN_HELP = "Only estimate parameters, memory and tokens; trains nothing and writes nothing."
+            held = {"adamw": 2, "sgd": 1, "adafactor": 1}[name] * weight.numel()
+        numbers += held * weight.element_size()
+    return numbers
 
 
 def plan_report(
@@ -78,8 +73,8 @@ def plan_report(
 
     models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward and backward pass.
     recompute: whether activations are recomputed (gradient checkpointing). tokens: further counts, by what they count.
+    A weight packed into bytes by quantisation counts as often as it has bytes.
     """
-
     models = list(models)
     trained, frozen = split_parameters(models)
     memory = {
@@ -88,16 +83,16 @@ def plan_report(
         "optimizer": optimizer_size(optimizer, trained),
         "activations": activation_size(models[0], batch_tokens, recompute=recompute),
     }
-    figures = {"trained": count(trained), "frozen": count(frozen), **memory, "memory": sum(memory.values()), **tokens}
+    memory["memory"] = sum(memory.values())
+    counts = {name: sum(weight.numel() for weight in part) for name, part in (("trained", trained), ("frozen", frozen))}
     rows = [
-        ("trainable parameters", f"{figures['trained']:,}"),
-        ("frozen parameters", f"{figures['frozen']:,}"),
-        *((name, shown_bytes(figures[name])) for name in (*memory, "memory")),
+        ("trainable parameters", f"{counts['trained']:,}"),
+        ("frozen parameters", f"{counts['frozen']:,}"),
+        *((name, shown_bytes(value)) for name, value in memory.items()),
         *((name.replace("_", " "), f"{value:,}") for name, value in tokens.items()),
     ]
-    return Report(
-        stage, results, figures, tables=(Table(f"Plan of {stage}, estimated", ("what", "value"), tuple(rows)),)
-    )
+    table = Table(f"Plan of {stage}, estimated", ("what", "value"), tuple(rows))
+    return Report(stage, results, {**counts, **memory, **tokens}, tables=(table,))
 
 
 def shown_bytes(count: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -12,11 +13,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.config import as_plain, flat
+from reflectkit.config import as_plain, flat, with_values
+from reflectkit.console import Progress, Quiet, Report
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.files import launch_config
 from reflectkit.runs.run import Run, open_run
@@ -41,19 +44,26 @@ def check_launch(count: int) -> None:
         )
 
 
-def launch(stage: str, config: Any, count: int) -> None:
-    """Run `stage` with the settings of `config`, except `processes`, in `count` processes. The first shows progress.
+def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> Report:
+    """The report of `stage` with the settings of `config`, in `config.processes` processes. The first shows progress.
 
-    Raises ReflectkitError: the error of a process, or that it was killed.
+    run: of the stage; it finds what they have finished. Raises ReflectkitError: the error of a process, or that it was
+    killed.
     """
+    started, count = time.time(), config.processes
     values = {name: as_plain(value) for name, value in flat(config).items()} | {"processes": 1}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+        free.close()
         settings = Path(folder, "settings.yaml")
         settings.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
         shared = {**os.environ, LAUNCHED: "1", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         shared |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
         processes: list[subprocess.Popen[bytes]] = []
+        codes: dict[int, int] = {}
+        ends = math.inf
         try:
             for rank in range(count):
                 with Path(folder, str(rank)).open("wb") as log:
@@ -65,15 +75,23 @@ def launch(stage: str, config: Any, count: int) -> None:
                         stderr=log,
                     )
                 processes.append(process)
-            codes = _codes(processes)
+            while len(codes) < count and time.monotonic() < ends:
+                for rank, process in enumerate(processes):
+                    if rank not in codes and (code := process.poll()) is not None:
+                        codes[rank] = code
+                        ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
+                time.sleep(0.05)
         finally:
             for process in processes:
                 process.kill()
                 process.communicate()
-        failures = [_failure(f"{stage}: process {rank}", code, Path(folder, str(rank))) for rank, code in codes.items()]
-    if any(codes.values()):
-        errors = [failure for failure in failures if failure]
-        raise next((error for error in errors if isinstance(error, ReflectkitError)), errors[0])
+        failed = [
+            _failure(f"{stage}: process {rank}", code, Path(folder, str(rank))) for rank, code in codes.items() if code
+        ]
+    if failed:
+        raise next((error for error in failed if isinstance(error, ReflectkitError)), failed[0])
+    report = run(with_values(config, processes=1, force=False), Quiet())
+    return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < started)
 
 
 def end_with_launcher() -> None:
@@ -87,39 +105,18 @@ def end_with_launcher() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def _codes(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
-    """The exit codes by rank, in the order of their ends; of those that have ended within PATIENCE_S of a failure."""
-    codes: dict[int, int] = {}
-    ends = float("inf")
-    while len(codes) < len(processes) and time.monotonic() < ends:
-        for rank, process in enumerate(processes):
-            if rank not in codes and (code := process.poll()) is not None:
-                codes[rank] = code
-                ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
-        time.sleep(0.05)
-    return codes
-
-
-def _failure(place: str, code: int, log: Path) -> Exception | None:
-    """The error of a process with this exit code, from what it wrote to standard error; None if it has none.
+def _failure(place: str, code: int, log: Path) -> Exception:
+    """The error of a process with this exit code, from what it wrote to standard error.
 
     A ReflectkitError is what the user should see: other processes may only say that one is gone.
     """
-    if code == 0:
-        return None
     text = log.read_text(encoding="utf-8", errors="replace")
     if code == 2 and (lines := ERROR.findall(text)):
         return ReflectkitError(lines[-1])
-    how = f"was killed (signal {-code}; out of memory?)" if code < 0 else f"ended with exit code {code}"
     if code < 0:
-        return ReflectkitError(f"{place} {how}; run the same command again to resume")
-    return RuntimeError(f"{place} {how}\n{text}")
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        how = f"was killed (signal {-code}; out of memory?); run the same command again to resume"
+        return ReflectkitError(f"{place} {how}")
+    return RuntimeError(f"{place} ended with exit code {code}\n{text}")
 
 
 def start_processes(device: str, threads: int = 1) -> Processes:
@@ -130,7 +127,7 @@ def start_processes(device: str, threads: int = 1) -> Processes:
     from accelerate import Accelerator
     from accelerate.utils import DistributedType
 
-    from reflectkit.models.silence import silence_libraries
+    from reflectkit.models.hub import silence_libraries
     from reflectkit.train.processes import Processes
 
     silence_libraries()

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
-from reflectkit.models.checks import all_finite
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.load import LoadedModel, Reference, checkpoint_gradients
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import shared_length, tree_of
+from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
+from reflectkit.models.prefixes import right_pad, shared_length, tree_of
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.checks import disagreement
 from reflectkit.train import losses
 from reflectkit.train.critic import Critic
 from reflectkit.train.losses import entropy
-from reflectkit.train.optimizers import OptimizerConfig, flat, make_optimizer, nested
+from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
+
+if TYPE_CHECKING:
+    from reflectkit.train.rl_config import AlgorithmConfig
+    from reflectkit.train.settings import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` in micro-batches of units that begin alike, to be read as trees (`models.prefixes`).
 
-    The tokens that are read are counted twice, for padding, and the keys and values behind them as an eighth of a token
+    The tokens that are read are counted twice, for padding, and the keys and values before them as an eighth of a token
     each: together `max_tokens` at most. A larger unit gets a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
@@ -126,12 +128,6 @@ def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
             batches.append([unit])
             read, widest = unit.size, unit.size
     return batches
-
-
-def tokens_read(micro: Sequence[Unit]) -> int:
-    """How many tokens of prompts and texts are read if what they begin with is read once."""
-    tokens = [unit.tokens for unit in micro]
-    return tree_of(tokens).read
 
 
 def score(
@@ -177,12 +173,9 @@ def score(
     logprob_N, logprobs_NV, hidden_ND = token_logprobs(
         model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature, share=share
     )
-    marked = [(row, place) for row, mask in zip(row_of, masks, strict=True) for place, one in enumerate(mask) if one]
-    rows, places = [row for row, _ in marked], [place for _, place in marked]
+    marked = [(row, at) for row, mask in zip(row_of, masks, strict=True) for at, trained in enumerate(mask) if trained]
+    rows, places = [row for row, _ in marked], [at for _, at in marked]
     return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND)
-
-
-MEANS = ("token", "row")
 
 
 @dataclass(frozen=True)
@@ -234,6 +227,29 @@ class Settings:
     share_prefixes: bool = False
     """Whether what rows begin with is read once, if the model allows; changes the order of sums."""
 
+    @classmethod
+    def of(cls, algo: AlgorithmConfig, optim: OptimizerConfig, **others: Any) -> Settings:
+        """Those in rlft's settings, and `others`."""
+        critic: dict[str, Any] = {}
+        if algo.critic:
+            critic = {"critic_rate": algo.critic.critic_rate, "value_clip": algo.critic.value_clip}
+        return cls(
+            learning_rate=optim.learning_rate,
+            optimizer=optim.optimizer,
+            weight_decay=optim.weight_decay,
+            max_grad_norm=optim.max_grad_norm,
+            loss=algo.objective.loss,
+            clip=algo.clip,
+            entropy=algo.entropy,
+            kl=algo.kl,
+            epochs=algo.epochs,
+            minibatch=algo.minibatch,
+            target_kl=algo.target_kl,
+            mean=algo.loss_mean,
+            **critic,
+            **others,
+        )
+
 
 class Learner:
     """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
@@ -255,10 +271,14 @@ class Learner:
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
-        steps = OptimizerConfig(
-            settings.learning_rate, settings.max_grad_norm, settings.optimizer, settings.weight_decay
+        self.optimizer = make_optimizer(
+            player.model,
+            self.processes,
+            name=settings.optimizer,
+            rate=settings.learning_rate,
+            max_norm=settings.max_grad_norm,
+            decay=settings.weight_decay,
         )
-        self.optimizer = make_optimizer(player.model, steps, self.processes)
         self.scorer = self.optimizer.scorer
         self.shares = False
         self._observed: dict[tuple[int, ...], float] = {}
@@ -296,19 +316,20 @@ class Learner:
         self._mismatch = {}
         parts = units(samples)  # rows of one prompt stay together, for one forward pass
         steps = 0
+        for minibatch in self._minibatches(parts, math.ceil(len(samples) / self.settings.minibatch), generator):
+            figures = self._step(samples, minibatch, may_stop=steps > 0)
+            if figures is None:
+                break
+            steps += 1
+            for name, value in figures.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
+
+    def _minibatches(self, parts: list[Unit], count: int, generator: random.Random) -> Iterator[list[Unit]]:
+        """`count` minibatches for each epoch, shuffled anew."""
         for _ in range(self.settings.epochs):
             generator.shuffle(parts)
-            for minibatch in minibatches(parts, math.ceil(len(samples) / self.settings.minibatch)):
-                figures = self._step(samples, minibatch, may_stop=steps > 0)
-                if figures is None:
-                    return self._means(sums, steps)
-                steps += 1
-                for name, value in figures.items():
-                    sums[name] = sums.get(name, 0.0) + value
-        return self._means(sums, steps)
-
-    def _means(self, sums: Mapping[str, float], steps: int) -> dict[str, float]:
-        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
+            yield from minibatches(parts, count)
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -382,6 +403,7 @@ class Learner:
         """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
         parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
         numbers = [row for unit in minibatch for row in unit.rows]
+        here = [samples[number] for number in numbers]
         while True:
             self._zero_grad()
             figures = self._accumulate(samples, self._micro_batches(parts), numbers)
@@ -394,7 +416,6 @@ class Learner:
             self._changes = None
         merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
         merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
-        here = [samples[number] for number in numbers]
         _check_finite(merged, here)
         if may_stop and 0 < self.settings.target_kl < merged["kl"]:
             return None
@@ -430,17 +451,15 @@ class Learner:
 
         If the policy is sharded, all processes must make equally many passes: one with fewer adds some of weight 0.
         """
+        rank, count = self.processes.rank, self.processes.count
         if self.shares:  # neighbours begin alike, so each process has a block of them
-            rank, count = self.processes.rank, self.processes.count
             block = parts[rank * len(parts) // count : (rank + 1) * len(parts) // count]
             return [(micro, 1.0) for micro in packed_as_trees(block, self.max_tokens)]
-        mine = packed(self.processes.share(parts), self.max_tokens)
-        if not self.processes.sharded:
-            return [(micro, 1.0) for micro in mine]
-        most = max(
-            len(packed(parts[rank :: self.processes.count], self.max_tokens)) for rank in range(self.processes.count)
-        )
-        return [(micro, 1.0) for micro in mine] + [(list(parts[:1]), 0.0)] * (most - len(mine))
+        mine = [(micro, 1.0) for micro in packed(parts[rank::count], self.max_tokens)]
+        if self.processes.sharded:
+            most = max(len(packed(parts[other::count], self.max_tokens)) for other in range(count))
+            mine += [(list(parts[:1]), 0.0)] * (most - len(mine))
+        return mine
 
     def _accumulate(
         self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], numbers: Sequence[int]
@@ -449,27 +468,26 @@ class Learner:
         out.
         """
         trained = {number: sum(samples[number].loss_mask) for number in numbers}
-        tokens = sum(trained.values())
         fresh = sum(count for number, count in trained.items() if not samples[number].replayed)
-        whole = sum(len(samples[number].tokens) for number in numbers)
         read = sum(
-            tokens_read(micro) if self.shares else sum(len(unit.tokens) for unit in micro) for micro, _ in micros
+            tree_of([unit.tokens for unit in micro]).read if self.shares else sum(len(unit.tokens) for unit in micro)
+            for micro, _ in micros
         )
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
         try:
-            for number, (micro, counts) in enumerate(micros):
+            for number, (micro, weight) in enumerate(micros):
                 scored = score(
                     self.scorer, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares
                 )
                 reference_N = self._reference(samples, micro) if self.reference is not None else None
-                loss, part_figures = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
-                self.optimizer.backward(loss * counts * self.optimizer.loss_scale, last=number == len(micros) - 1)
-                figures = {name: value + counts * part_figures[name] for name, value in figures.items()} | {
-                    "ratio_deviation": max(figures["ratio_deviation"], part_figures["ratio_deviation"])
-                }
-            for weight in self.critic_weights:
-                if weight.grad is not None:
-                    weight.grad /= self.optimizer.loss_scale
+                loss, added = self._loss(samples, scored, reference_N, trained, fresh)
+                self.optimizer.backward(loss * weight * self.optimizer.loss_scale, last=number == len(micros) - 1)
+                deviation = max(figures["ratio_deviation"], added["ratio_deviation"])
+                figures = {name: value + weight * added[name] for name, value in figures.items()}
+                figures["ratio_deviation"] = deviation
+            for parameter in self.critic_weights:
+                if parameter.grad is not None:
+                    parameter.grad /= self.optimizer.loss_scale
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -478,30 +496,29 @@ class Learner:
                     "out of memory; run the same command again with a lower --max-tokens-per-batch"
                 ) from None
             return None
-        return figures | {"read_per_token": read / whole}
+        return figures | {"read_per_token": read / sum(len(samples[number].tokens) for number in numbers)}
 
     def _loss(
         self,
         samples: Sequence[Sample],
         scored: Scored,
         reference_N: torch.Tensor | None,
-        rows: int,
-        tokens: int,
+        trained: Mapping[int, int],
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch of `rows` rows and `tokens` trained tokens."""
+        """A micro-batch's part of the loss and figures of a minibatch. trained: the number of trained tokens of each of
+        its rows, `fresh_tokens` of them not replayed.
+        """
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
         def column(name: str) -> torch.Tensor:
             return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
 
-        old_N = column("logprobs")
-        share = [
-            1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places
-        ]
+        tokens, rows = sum(trained.values()), len(trained)
+        share = [1 / tokens if settings.mean == "token" else 1 / (rows * trained[row]) for row, _ in places]
         share_N = torch.tensor(share, device=device)
-        change_N = scored.logprob_N - old_N
+        old_N = column("logprobs")
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, numbers = _decisions(samples, places)
         decision_N = torch.tensor(numbers, device=device)
@@ -526,17 +543,14 @@ class Learner:
             "value_loss": 0.0,
             "kl_to_start": 0.0,
         }
-        if reference_N is not None:
+        if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
             distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
-            distance = (
-                (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
-            )  # an expectation over the current policy
+            distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:
-            value_D = self.critic(
-                scored.hidden_ND[starts], [samples[places[n][0]].tokens[: places[n][1]] for n in starts]
-            )
+            prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
+            value_D = self.critic(scored.hidden_ND[starts], prompts)
             error_D = losses.value_loss(
                 value_D, column("returns")[starts], column("values")[starts], settings.value_clip
             )
@@ -545,12 +559,11 @@ class Learner:
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
         with torch.no_grad():
-            moved_N = change_N[~replayed_N]
+            moved_N = (scored.logprob_N - old_N)[~replayed_N]
             if self._changes is not None:
-                self._changes.append(moved_N.detach().clone())
-            figures["kl"] = float((torch.exp(moved_N) - 1 - moved_N).sum()) / max(
-                1, fresh_tokens
-            )  # of the policy from the sampler
+                self._changes.append(moved_N.clone())
+            distance_to_sampler = float((torch.exp(moved_N) - 1 - moved_N).sum())
+            figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
             figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
         return loss, figures
 

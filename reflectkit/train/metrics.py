@@ -35,9 +35,9 @@ def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
     by_episode = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
     means = {
         f"env_{name}" if name in OURS or name.startswith(PREFIXES) else name: statistics.fmean(
-            one.get(name, 0.0) for one in by_episode
+            episode.get(name, 0.0) for episode in by_episode
         )
-        for name in dict.fromkeys(name for one in by_episode for name in one)
+        for name in dict.fromkeys(name for episode in by_episode for name in episode)
     }
     return means | {NAMED: list(means)} if means else {}
 

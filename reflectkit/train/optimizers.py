@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +26,10 @@ from reflectkit.models.scoring import Scorer
 from reflectkit.text import pluralize
 from reflectkit.train.processes import Processes
 
-MOMENTUM = 0.9
 _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {}),
     "adafactor": (torch.optim.Adafactor, {}),
-    "sgd": (torch.optim.SGD, {"momentum": MOMENTUM}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9}),
 }
 """The optimizers by name, each with its settings besides learning rate and weight decay."""
 
@@ -47,14 +45,14 @@ def new_optimizer(name: str, weights: Iterable[nn.Parameter], rate: float, decay
 
     rate: learning rate. decay: weight decay; 0: none.
     """
-    kind, settings = optimizer_class(name)
+    kind, settings = _CLASSES[name]
     every = list(weights)
-    if not decay:
-        return kind(every, lr=rate, weight_decay=0.0, **settings)  # type: ignore[call-arg]
-    groups = [
-        {"params": [weight for weight in every if decays(weight)], "weight_decay": decay},
-        {"params": [weight for weight in every if not decays(weight)], "weight_decay": 0.0},
-    ]
+    groups = [{"params": every, "weight_decay": 0.0}]
+    if decay:
+        groups = [
+            {"params": [weight for weight in every if decays(weight)], "weight_decay": decay},
+            {"params": [weight for weight in every if not decays(weight)], "weight_decay": 0.0},
+        ]
     return kind([group for group in groups if group["params"]], lr=rate, **settings)  # type: ignore[call-arg]
 
 
@@ -86,34 +84,24 @@ def set_dropout(model: nn.Module, probability: float) -> None:
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """How the optimizer steps."""
-
-    rate: float
-    """Peak learning rate."""
-    max_norm: float
-    """Maximum gradient norm."""
-    optimizer: str = "adamw"
-    """Its name, e.g. "adamw"; sharded policies have AdamW."""
-    decay: float = 0.0
-    """Weight decay; see `train.optimizers.decays`."""
-
-
 class Replicated:
-    """Every process holds everything; gradients are summed once per step. model: its trainable weights are
-    optimised.
+    """Every process holds everything; gradients are summed once per step.
+
+    model: its trainable weights are optimised. name: of the optimizer; sharded policies have AdamW. rate: peak learning
+    rate. max_norm: maximum gradient norm. decay: weight decay, see `decays`.
     """
 
-    def __init__(self, model: nn.Module, steps: OptimizerConfig, processes: Processes) -> None:
-        self.model, self.rate, self.max_norm, self.processes = model, steps.rate, steps.max_norm, processes
+    def __init__(
+        self, model: nn.Module, processes: Processes, *, name: str, rate: float, max_norm: float, decay: float
+    ) -> None:
+        self.model, self.processes, self.rate, self.max_norm = model, processes, rate, max_norm
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        if steps.decay:  # in the order of the optimizer's groups, by which it numbers its state
+        if decay:  # in the order of the optimizer's groups, by which it numbers its state
             trained.sort(key=lambda entry: not decays(entry[1]))
         self.weights = [weight for _, weight in trained]
         self.names = [name for name, _ in trained]
         self.scorer: Any = Scorer(model)
-        self.optimizer: Any = new_optimizer(steps.optimizer, self.weights, steps.rate, steps.decay)
+        self.optimizer: Any = new_optimizer(name, self.weights, rate, decay)
 
     @property
     def loss_scale(self) -> int:
@@ -169,8 +157,8 @@ class Replicated:
 class Fsdp2(Replicated):
     """Every process holds a shard of everything, as DTensors."""
 
-    def __init__(self, model: nn.Module, steps: OptimizerConfig, processes: Processes) -> None:
-        super().__init__(model, steps, processes)
+    def __init__(self, model: nn.Module, processes: Processes, **settings: Any) -> None:
+        super().__init__(model, processes, **settings)
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         parts = dict(self.scorer.named_parameters())
         self.weights = [parts[f"model.{name}"] for name in self.names]
@@ -214,15 +202,16 @@ class Fsdp2(Replicated):
 class Zero(Replicated):
     """DeepSpeed's ZeRO: stage 2 shards the gradients and Adam's state, stage 3 the weights too."""
 
-    def __init__(self, model: nn.Module, steps: OptimizerConfig, processes: Processes) -> None:
-        super().__init__(model, steps, processes)
-        settings = processes.accelerator.deepspeed_plugin.deepspeed_config
-        settings |= {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": steps.max_norm,
-        }
-        settings["bf16"] = {"enabled": self.weights[0].dtype is torch.bfloat16}
+    def __init__(self, model: nn.Module, processes: Processes, **settings: Any) -> None:
+        super().__init__(model, processes, **settings)
+        processes.accelerator.deepspeed_plugin.deepspeed_config.update(
+            {
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": 1,
+                "gradient_clipping": self.max_norm,
+                "bf16": {"enabled": self.weights[0].dtype is torch.bfloat16},
+            }
+        )
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         self.zero = self.optimizer.optimizer
         self._state.clear()  # stage 3 makes one empty step, which would be counted
@@ -301,10 +290,10 @@ class Zero(Replicated):
         return whole
 
 
-def make_optimizer(model: nn.Module, steps: OptimizerConfig, processes: Processes) -> Replicated:
-    """The optimizer for the way in which the processes were started."""
+def make_optimizer(model: nn.Module, processes: Processes, **settings: Any) -> Replicated:
+    """The optimizer for the way in which the processes were started. settings: see `Replicated`."""
     kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Replicated)
-    return kind(model, steps, processes)
+    return kind(model, processes, **settings)
 
 
 def flat(state: Mapping[int, Mapping[str, torch.Tensor]]) -> Tensors:

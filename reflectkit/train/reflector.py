@@ -1,9 +1,9 @@
 """The reflector as a second player: its comments are actions, each compared with others on the same state.
 
-The advantage of a comment is counterfactual: what it brought less what the other sampled comments on that state brought
-on average. Leaving the comment out of its own baseline keeps the gradient unbiased (RLOO, arXiv 2402.14740, eq. 6), and
-all tokens of a comment share its advantage. Training a critic by what its words do for an actor is also CTRL's aim
-(arXiv 2502.03492), where the actor is fixed and revises a whole answer; here it acts, and the two learn in turns.
+The advantage of a comment is counterfactual: its reward minus the mean reward of the other comments sampled on that
+state. Leaving the comment out of its own baseline keeps the gradient unbiased (RLOO, arXiv 2402.14740, eq. 6), and all
+tokens of a comment share its advantage. CTRL (arXiv 2502.03492) also trains a critic by what its words do for an
+actor, which is fixed there and revises a whole answer.
 """
 
 from __future__ import annotations
@@ -18,94 +18,70 @@ from reflectkit.types import Comment, Sample, Trajectory
 
 if TYPE_CHECKING:
     from reflectkit.train.learner import Learner
+    from reflectkit.train.rl_config import ReflectorTrainingConfig
 
-FOLDER = "reflector"
-"""Name of the folder of a trained reflector in a checkpoint."""
 FIGURES = ("loss", "entropy", "kl_to_start", "ratio_deviation", "gradient_norm")
 """What is reported of the learner's figures."""
-RETURN, JUDGEMENT = REWARDS = ("return", "judgement")
-
-
-@dataclass(frozen=True)
-class ReflectorSchedule:
-    """How the reflector takes its turns."""
-
-    every: int
-    """Updates of the policy to one of the reflector."""
-    states: int
-    """States on which it comments in a turn, each of another episode."""
-    comments: int
-    """Comments on each, which are compared; at least 2."""
-    reward: str = RETURN
-    """What they are rewarded with; see `agents.branching`."""
-    temperature: float = 1.0
-    """Of their sampling."""
-    normalize: bool = True
-    """Whether advantages are divided by their standard deviation."""
-    length_cost: float = 0.0
-    """What each token of a comment takes off its reward."""
 
 
 @dataclass(frozen=True)
 class ReflectorTrainer:
-    """The reflector that learns. learner: holds it, its optimizer, and the frozen one that it started from."""
+    """Trains the reflector. learner: holds it, its optimizer, and the frozen one that it started from."""
 
     learner: Learner
-    turns: ReflectorSchedule
+    config: ReflectorTrainingConfig
+    normalize: bool = True
+    """Whether advantages are divided by their standard deviation."""
 
     def is_due(self, step: int) -> bool:
         """Whether it takes its turn after the policy's update number `step`."""
-        return step % self.turns.every == 0
+        return step % self.config.every == 0
 
     def learn(self, compared: Sequence[Sequence[Comment]], chance: random.Random, rate: float) -> dict[str, float]:
         """Learn from the comments on each state; `chance` shuffles them. Returns figures named `reflector_…`.
 
         rate: the schedule's factor for the learning rate, 0 … 1. Raises DivergedError, see `Learner.update`.
         """
-        earned = [comment.reward for comments in compared for comment in comments]
-        lengths = [len(comment.token_ids) for comments in compared for comment in comments]
-        compared = [[charged(comment, self.turns.length_cost) for comment in comments] for comments in compared]
-        rewards = [[comment.reward for comment in comments] for comments in compared]
-        samples = rows(compared, advantages(rewards, self.turns.normalize))
+        every = [comment for comments in compared for comment in comments]
+        cost = self.config.length_cost
+        charged = [
+            [replace(comment, reward=comment.reward - cost * len(comment.token_ids)) for comment in comments]
+            for comments in compared
+        ]
+        rewards = [[comment.reward for comment in comments] for comments in charged]
+        samples = rows(charged, advantages(rewards, self.normalize))
         figures = self.learner.update(samples, chance, rate) if self.learner.settings.learning_rate else {}
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
         return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
             "reflector_states": len(rewards),
             "reflector_rows": len(samples),
-            "reflector_reward": sum(earned) / max(1, len(earned)),
-            "reflector_tokens": sum(lengths) / max(1, len(lengths)),
+            "reflector_reward": sum(comment.reward for comment in every) / max(1, len(every)),
+            "reflector_tokens": sum(len(comment.token_ids) for comment in every) / max(1, len(every)),
             "states_without_spread": alike / max(1, len(rewards)),
             "reflector_turn_tokens": sum(len(sample.tokens) for sample in samples) if figures else 0,
         }
 
 
-def charged(comment: Comment, cost: float) -> Comment:
-    """`comment` with `cost` for each of its tokens taken off its reward."""
-    return replace(comment, reward=comment.reward - cost * len(comment.token_ids)) if cost else comment
-
-
 def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list[float]]:
-    """Each comment's reward less the mean reward of the other comments on its state, by state.
+    """Each comment's reward minus the mean reward of the other comments on its state, by state.
 
     normalize: divide by the standard deviation over the states whose comments differ; the others have 0.
 
     >>> advantages([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]], normalize=False)
     [[3.0, -1.5, -1.5], [0.0, 0.0, 0.0]]
     """
-    flat = [(place, reward) for place, row in enumerate(rewards) for reward in row]
-    differences = leave_one_out([[reward] for _, reward in flat], [place for place, _ in flat])
-    result: list[list[float]] = [[] for _ in rewards]
-    for (place, _), (difference,) in zip(flat, differences, strict=True):
-        result[place].append(difference)
+    result = [
+        [difference for (difference,) in leave_one_out([[reward] for reward in row], [0] * len(row))] for row in rewards
+    ]
     if not normalize:
         return result
-    spread = deviation([value for row in result if any(abs(one) > SPREAD for one in row) for value in row])
+    spread = deviation([value for row in result if any(abs(value) > SPREAD for value in row) for value in row])
     return [[value / spread for value in row] for row in result]
 
 
 def rows(compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[float]]) -> list[Sample]:
     """A training row for each comment, of the tokens that were sampled; none of states whose comments did equally well,
-    from which nothing can be learnt, or on which one could not be written.
+    or on which a comment has no tokens.
     """
     samples = []
     for place, (comments, row) in enumerate(zip(compared, advantages, strict=True)):

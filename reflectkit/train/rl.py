@@ -1,75 +1,133 @@
-"""What rlft trains and with what: its problems, the trainer, a trainer resumed from a checkpoint, and its records."""
+"""Online RL as rlft runs it: a trainer from settings or from a checkpoint, and all its updates, with their records."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from reflectkit.console import Progress
+from reflectkit.agents import players
+from reflectkit.agents.comments import CommentSource
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.chat.config import report_damage
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.players import ChatReflector
+from reflectkit.config import with_values
+from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import at_level, not_repeatable
-from reflectkit.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergedError,
-    EnvironmentFailure,
-    ReflectkitError,
-)
+from reflectkit.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure, ReflectkitError
+from reflectkit.evals.estimate import estimate_comments
 from reflectkit.eventloop import result_of
-from reflectkit.jsonl import append, intact, read_json, rewrite, write_jsonl
+from reflectkit.jsonl import append, intact, rewrite, write_jsonl
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
+from reflectkit.models.labels import trie
+from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.packaged import model_source
+from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollout.checked import checked
-from reflectkit.runs.folders import checkpoints
-from reflectkit.runs.identity import recorded_defaults
+from reflectkit.rollouts.wrappers import checked
+from reflectkit.runs.checksums import verify
+from reflectkit.runs.run import checkpoints, recorded_defaults
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
-from reflectkit.train.reflector import FOLDER, JUDGEMENT, ReflectorSchedule, ReflectorTrainer
+from reflectkit.train import checkpoint
+from reflectkit.train.critic import Critic
+from reflectkit.train.estimate import plan_report
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.processes import Processes
+from reflectkit.train.reflector import ReflectorTrainer
+from reflectkit.train.rl_config import JUDGEMENT, RLConfig, refuse
+from reflectkit.train.trackers import tracking
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Task, to_json
 
-if TYPE_CHECKING:
-    from reflectkit.agents.comments import CommentSource
-    from reflectkit.models.load import LoadedModel
-    from reflectkit.train.learner import Learner, Settings
-    from reflectkit.train.loop import Level, Trainer
-    from reflectkit.train.processes import Processes
-    from reflectkit.train.rl_config import RLConfig
-
-
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
+JOURNAL = "reflector.jsonl"
+"""The answers of a chat model that comments, in the run's folder."""
 
 
 def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
     """The curriculum's stages with their problems."""
-    from reflectkit.train.loop import Level
-
-    levels = []
-    for names in config.curriculum.stages(config.env.kind.levels[-1]):
-        problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
-        chosen = list(problems.values())[: config.curriculum.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.max_concurrency))
-    return levels
+    return [
+        _level(config, names, tasks, source, config.curriculum.few_data or None)
+        for names in config.curriculum.stages(config.env.kind.levels[-1])
+    ]
 
 
 def validation_of(config: RLConfig, source: Path) -> Level | None:
     """The validation problems at the curriculum's last level; None without validation."""
-    from reflectkit.train.loop import Level
-
     if not config.validate_steps:
         return None
     path = source.with_name("validate.json")
     tasks = [record.task for record in read_records(path, config.setup.env_name)]
-    name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    return Level(
-        name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.max_concurrency
+    return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], tasks, path)
+
+
+def _level(config: RLConfig, names: Sequence[str], tasks: list[Task], source: Path, few: int | None = None) -> Level:
+    problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
+    make = config.setup.maker(names[-1])
+    return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
+
+
+def with_models(config: RLConfig, progress: Progress) -> RLConfig:
+    """`config` with the checkpoints that runs stand for, and converted models."""
+    model = players.newest_name(config.policy.model) if config.policy.model else ""
+    return with_values(
+        config,
+        model=model_source(model, config.run.data_dir, progress),
+        policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
+        reflector=players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True),
     )
+
+
+def input_files(config: RLConfig, tasks: list[Task], source: Path) -> list[Path]:
+    """The files and folders that a run reads."""
+    start = Path(config.policy.start)
+    return [
+        source,
+        *([source.with_name("validate.json")] if config.validate_steps else []),
+        *([start] if config.policy.load_dir or start.is_dir() else []),
+        *players.model_folders([config.reflector.load_dir]),
+        *([config.resume_from] if config.resume_from else []),
+        *config.setup.input_files(tasks),
+        *config.algo.code_files,
+        *config.sampler.code_files,
+        *config.sampler.comment_files(config.setup.folder),
+    ]
+
+
+def warnings_of(config: RLConfig) -> list[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here."""
+    start, reflector = Path(config.policy.start), config.reflector.load_dir
+    commented, texts = players.trained_with_comments(start), []
+    if commented and reflector is None:
+        recorded = model_facts(start).get("reflector") or "REFLECTOR"
+        texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
+    if commented is False and reflector is not None:
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
+    return texts + players.trained_elsewhere(config.env.name, (start, reflector))
+
+
+def check_processes(config: RLConfig, processes: Processes) -> None:
+    """Raises ConfigError for settings that do not work in the way in which the processes were started."""
+    sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
+    whole = "needs the whole policy in each process, which FSDP2 and ZeRO spread; use"
+    refuse(sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`")
+    refuse(sharded and config.optim.optimizer != "adamw", f"--optimizer {config.optim.optimizer} {whole} adamw")
+    refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
+    kept = "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`"
+    refuse(processes.kind == "DEEPSPEED" and config.algo.target_kl, kept)
+    alone = "runs in one process; leave out torchrun or accelerate"
+    refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")
+    refuse(several and config.reflector_training.every, f"--train-reflector {alone}")
+    refuse(several and config.chat_reflector, f"--reflector {config.reflector.load_dir} {alone}")
 
 
 def check_prompts(config: RLConfig, levels: list[Level]) -> None:
@@ -79,12 +137,9 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
     Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
     will be ABORTED.
     """
-    from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
-    from reflectkit.models.labels import trie
-    from reflectkit.models.tokens import choice_ids, prompt_ids
-
     answer = config.sampler.answer_of(config.policy.start)
     tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
+    judges = config.reflector_training.every and config.reflector_training.reward == JUDGEMENT
     for level in levels:
         for task in level.tasks[:CHECKED]:
             with closing(checked(level.make())) as env:
@@ -94,11 +149,7 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
                     continue
             if again != observation:
                 raise not_repeatable(config.setup.env_name, task.id, 0)
-            if (
-                config.reflector_training.every
-                and config.reflector_training.reward == JUDGEMENT
-                and not observation.choices
-            ):
+            if judges and not observation.choices:
                 raise ConfigError(
                     "--reflector-reward judgement compares enumerated actions, and task"
                     f" '{task.id}' begins without; use --reflector-reward return"
@@ -124,43 +175,65 @@ def build_trainer(
     """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
     comments.
 
-    Raises CheckpointError, and ConfigError for what the processes or the models cannot do.
+    Raises CheckpointError, and ConfigError for models that cannot be trained.
     """
-    from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-    from reflectkit.train.loop import Trainer, TrainerConfig
-
-    if processes.sharded and config.sampler.policy != LOCAL:
-        raise ConfigError(
-            f"--sampler {config.sampler.policy}: a policy spread over processes samples locally; leave it out"
-        )
-    if processes.count > 1 and config.sampler.remote:
-        raise ConfigError(f"--sampler {config.sampler.policy} trains in one process; leave out torchrun or accelerate")
-    if processes.count > 1 and config.reflector_training.every:
-        raise ConfigError(
-            f"--train-reflector {config.reflector_training.every}: runs in one process; leave out torchrun or"
-            " accelerate"
-        )
-    if processes.count > 1 and chat is not None:
-        raise ConfigError(
-            f"--reflector {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate"
-        )
+    training = config.reflector_training
     device = config.policy.device
     if device == "auto" or processes.count > 1:
         device = str(processes.accelerator.device)
-    policy, reflecting = _players(config, place, device)
-    learner = _policy_learner(config, policy, device, processes, progress)
+    policy, reflecting = _load_players(config, place, device)
+    memory: dict[str, Any] = {
+        "max_tokens": config.max_tokens_per_batch,
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
+
+    own = config.algo.critic
+    learner = Learner(
+        policy,
+        Settings.of(
+            config.algo,
+            config.optim,
+            temperature=config.policy.temperature,
+            is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
+            agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
+            mismatch=config.sampler.remote,
+            share_prefixes=config.share_prefixes,
+            **memory,
+        ),
+        Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None,
+        starting_player(policy, config.policy.start, bool(config.lora.r), device) if config.algo.kl else None,
+        processes,
+        progress.news,
+    )
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
     sampler = config.sampler.open_policy(
         Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
     )
-    reflector = second = None
+
+    reflector = reflector_trainer = None
     if config.reflector.load_dir is not None and chat is None:
-        opened = config.sampler.open_reflector(
-            str(config.reflector.load_dir), device, reflecting, frozen=not config.reflector_training.every
-        )
+        start = config.reflector.load_dir
+        opened = config.sampler.open_reflector(str(start), device, reflecting, frozen=not training.every)
         reflector = Reflector(opened, temperature=config.reflector.temperature)
-    if config.reflector_training.every and reflecting is not None:
-        second = _second_player(config, reflecting, device, progress)
+        if training.every and reflecting is not None:
+            settings = Settings(
+                learning_rate=training.learning_rate,
+                optimizer=config.optim.optimizer,
+                weight_decay=config.optim.weight_decay,
+                max_grad_norm=config.optim.max_grad_norm,
+                clip=config.algo.clip,
+                minibatch=config.algo.minibatch,
+                entropy=0.0,
+                kl=training.kl,
+                temperature=training.temperature,
+                **memory,
+            )
+            reference = starting_player(reflecting, start, False, device, "reflection") if training.kl else None
+            reflector_trainer = ReflectorTrainer(
+                Learner(reflecting, settings, reference=reference, notify=progress.news),
+                training,
+                config.algo.normalize,
+            )
     commentator = chat or reflector
     agent = TwoPlayerAgent(
         sampler,
@@ -172,7 +245,7 @@ def build_trainer(
         episode_tokens=config.sampler.episode_tokens,
         thinking=config.sampler.thinking,
     )
-    plan = TrainerConfig(
+    trainer_config = TrainerConfig(
         levels,
         config.max_steps,
         config.episodes,
@@ -180,38 +253,26 @@ def build_trainer(
         config.run.seed,
         config.rollout.width,
         config.algo.repeats,
-        config.optim.schedule,
-        config.optim.warmup_steps or 0,
-        config.staleness.max_staleness,
-        config.staleness.oversample,
-        config.staleness.episode_timeout_s,
+        config.algo.replay_size,
+        config.curriculum.advance_at,
+        config.optim,
+        config.staleness,
     )
-    return Trainer(
-        plan,
-        agent,
-        learner,
-        replay_size=config.algo.replay_size,
-        threshold=config.curriculum.advance_at or None,
-        processes=processes,
-        second=second,
-    )
+    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
 
 
-def _players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
+def _load_players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
     """The policy, and the reflector where this process holds it."""
-    from reflectkit.models.load import load_pair, load_player, with_adapter
-
-    dtype, quantize = config.policy.dtype or None, config.policy.quantize or None
+    source = place or config.policy.start
+    options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
     comments = None if config.chat_reflector else config.reflector.load_dir
     if comments is not None and config.reflector_training.every and place is not None:
-        comments = place / FOLDER
+        comments = place / REFLECTOR_FOLDER
     reflector: LoadedModel | None = None
     if config.reflector.share_base and comments is not None:
-        policy, reflector = load_pair(
-            place or config.policy.start, comments, device=device, dtype=dtype, quantize=quantize
-        )
+        policy, reflector = load_pair(source, comments, **options)
     else:
-        policy = load_player(place or config.policy.start, "policy", device=device, dtype=dtype, quantize=quantize)
+        policy = load_player(source, "policy", **options)
         if config.lora.r and place is None:
             policy = with_adapter(
                 policy, config.lora.r, config.lora.alpha, config.run.seed, targets=config.lora.targets
@@ -229,84 +290,10 @@ def _refuse_quantised(player: LoadedModel, whose: str, fix: str) -> None:
         raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
 
 
-def _settings(config: RLConfig, learning_rate: float) -> Settings:
-    """What both players' learners have in common."""
-    from reflectkit.train.learner import Settings
-
-    return Settings(
-        learning_rate=learning_rate,
-        optimizer=config.optim.optimizer,
-        weight_decay=config.optim.weight_decay,
-        clip=config.algo.clip,
-        max_grad_norm=config.optim.max_grad_norm,
-        minibatch=config.algo.minibatch,
-        max_tokens=config.max_tokens_per_batch,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )
-
-
-def _policy_learner(
-    config: RLConfig, policy: LoadedModel, device: str, processes: Processes, progress: Progress
-) -> Learner:
-    """What trains the policy, with a critic and the starting policy where they are needed."""
-    from reflectkit.models.load import starting_player
-    from reflectkit.train.critic import Critic
-    from reflectkit.train.learner import Learner
-
-    own = config.algo.critic
-    settings = replace(
-        _settings(config, config.optim.learning_rate),
-        loss=config.algo.objective.loss,
-        entropy=config.algo.entropy,
-        kl=config.algo.kl,
-        epochs=config.algo.epochs,
-        target_kl=config.algo.target_kl,
-        critic_rate=own.critic_rate if own else 0.0,
-        value_clip=own.value_clip if own else 0.0,
-        mean=config.algo.loss_mean,
-        temperature=config.policy.temperature,
-        is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
-        agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
-        mismatch=config.sampler.remote,
-        share_prefixes=config.share_prefixes,
-    )
-    critic = Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None
-    reference = starting_player(policy, config.policy.start, bool(config.lora.r), device) if config.algo.kl else None
-    return Learner(policy, settings, critic, reference, processes, progress.news)
-
-
-def _second_player(config: RLConfig, reflector: LoadedModel, device: str, progress: Progress) -> ReflectorTrainer:
-    """What trains the reflector: one pass over a turn's comments, with PPO's loss."""
-    from reflectkit.models.load import starting_player
-    from reflectkit.train.learner import Learner
-
-    assert config.reflector.load_dir is not None
-    settings = replace(
-        _settings(config, config.reflector_training.learning_rate),
-        entropy=0.0,
-        kl=config.reflector_training.kl,
-        temperature=config.reflector_training.temperature,
-    )
-    reference = None
-    if config.reflector_training.kl:
-        reference = starting_player(reflector, config.reflector.load_dir, False, device, "reflection")
-    learner = Learner(reflector, settings, reference=reference, notify=progress.news)
-    turns = ReflectorSchedule(
-        config.reflector_training.every,
-        config.reflector_training.states,
-        config.reflector_training.comments,
-        config.reflector_training.reward,
-        config.reflector_training.temperature,
-        config.algo.normalize,
-        config.reflector_training.length_cost,
-    )
-    return ReflectorTrainer(learner, turns)
-
-
-MAY_DIFFER = (
+MAY_DIFFER = {
     "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
     "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
-)  # fmt: skip
+}  # fmt: skip
 """Settings that may differ from those of the checkpoint that a run resumes from."""
 
 
@@ -322,12 +309,10 @@ def resumed_trainer(
     """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
     a chat model that comments.
     """
-    from reflectkit.train import checkpoint
-
     defaults = recorded_defaults(config)
     for place in reversed(checkpoints(folder)):
         try:
-            checkpoint.check_files(place)
+            verify(place)
             trainer = build_trainer(config, levels, place, processes, progress, chat)
             checkpoint.restore(place, trainer, settings, defaults)
             return trainer
@@ -335,80 +320,98 @@ def resumed_trainer(
             raise
         except CheckpointError as error:
             progress.news(f"{error}; resuming from an earlier state")
-    if config.resume_from is not None:
-        state = _state_of(config.resume_from)
-        free = (
-            *MAY_DIFFER,
-            *(
-                ("max_steps",)
-                if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
-                else ()
-            ),
-        )
-        checkpoint.check_settings(
-            config.resume_from,
-            {name: value for name, value in state.items() if name not in free},
-            {name: value for name, value in settings.items() if name not in free},
-            defaults,
-        )
-        checkpoint.check_files(config.resume_from)
-        trainer = build_trainer(config, levels, config.resume_from, processes, progress, chat)
-        checkpoint.restore(config.resume_from, trainer, state, defaults)
-        if trainer.step >= config.max_steps:
-            raise ConfigError(
-                f"{config.resume_from} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that"
-            )
-        return trainer
-    return build_trainer(config, levels, None, processes, progress, chat)
+    if config.resume_from is None:
+        return build_trainer(config, levels, None, processes, progress, chat)
+    place = config.resume_from
+    there = checkpoint.settings_of(place)
+    free = set(MAY_DIFFER)
+    if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at):
+        free.add("max_steps")
+    checkpoint.check_settings(
+        place,
+        {name: value for name, value in there.items() if name not in free},
+        {name: value for name, value in settings.items() if name not in free},
+        defaults,
+    )
+    verify(place)
+    trainer = build_trainer(config, levels, place, processes, progress, chat)
+    checkpoint.restore(place, trainer, there, defaults)
+    if trainer.step >= config.max_steps:
+        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
+    return trainer
 
 
-def _state_of(place: Path) -> dict[str, Any]:
-    """The settings that the checkpoint `place` was made with."""
-    from reflectkit.train import checkpoint
+def train(
+    config: RLConfig,
+    trainer: Trainer,
+    validation: Level | None,
+    folder: Path,
+    settings: Mapping[str, Any],
+    progress: Progress,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Make the remaining updates, writing metrics and checkpoints. Returns the last checkpoint and all figures.
 
-    if not (place / checkpoint.STATE).is_file():
-        raise CheckpointError(
-            f"{place} is not a checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
-        )
-    try:
-        return dict(read_json(place / checkpoint.STATE)["settings"])
-    except (DataError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
-
-
-def read_metrics(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
-    """The figures in `path` of the updates up to `step`, as they were written."""
-    rows, damaged, _ = intact(path, step, {"success_rate": int | float, "return": int | float})
+    Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
+    """
+    processes, metrics, kept = trainer.processes, folder / "metrics.jsonl", folder / "episodes.jsonl"
+    history, damaged, _ = intact(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
     if damaged:
-        progress.news(f"{path}: damaged lines dropped: {damaged}; training itself is not affected")
-    return rows
+        progress.news(f"{metrics}: damaged lines dropped: {damaged}; training itself is not affected")
+    lost = trainer.step - len(history)
+    if config.resume_from is None and lost > 0:
+        figures_lost = f"the figures of {pluralize(lost, 'update')} are lost"
+        progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
+    if processes.first:
+        rewrite(metrics, history)
+        if kept.is_file():
+            rows, damaged, missing = intact(kept, trainer.step, {})
+            if damaged or missing:
+                progress.news(f"{kept}: damaged lines dropped: {damaged}, lines lost: {missing}")
+            rewrite(kept, rows)
+    facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
+    target = folder / f"checkpoint-{trainer.step}"
+    title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
+    with (
+        tracking(config.checkpoints.report_to, folder, settings) as log,
+        progress.bar(title, config.max_steps, trainer.step) as bar,
+    ):
+        while trainer.step < config.max_steps:
+            try:
+                figures = trainer.train_step()
+            except DivergedError as error:
+                raise _with_rows(error, folder, trainer) from None
+            last = trainer.step == config.max_steps
+            if validation and (last or trainer.step % config.validate_steps == 0):
+                figures |= trainer.validate(validation)
+            history.append(figures)
+            due = last or trainer.step % config.checkpoints.save_steps == 0
+            if processes.first:
+                append(metrics, [figures], sync=due)
+                if due and config.keep_episodes:
+                    append(kept, _kept_episodes(config, trainer), sync=True)
+            if due:
+                target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                processes.wait()
+            log(figures, trainer.step)
+            recent = [row["success_rate"] for row in history[-10:]]
+            shown = {"success": sum(recent) / len(recent)}
+            if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
+                shown["entropy"] = entropy
+            bar.advance(1, **shown)
+    return target, history
 
 
-def restore_episodes(path: Path, step: int, progress: Progress) -> None:
-    """Remove the kept episodes of lost updates, after `step`, and those that were changed."""
-    if not path.is_file():
-        return
-    rows, damaged, missing = intact(path, step, {})
-    if damaged or missing:
-        progress.news(f"{path}: damaged lines dropped: {damaged}, lines lost: {missing}")
-    rewrite(path, rows)
-
-
-def keep_episodes(config: RLConfig, trainer: Trainer, path: Path) -> None:
-    """Append this update's first episodes to those of earlier updates."""
-    new = [
+def _kept_episodes(config: RLConfig, trainer: Trainer) -> list[dict[str, Any]]:
+    """The records of this update's first episodes."""
+    return [
         episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env.name, trajectory.task))
         | {"step": trainer.step}
         for trajectory, advantages in trainer.latest[: config.keep_episodes]
     ]
-    append(path, new, sync=True)
 
 
-def with_rows(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
-    """`error`; if an update diverged, its rows are written to a file that the error names."""
-
-    if not isinstance(error, DivergedError):
-        return error
+def _with_rows(error: DivergedError, folder: Path, trainer: Trainer) -> ReflectkitError:
+    """`error`, naming a file to which the rows of the update that diverged are written."""
     path = folder / f"diverged-{trainer.step + 1}.jsonl"
     if trainer.processes.first:
         write_jsonl(path, _readable(error, trainer))
@@ -427,3 +430,46 @@ def _readable(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]
             else column
             for name, column in row.items()
         }
+
+
+@contextmanager
+def chat_reflector(config: RLConfig, folder: Path, progress: Progress) -> Iterator[ChatReflector | None]:
+    """The chat model that comments, with its journal in `folder`; None if none does."""
+    if config.chat_reflector is None:
+        yield None
+        return
+    temperature = config.reflector.temperature
+    with config.chat.client_at(config.chat_reflector, folder / JOURNAL, temperature=temperature) as client:
+        report_damage(client, progress)
+        yield ChatReflector(client)
+
+
+def comments_estimate(
+    config: RLConfig, endpoint: Endpoint, levels: Sequence[Level], validation: Level | None, progress: Progress
+) -> Report:
+    """What the comments of a chat model would cost."""
+    count = config.max_steps * config.episodes / len(levels)
+    stages = config.curriculum.stages(config.env.kind.levels[-1])
+    parts = [(names[-1], level.tasks, count) for names, level in zip(stages, levels, strict=True)]
+    if validation is not None:
+        times = -(-config.max_steps // config.validate_steps)
+        parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
+    return estimate_comments("rlft", config.setup, config.chat, endpoint, parts, progress, seed=config.run.seed)
+
+
+def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:
+    """What training takes in one process, by arithmetic."""
+    trainer = build_trainer(config, levels, None, processes, progress)
+    trainer.close()
+    learner, reflector = trainer.learner, trainer.agent.reflector
+    reflecting = getattr(reflector and reflector.sampler, "player", None)
+    others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
+    return plan_report(
+        "rlft",
+        config.run.results_dir,
+        [learner.player.model, *(model for model in others if model is not None)],
+        config.optim.optimizer,
+        config.max_tokens_per_batch,
+        recompute=config.gradient_checkpointing,
+        tokens={"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes},
+    )

@@ -17,12 +17,20 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_leve
 from reflectkit.errors import ConfigError
 from reflectkit.models.hub import TINY
 from reflectkit.registry import code_files
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
 from reflectkit.train.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
-from reflectkit.train.reflector import JUDGEMENT, RETURN
 from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig
 
+
+def refuse(applies: object, reason: str) -> None:
+    """Raises ConfigError with `reason` if it applies."""
+    if applies:
+        raise ConfigError(reason)
+
+
+RETURN, JUDGEMENT = "return", "judgement"
+"""What comments can be rewarded with; see `train.branching`."""
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
 _GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 
@@ -52,14 +60,10 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if bool(self.load_dir) == bool(self.model):
-            raise ConfigError(
-                "give the policy to train with either --policy CHECKPOINT or --model FOLDER_OR_ID, not both"
-            )
-        if self.model in TINY:
-            raise ConfigError(
-                f"--model {self.model} has no weights yet; train it with `reflectkit sft --model {self.model}`"
-            )
+        one = "give the policy to train with either --policy CHECKPOINT or --model FOLDER_OR_ID, not both"
+        refuse(bool(self.load_dir) == bool(self.model), one)
+        untrained = f"has no weights yet; train it with `reflectkit sft --model {self.model}`"
+        refuse(self.model in TINY, f"--model {self.model} {untrained}")
         refuse_without_model(self.load_dir)
         return self
 
@@ -170,16 +174,11 @@ class StalenessConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.max_staleness and non_default(self, "importance_weight_max"):
-            raise ConfigError(
-                "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
-            )
-        if self.oversample > 1 + self.max_staleness:
-            raise ConfigError(
-                f"--oversample {self.oversample:g} keeps groups for later updates, which --max-staleness"
-                f" {self.max_staleness} does not allow; raise that to {math.ceil(self.oversample) - 1}"
-                " or more, or lower --oversample"
-            )
+        ahead = "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
+        refuse(not self.max_staleness and non_default(self, "importance_weight_max"), ahead)
+        kept = f"--oversample {self.oversample:g} keeps groups for later updates: raise --max-staleness to"
+        fix = f"{math.ceil(self.oversample) - 1} or more, or lower --oversample"
+        refuse(self.oversample > 1 + self.max_staleness, f"{kept} {fix}")
         return self
 
 
@@ -215,15 +214,10 @@ class AlgorithmConfig(Config):
         own = [leaf.name for leaf in leaves(type(self.settings))]
         given = [f"{flag(name)} {getattr(self.settings, name)}" for name in non_default(self, *own) if name in own]
         flags = " ".join([f"--algo {self.name}", *given])
-        if self.repeats < 2:
-            raise ConfigError(
-                f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
-            )
-        if self.replay_size:
-            raise ConfigError(
-                f"--replay-size: {flags} compares episodes within a group, and replayed episodes are in no current"
-                " group; omit it, or use an algorithm that does not compare groups"
-            )
+        few = f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
+        refuse(self.repeats < 2, few)
+        replayed = f"--replay-size: {flags} compares episodes of a group, and replayed ones are in no current group"
+        refuse(self.replay_size, f"{replayed}; leave it out")
         return self
 
     @property
@@ -265,12 +259,12 @@ class CurriculumConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.merge_first_two and len(self.levels) < 2:
-            raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")
-        if self.merge_after and self.merge_after >= len(self.levels) - self.merge_first_two - 1:
-            raise ConfigError("--merge-after leaves fewer than two levels of the --curriculum to merge; lower it")
-        if self.advance_at and len(self.levels) - self.merge_first_two < 2:
-            raise ConfigError("--advance-at needs a --curriculum of at least two levels to advance through")
+        levels = len(self.levels) - self.merge_first_two
+        two = "needs a --curriculum of at least two levels"
+        refuse(self.merge_first_two and levels < 1, f"--merge-first-two {two}")
+        fewer = "--merge-after leaves fewer than two levels of the --curriculum to merge; lower it"
+        refuse(self.merge_after and self.merge_after >= levels - 1, fewer)
+        refuse(self.advance_at and levels < 2, f"--advance-at {two} to advance through")
         return self
 
     def stages(self, last: str) -> list[tuple[str, ...]]:
@@ -328,66 +322,82 @@ class RLConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sampler, reflector, lora, staleness = self.sampler, self.reflector, self.lora, self.staleness
+        sampler, reflector, lora, chat = self.sampler, self.reflector, self.lora, self.chat_reflector
+        stale, repeats, critic, several = (
+            self.staleness.max_staleness,
+            self.algo.repeats,
+            self.algo.critic,
+            self.processes > 1,
+        )
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
-        if self.episodes % self.algo.repeats:
-            near = max(1, round(self.episodes / self.algo.repeats)) * self.algo.repeats
-            raise ConfigError(
-                f"--episodes {self.episodes} is not a multiple of the group size {self.algo.repeats}; use {near}"
-            )
-        if self.processes > 1 and sampler.remote:
-            raise ConfigError(f"--sampler {sampler.policy} trains in one process; leave out --processes")
-        if staleness.max_staleness and not sampler.remote:
-            raise ConfigError(
-                f"--max-staleness {staleness.max_staleness} plays with other weights than those that learn, which takes"
-                " a server: --sampler vllm:URL; or leave it out"
-            )
-        if staleness.max_staleness and reflector.share_base and sampler.reflector == LOCAL:
-            raise ConfigError(
-                "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base in"
-                " this process cannot; leave out --share-base, or give --reflector-sampler"
-            )
-        if reflector.share_base and (reflector.load_dir is None or self.policy.load_dir is None or lora.r):
-            raise ConfigError(
-                "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
-            )
-        if self.share_prefixes and self.gradient_checkpointing:
-            raise ConfigError(
-                "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
-            )
-        critic = self.algo.critic
-        if critic and critic.critic_trunk == "separate" and (lora.r or self.policy.quantize not in ("", "none")):
-            raise ConfigError(
-                "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
-            )
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
-        if self.chat_reflector is not None:
-            self._check_chat_reflector(self.chat_reflector)
-        elif given := non_default(self, *OF_CHAT_MODELS):
-            raise ConfigError(f"{flag(given[0])} is for --reflector openai:MODEL; leave it out")
-        of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
-        if reflector.load_dir is None and (given := non_default(self, *of_comments)):
-            raise ConfigError(f"{flag(given[0])} needs comments; add --reflector, or leave it out")
-        if not lora.r and (given := non_default(lora)):
-            raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
+        near = max(1, round(self.episodes / repeats)) * repeats
+        uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
+        refuse(self.episodes % repeats, uneven)
+        refuse(several and sampler.remote, f"--sampler {sampler.policy} trains in one process; leave out --processes")
+        needs = (
+            "plays with other weights than those that learn, which takes a server: --sampler vllm:URL; or leave it out"
+        )
+        refuse(stale and not sampler.remote, f"--max-staleness {stale} {needs}")
+        both = (
+            "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base cannot"
+        )
+        here = stale and reflector.share_base and sampler.reflector == LOCAL
+        refuse(here, f"{both}; leave out --share-base, or give --reflector-sampler")
+        pair = reflector.load_dir is not None and self.policy.load_dir is not None and not lora.r
+        two = "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
+        refuse(reflector.share_base and not pair, two)
+        kept = "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
+        refuse(self.share_prefixes and self.gradient_checkpointing, kept)
+        copied = critic and critic.critic_trunk == "separate" and (lora.r or self.policy.quantize not in ("", "none"))
+        refuse(copied, "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached")
+
+        comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
+        for given, needed, fix in (
+            (non_default(self, *OF_CHAT_MODELS), chat, "is for --reflector openai:MODEL; leave it out"),
+            (non_default(self, *comments), reflector.load_dir, "needs comments; add --reflector, or leave it out"),
+            (non_default(lora), lora.r, "is a setting of a new adapter; add --lora-r, or leave it out"),
+        ):
+            if given and not needed:
+                raise ConfigError(f"{flag(given[0])} {fix}")
+        if chat is not None:
+            self._check_chat_reflector(chat)
         if self.reflector_training.every:
             self._check_reflector_training()
         return self
 
-    def _check_chat_reflector(self, endpoint: Endpoint) -> None:
+    def _check_chat_reflector(self, chat: Endpoint) -> None:
         """Raises ConfigError for what a chat model as the reflector cannot be combined with."""
-        self.chat.check_budget(endpoint)
+        self.chat.check_budget(chat)
         refused = {
-            "--train-reflector": bool(self.reflector_training.every),
+            "--train-reflector": self.reflector_training.every,
             "--share-base": self.reflector.share_base,
             "--reflector-sampler": self.sampler.reflector != LOCAL,
             "--processes": self.processes > 1,
             "--plan": self.checkpoints.plan,
-            "--max-staleness with --validate-steps": bool(self.staleness.max_staleness and self.validate_steps),
+            "--max-staleness with --validate-steps": self.staleness.max_staleness and self.validate_steps,
         }
-        if given := [name for name, applies in refused.items() if applies]:
-            raise ConfigError(f"--reflector {endpoint} is a chat model; leave out {given[0]}")
+        for name, applies in refused.items():
+            refuse(applies, f"--reflector {chat} is a chat model; leave out {name}")
+
+    def _check_reflector_training(self) -> None:
+        """Raises ConfigError for settings under which the reflector cannot learn."""
+        training, sampler = self.reflector_training, self.sampler
+        blind = training.reward == JUDGEMENT and not self.env.kind.teacher_type.has("action")
+        refused = {
+            "needs a reflector: give --reflector": self.reflector.load_dir is None,
+            f"trains it in this process; leave out --reflector-sampler {sampler.reflector}": sampler.reflector != LOCAL,
+            "takes turns with the policy; leave out --max-staleness": self.staleness.max_staleness,
+            f"does nothing in --max-steps {self.max_steps}; give at most that": training.every > self.max_steps,
+            "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob == 0,
+            "runs in one process; leave out --processes": self.processes > 1,
+            "cannot compare comments on other states; leave out --swap-comments": sampler.swap_comments,
+            f"--reflector-reward judgement needs an oracle, which {self.setup.env_name} lacks; use return": blind,
+            "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
+        }
+        for reason, applies in refused.items():
+            refuse(applies, f"--train-reflector {training.every}: {reason}")
 
     @property
     def chat_reflector(self) -> Endpoint | None:
@@ -401,31 +411,3 @@ class RLConfig(Config):
     @override
     def environment(self) -> dict[str, str]:
         return address_in_use([self.chat_reflector] if self.chat_reflector else [])
-
-    def _check_reflector_training(self) -> None:
-        """Raises ConfigError for settings under which the reflector cannot learn."""
-        training = self.reflector_training
-        why = {
-            "needs a reflector: give --reflector": self.reflector.load_dir is None,
-            f"trains it in this process; leave out --reflector-sampler {self.sampler.reflector}": (
-                self.sampler.reflector != LOCAL
-            ),
-            "takes turns with the policy, but --max-staleness lets the policy play while it learns; leave that out": (
-                bool(self.staleness.max_staleness)
-            ),
-            f"it would learn nothing in --max-steps {self.max_steps}; give at most that": (
-                training.every > self.max_steps
-            ),
-            "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob == 0,
-            "runs in one process; leave out --processes": self.processes > 1,
-            "cannot tell what comments on other states are worth; leave out --swap-comments": bool(
-                self.sampler.swap_comments
-            ),
-            f"--reflector-reward judgement needs an oracle, which {self.setup.env_name} lacks; use return": (
-                training.reward == JUDGEMENT and not self.env.kind.teacher_type.has("action")
-            ),
-            "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
-        }
-        for reason, applies in why.items():
-            if applies:
-                raise ConfigError(f"--train-reflector {training.every}: {reason}")

@@ -1,61 +1,51 @@
 """TRL's SFTTrainer with less work: rows that begin alike in one pass, and the LM head where tokens are trained.
 
-A pack holds rows that begin alike: what they share is read, and learnt from, once.
-A pack holds the tokens of a trie in the order in which the sorted rows add them. A token attends to its own ancestors
-alone and has their number as its position, so that hidden states, loss and gradients are those of the rows one by one,
-up to the rounding of sums. Unlike `models.prefixes`, which reads chunks behind cached keys and values, this is one
-plain pass with a mask, so that it works with adapters, recomputed activations and TRL's trainer, and also for the short
-convolutions of LFM2, which here run along the ancestors.
+A pack holds the tokens of a trie, in the order in which the sorted rows add them; what rows share is read once. A token
+attends to its own ancestors alone and has their number as its position. Hidden states, loss and gradients are those of
+the rows one by one, up to the rounding of sums. Unlike `models.prefixes` this is one plain pass with a mask, so it
+works with adapters, recomputed activations and TRL's trainer, and for the short convolutions of LFM2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import TrainerCallback
 from trl import SFTTrainer
 
+from reflectkit.console import Bar
+from reflectkit.errors import CheckpointError, DataError, DivergedError
+from reflectkit.jsonl import read_json
+from reflectkit.models.load import all_finite
 from reflectkit.models.prefixes import shared_length
 from reflectkit.models.scoring import attends_to_all, takes_positions, trunk_of, unwrapped
+from reflectkit.runs.checksums import seal
+from reflectkit.runs.run import checkpoints
+from reflectkit.train.trackers import Log
 
 Encoded = Mapping[str, Sequence[int]]
 NOT_TRAINED = -100
+ARGUMENTS = "training_args.bin"  # the one file of a trainer checkpoint with code in it; not needed to resume
+ORDER = "epoch_order.safetensors"  # torch's random state at the start of the epoch
+FIGURES = "figures.json"  # what the next row of the log is made of: sums since the last one, and the tokens so far
+SMALL_VOCABULARY = 4096
+"""Up to this size all positions are computed as in TRL: leaving some out changes the rounding of the gradients, and
+with it the weights of every seed of the tiny models."""
+EXPLODED = 10  # times the loss of guessing; no working training comes near it
 PAIRS_PER_TOKEN = 6
-"""Times a model's width: the pairs of tokens whose attention costs as much as reading a token does besides. A layer
-has 12 D² weights, and a pair takes 2 D of such products."""
-
-
-@dataclass
-class _Pack:
-    """A pack under construction. Tokens are numbered in reading order."""
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)  # of each token, -1 for a first one
-    sources: list[int] = field(default_factory=list)  # of each trained token, row by row: its parent
-    targets: list[int] = field(default_factory=list)  # and what it is
-
-    def add(self, row: Encoded, path: list[int], shared: int) -> list[int]:
-        """Add a row that begins with the first `shared` tokens of `path`. Returns its own path."""
-        path = path[:shared]
-        for token in row["input_ids"][shared:]:
-            self.parents.append(path[-1] if path else -1)
-            path.append(len(self.tokens))
-            self.tokens.append(token)
-        for parent, label in zip(path, row["labels"][1:], strict=False):
-            if label != NOT_TRAINED:
-                self.sources.append(parent)
-                self.targets.append(label)
-        return path
-
-    @property
-    def columns(self) -> dict[str, list[int]]:
-        return {
-            "input_ids": self.tokens, "parents": self.parents, "sources": self.sources, "targets": self.targets,
-        }  # fmt: skip
+"""Times a model's width: pairs of tokens whose attention costs as much as the rest of reading a token. A layer has 12
+D² weights, and a pair takes 2 D products."""
 
 
 def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list[int]]]:
@@ -75,20 +65,27 @@ def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list
     for every trained token of every row the number of the token before it, and the token. A token that two rows train
     on is there twice.
     """
-    packs: list[_Pack] = []
+    packs: list[dict[str, list[int]]] = []
     before: Sequence[int] = ()
-    path: list[int] = []
-    for row in sorted(rows, key=lambda one: list(one["input_ids"])):
+    path: list[int] = []  # numbers of the tokens of the row before
+    for row in sorted(rows, key=lambda row: list(row["input_ids"])):
         tokens = row["input_ids"]
         shared = shared_length(before, tokens)
         added = len(tokens) - shared
-        size = len(packs[-1].tokens) if packs else 0
+        size = len(packs[-1]["input_ids"]) if packs else 0
         if not packs or size + added > limit or PAIRS_PER_TOKEN * width * shared < 2 * size * added:
-            packs.append(_Pack())
-            shared, path = 0, []
-        path = packs[-1].add(row, path, shared)
+            packs.append({"input_ids": [], "parents": [], "sources": [], "targets": []})
+            shared, size = 0, 0
+        path = path[:shared] + list(range(size, size + len(tokens) - shared))
+        columns = packs[-1]
+        columns["input_ids"] += tokens[shared:]
+        columns["parents"] += [path[place - 1] if place else -1 for place in range(shared, len(tokens))]
+        for parent, label in zip(path, row["labels"][1:], strict=False):
+            if label != NOT_TRAINED:
+                columns["sources"].append(parent)
+                columns["targets"].append(label)
         before = tokens
-    return [one.columns for one in packs]
+    return packs
 
 
 def can_pack(model: Any) -> bool:
@@ -115,24 +112,24 @@ def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
     among the B x T tokens of the N tokens before a trained one, and shift_labels, the trained ones, both (1, N), which
     are also the labels, for the trainer to count.
     """
-    width = max(len(one["input_ids"]) for one in packs)
+    width = max(len(columns["input_ids"]) for columns in packs)
     ids_BT = torch.full((len(packs), width), pad_id)
     mask_BT = torch.zeros((len(packs), width), dtype=torch.long)
     parents_BT = torch.full((len(packs), width), -1)
     places_BT = torch.zeros((len(packs), width), dtype=torch.long)
     sources: list[int] = []
     targets: list[int] = []
-    for row, one in enumerate(packs):
-        size = len(one["input_ids"])
+    for row, columns in enumerate(packs):
+        size = len(columns["input_ids"])
         places: list[int] = []
-        for parent in one["parents"]:
+        for parent in columns["parents"]:
             places.append(places[parent] + 1 if parent >= 0 else 0)
-        ids_BT[row, :size] = torch.tensor(one["input_ids"])
+        ids_BT[row, :size] = torch.tensor(columns["input_ids"])
         mask_BT[row, :size] = 1
-        parents_BT[row, :size] = torch.tensor(one["parents"])
+        parents_BT[row, :size] = torch.tensor(columns["parents"])
         places_BT[row, :size] = torch.tensor(places)
-        sources += [row * width + source for source in one["sources"]]
-        targets += one["targets"]
+        sources += [row * width + source for source in columns["sources"]]
+        targets += columns["targets"]
     return {
         "input_ids": ids_BT,
         "attention_mask": mask_BT,
@@ -158,6 +155,42 @@ class PackTrainer(SFTTrainer):
             return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
 
 
+class CompletionTrainer(SFTTrainer):
+    """SFTTrainer with the same loss, gradients and metrics, up to rounding, for less work: the LM head is applied only
+    before trained tokens.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch as TRL computes it. inputs: its labels_BT are -100 where no token is trained on."""
+        causal = unwrapped(self.model)
+        labels_BT = inputs["labels"]
+        if labels_BT.device.type != "cpu" or causal.get_output_embeddings().weight.shape[0] <= SMALL_VOCABULARY:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        next_BT = labels_BT[:, 1:]
+        trained_BT = next_BT != NOT_TRAINED
+        kept = {name: value for name, value in inputs.items() if name != "labels"}
+        kept["shift_labels"] = next_BT[trained_BT][None]
+        with _selecting(causal.base_model, lambda hidden_BTD: hidden_BTD[:, :-1][trained_BT]):
+            return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
+
+
+@contextmanager
+def _selecting(trunk: nn.Module, select: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """While it is open, `trunk` returns the hidden states that `select` takes (N, D) from all (B, T, D), as one row."""
+
+    def selected(_: nn.Module, __: Any, output: Any) -> Any:
+        output.last_hidden_state = select(output.last_hidden_state)[None]
+        return output
+
+    hook = trunk.register_forward_hook(selected)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 @contextmanager
 def reading(model: Any, parents_BT: torch.Tensor, sources_N: torch.Tensor) -> Iterator[None]:
     """While it is open, the model reads packs, and its trunk returns the hidden states (1, N, D) at N of the B x T
@@ -171,107 +204,129 @@ def reading(model: Any, parents_BT: torch.Tensor, sources_N: torch.Tensor) -> It
     def masked(_: nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return arguments, named | {"attention_mask": mask}
 
-    def select(_: nn.Module, __: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[sources_N][None]
-        return output
-
-    hooks = [trunk.register_forward_pre_hook(masked, with_kwargs=True), trunk.register_forward_hook(select)]
+    hook = trunk.register_forward_pre_hook(masked, with_kwargs=True)
     layers = [module for module in trunk.modules() if type(module).__name__ == "Lfm2ShortConv"]
     try:
         for layer in layers:
-            layer.forward = _Convolution(layer, parents_BT)
-        yield
+            layer.forward = partial(_convolve, layer, parents_BT)
+        with _selecting(trunk, lambda hidden_BTD: hidden_BTD.flatten(0, 1)[sources_N]):
+            yield
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
 def _mask(parents_BT: torch.Tensor, trunk: Any) -> torch.Tensor:
     """Which tokens each one attends to (B, 1, T, T): itself and its ancestors; padding attends to itself."""
-    size = parents_BT.shape[1]
-    seen = torch.eye(size, dtype=torch.bool).repeat(len(parents_BT), 1, 1)
+    rows, size = parents_BT.shape
+    seen = np.tile(np.eye(size, dtype=bool), (rows, 1, 1))
     for row, parents in enumerate(parents_BT.tolist()):
-        start = 0
-        while start < size:  # tokens in one line at a time
-            end = start + 1
-            while end < size and parents[end] == end - 1:
-                end += 1
-            if parents[start] >= 0:
-                seen[row, start:end] |= seen[row, parents[start]]
-            seen[row, start:end, start:end] |= torch.ones(end - start, end - start, dtype=torch.bool).tril()
-            start = end
-    mask = seen[:, None].to(parents_BT.device)
+        for token, parent in enumerate(parents):
+            if parent >= 0:
+                seen[row, token] |= seen[row, parent]
+    mask = torch.from_numpy(seen)[:, None].to(parents_BT.device)
     if trunk.config._attn_implementation == "sdpa":
         return mask
     dtype = next(weight.dtype for weight in trunk.parameters() if weight.is_floating_point())
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
 
-class _Convolution:
+def _convolve(layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
     """The forward of LFM2's short convolution `layer`, along each token's ancestors instead of its left neighbours."""
-
-    def __init__(self, layer: Any, parents_BT: torch.Tensor) -> None:
-        self.layer = layer
-        self.parents_BT = parents_BT
-
-    def __call__(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-        layer = self.layer
-        gate_BTD, out_BTD, value_BTD = layer.in_proj(hidden_states).chunk(3, dim=-1)
-        gated_BTD = gate_BTD * value_BTD
-        weight_DK = layer.conv.weight.squeeze(1)
-        mixed_BTD = gated_BTD * weight_DK[:, -1]
-        padded = torch.cat([gated_BTD, torch.zeros_like(gated_BTD[:, :1])], dim=1)  # -1 is nobody
-        parents = torch.cat([self.parents_BT, torch.full_like(self.parents_BT[:, :1], -1)], dim=1)
-        ancestors = self.parents_BT
-        for back in range(2, weight_DK.shape[1] + 1):
-            index = (ancestors % padded.shape[1])[..., None].expand(-1, -1, padded.shape[-1])
-            mixed_BTD = mixed_BTD + padded.gather(1, index) * weight_DK[:, -back]
-            ancestors = parents.gather(1, ancestors % padded.shape[1])
-        if layer.conv.bias is not None:
-            mixed_BTD = mixed_BTD + layer.conv.bias
-        mixed: torch.Tensor = layer.out_proj(out_BTD * mixed_BTD)
-        return mixed
+    gate_BTD, out_BTD, value_BTD = layer.in_proj(hidden_states).chunk(3, dim=-1)
+    gated_BTD = gate_BTD * value_BTD
+    weight_DK = layer.conv.weight.squeeze(1)
+    mixed_BTD = gated_BTD * weight_DK[:, -1]
+    padded = torch.cat([gated_BTD, torch.zeros_like(gated_BTD[:, :1])], dim=1)  # index -1: no ancestor
+    parents = torch.cat([parents_BT, torch.full_like(parents_BT[:, :1], -1)], dim=1)
+    ancestors = parents_BT
+    for back in range(2, weight_DK.shape[1] + 1):
+        index = (ancestors % padded.shape[1])[..., None].expand(-1, -1, padded.shape[-1])
+        mixed_BTD = mixed_BTD + padded.gather(1, index) * weight_DK[:, -back]
+        ancestors = parents.gather(1, ancestors % padded.shape[1])
+    if layer.conv.bias is not None:
+        mixed_BTD = mixed_BTD + layer.conv.bias
+    mixed: torch.Tensor = layer.out_proj(out_BTD * mixed_BTD)
+    return mixed
 
 
-SMALL_VOCABULARY = 4096
-"""Up to this size all positions are computed as in TRL: leaving some out changes the rounding of the gradients, and
-with it the weights of every seed of the tiny models."""
+class RunCallback(TrainerCallback):
+    """What a run adds to each step: the progress bar, the tracker, the stop of a run that diverges, and checkpoints
+    that are sealed once complete and resume to the same bytes and figures.
 
-
-class CompletionTrainer(SFTTrainer):
-    """SFTTrainer with the same loss, gradients and metrics, up to rounding, for less work."""
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The loss of a batch as TRL computes it. inputs: its labels_BT are -100 where no token is trained on."""
-        causal = unwrapped(self.model)
-        labels_BT = inputs["labels"]
-        if labels_BT.device.type != "cpu" or causal.get_output_embeddings().weight.shape[0] <= SMALL_VOCABULARY:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        next_BT = labels_BT[:, 1:]
-        trained_BT = next_BT != -100
-        kept = {name: value for name, value in inputs.items() if name != "labels"}
-        kept["shift_labels"] = next_BT[trained_BT][None]
-        with _only(causal.base_model, trained_BT):
-            return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
-
-
-@contextmanager
-def _only(trunk: nn.Module, kept_BT: torch.Tensor) -> Iterator[None]:
-    """While it is open, `trunk` returns the hidden states of the kept positions as one row (1, N, D).
-
-    kept_BT: which they are, of all positions but the last.
+    log: for the figures. keep: number of checkpoints. guessing: loss of the uniform distribution over tokens, in nats
+    per token. resume: the checkpoint that training starts from.
     """
 
-    def select(_: nn.Module, __: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state[:, :-1][kept_BT][None]
-        return output
+    def __init__(self, trainer: Any, bar: Bar, log: Log, keep: int, guessing: float, resume: Path | None) -> None:
+        self.trainer, self.bar, self.log, self.keep, self.guessing = trainer, bar, log, keep, guessing
+        self.resume = resume
+        self.order = resume / ORDER if resume is not None and (resume / ORDER).is_file() else None
+        self.epoch_state = torch.get_rng_state()
+        self.figures: dict[str, float] = {}
 
-    hook = trunk.register_forward_hook(select)
-    try:
-        yield
-    finally:
-        hook.remove()
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore what the trainer had summed since it last logged, which it begins anew. Raises CheckpointError."""
+        if self.resume is None or not (self.resume / FIGURES).is_file():
+            return
+        try:
+            kept = read_json(self.resume / FIGURES)
+            self.trainer._tr_loss = torch.tensor(float(kept["loss"]), device=args.device)
+            self.trainer._globalstep_last_logged = int(kept["logged"])
+            self.trainer._total_train_tokens = kept["tokens"]
+            self.trainer._metrics["train"].update(kept["metrics"])
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.resume / FIGURES} is damaged ({error})") from None
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Restore the random state from which the epoch's order of rows is drawn. With `group_by_length` that is
+        torch's own, and the trainer would read a later epoch's rows in the order of the first. Raises CheckpointError.
+        """
+        if self.order is not None:
+            try:
+                torch.set_rng_state(load_file(self.order)["state"])
+            except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
+                raise CheckpointError(f"{self.order} is damaged ({error})") from None
+            self.order = None
+        self.epoch_state = torch.get_rng_state()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Pass the figures on. Raises DivergedError for a loss that no working training comes near."""
+        if logs and "loss" in logs:
+            self.figures["loss"] = logs["loss"]
+            self.log(logs, state.global_step)
+            if not logs["loss"] <= EXPLODED * self.guessing:  # NaN too
+                what = f"the loss is {logs['loss']:.4g} nats per token, and that of guessing {self.guessing:.2g}"
+                raise _diverged(what, args, state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Advance the bar. Raises DivergedError for a weight that is not finite."""
+        if not all_finite(weight for weight in model.parameters() if weight.requires_grad):
+            raise _diverged("a weight became NaN or infinite", args, state)
+        self.bar.advance(1, **self.figures)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Complete the checkpoint and seal it; only then are older ones removed."""
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        ended = state.epoch == int(state.epoch)  # a resumed run begins with the next epoch
+        save_file({"state": torch.get_rng_state() if ended else self.epoch_state}, checkpoint / ORDER)
+        kept = {
+            "loss": self.trainer._tr_loss.item(),
+            "logged": self.trainer._globalstep_last_logged,
+            "tokens": self.trainer._total_train_tokens,
+            "metrics": self.trainer._metrics["train"],
+        }
+        (checkpoint / FIGURES).write_text(json.dumps(kept), encoding="utf-8")  # NaN too
+        (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+        seal(checkpoint)
+        for old in checkpoints(folder)[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _diverged(what: str, args: Any, state: Any) -> DivergedError:
+    return DivergedError(
+        f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is"
+        f" {args.learning_rate:g}"
+    )

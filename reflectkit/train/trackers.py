@@ -45,8 +45,8 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
     trackers: list[Any] = []
     for name in dict.fromkeys(names):
         kind = LOGGER_TYPE_TO_CLASS[name]
-        # TensorBoard would put the settings into another run, named after the time; config.json has them
-        tracker = kind("", str(folder)) if kind.requires_logging_directory else kind(PROJECT)
+        in_folder = kind.requires_logging_directory
+        tracker = kind("", str(folder)) if in_folder else kind(PROJECT)
         try:
             tracker.start()
         except Exception as error:  # the packages raise many types without a login or a network
@@ -54,7 +54,7 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
             raise ConfigError(
                 f"--report-to {name}: {reason}; see its own settings for working offline, or leave it out"
             ) from None
-        if not kind.requires_logging_directory:
+        if not in_folder:  # TensorBoard would put the settings into a run of their own; config.json has them
             tracker.store_init_configuration(shown)
         trackers.append(tracker)
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import bench, gpu
+from benchmarks import gpu
 from benchmarks.gpu import Bench, Part, Row
-from benchmarks.gpu_parts import _communication_error
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json
@@ -88,19 +86,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert list(tmp_path.iterdir()) == []
 
 
-def test_full_shapes_are_refused_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "needs --fast" in error_of(["benchmarks.bench", "gpu", "--device", "cpu"], capsys)
-
-
-def test_only_some_parts_after_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use([quick("setup", 1), quick("one", 2), quick("two", 3)], monkeypatch)
-    report = bench.run(
-        bench.BenchConfig.from_flat(what="gpu", device="cpu", fast=True, only=("two",), results_dir=tmp_path), Quiet()
-    )
-    assert report.code == 0
-    assert [row[:2] for row in report.tables[0].rows] == [("setup", "1"), ("two", "3")]
-
-
 class Stops(Quiet):
     """Ctrl-C after the second part."""
 
@@ -145,40 +130,3 @@ def test_why_a_part_has_no_figures(
     assert row.note == note
     assert row.cells[1:4] == ("-", "-", "-")
     assert row.cells[5].startswith(f"{status}: ")
-
-
-def test_a_part_that_does_not_end_is_stopped(tmp_path: Path) -> None:
-    row = gpu.perform(Part("part", f"{HERE}:endless"), place(tmp_path), 0.5)
-    assert (row.status, row.note) == ("failed", "stopped after 0.5 s")
-
-
-def test_no_part_starts_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use([quick("one", 1)], monkeypatch)
-    (row,) = gpu.check(["one"], place(tmp_path), FACTS, 0.1, Quiet())
-    assert row.status == "failed"
-    assert row.note.startswith("no time left")
-    assert not (tmp_path / "calls").exists()
-
-
-def test_the_table_can_be_quoted(tmp_path: Path) -> None:
-    facts: dict[str, Any] = FACTS | {"device": "A GPU"}
-    full = Bench(tmp_path, "cuda", False, 0, 1)
-    rows = [Row("sft", "ok", "bf16 | LoRA", 12345.6, 0.834, 3.14159, 61.5), Row("fsdp2", "skipped", "no")]
-    gpu.write(full, facts, rows)
-    assert (tmp_path / "table.md").read_text().splitlines() == [
-        "A GPU, torch 2, transformers 5, 2026-11-22",
-        "",
-        "| part | tokens/s | peak GiB | of bare passes | seconds | note |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| sft | 12,346 | 3.14 | 0.83 | 62 | bf16 / LoRA |",
-        "| fsdp2 | - | - | - | - | skipped: no |",
-    ]
-
-
-def test_processes_that_cannot_share_a_gpu_are_a_reason_and_other_errors_are_not() -> None:
-    said = "[Gloo] Rank 0 is connected to 1 peer ranks\n  raise it\ntorch.distributed.DistBackendError: Duplicate GPU\n"
-    assert isinstance(_communication_error(said, 2), gpu.NotPossibleError)
-    assert not isinstance(_communication_error(said, 1), gpu.NotPossibleError)
-    other = _communication_error(f"{said.splitlines()[0]}\nValueError: 3\nChildFailedError: \n", 2)
-    assert not isinstance(other, gpu.NotPossibleError)
-    assert str(other) == "ValueError: 3"

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import Budget, Prices, prices_of
-from reflectkit.chat.calls import retry_after_s
 from reflectkit.chat.client import ChatClient, Request, open_client
-from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
+from reflectkit.chat.endpoints import ApiError, Budget, Endpoint, NoAccessError, Prices, parse_endpoint
 from reflectkit.chat.journal import open_journal
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync
@@ -56,15 +54,6 @@ def ask(
         return run_sync(client.ask_all(wanted, parse)), client
 
 
-def test_answers_come_back_in_order_and_concurrently(server: Server, tmp_path: Path) -> None:
-    server.delay_s = 0.05
-    outcomes, client = ask(server, tmp_path, requests(20), concurrency=4)
-    assert [outcome.value for outcome in outcomes] == [f"echo item{i}" for i in range(20)]
-    assert 2 <= server.most_at_once <= 4
-    assert (client.calls, client.replayed) == (20, 0)
-    assert client.cost_usd == pytest.approx(20 * CALL_USD)
-
-
 QUICK = {"retry-after-ms": "1"}
 BOMB = gzip.compress(gzip.compress(bytes(2**20)))
 
@@ -74,14 +63,10 @@ BOMB = gzip.compress(gzip.compress(bytes(2**20)))
     [
         ("status", 429, QUICK, {"message": "slow down"}),
         ("status", 500, QUICK | {"Content-Type": "application/json; charset=rot13"}, {"message": "oops"}),
-        ("status", 408, QUICK, {"message": "timeout"}),
         ("cut", b'{"choices": ['),
         ("drip",),
-        ("bytes", b"no HTTP at all\r\n\r\n"),
         ("sent", 503, QUICK | {"Content-Encoding": "gzip, gzip"}, BOMB),
         ("endless", 500, QUICK),
-        ("whole", 200, QUICK, {"error": {"message": "model is loading", "code": 503}}),
-        ("whole", 200, QUICK, {"error": "model is loading"}),
         ("whole", 200, QUICK, {"choices": [{"message": {"content": "half an"}, "error": {"message": "lost"}}]}),
     ],
     ids=lambda fault: f"{fault[0]} {fault[1]}"[:20] if len(fault) > 1 else fault[0],
@@ -95,31 +80,11 @@ def test_passing_faults_are_retried(server: Server, tmp_path: Path, fault: Any) 
     assert server.sent_mib < 100
 
 
-def test_retry_after_is_respected(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, sleep = [], asyncio.sleep
-
-    async def quick(delay_s: float) -> None:
-        waits.append(delay_s)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", quick)
-    server.faults = [("status", 429, {"Retry-After": "17"}, {"message": "slow down"})]
+def test_retry_after_is_respected(server: Server, tmp_path: Path) -> None:
+    server.faults = [("status", 429, {"Retry-After": "1.5"}, {"message": "slow down"})]
+    started = time.monotonic()
     ask(server, tmp_path, requests())
-    assert waits == [17]
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({}, None),
-        ({"retry-after": "1.5"}, 1.5),
-        ({"retry-after-ms": "30", "retry-after": "9"}, 0.03),
-        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
-        *[({"retry-after": text}, None) for text in ("-1", "nan", "inf", "1e9", "9" * 5000, "Wed, 21 Oct", "\ud800")],
-    ],
-)
-def test_odd_retry_after_headers_are_passed_over(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after_s(headers) == seconds
+    assert time.monotonic() - started > 1.5
 
 
 def test_a_server_that_never_finishes_an_answer_does_not_hold_the_run(server: Server, tmp_path: Path) -> None:
@@ -145,27 +110,16 @@ def test_an_item_that_the_server_cannot_answer_costs_that_item(server: Server, t
     assert outcomes[2].rejected.reason == "no answer: too long"
 
 
-def test_a_server_that_went_down_ends_the_run(server: Server, tmp_path: Path) -> None:
-    server.faults = [("json", completion("first")), *DOWN * 3]
-    with pytest.raises(ApiError, match="keeps answering 500: oops; run the same command again, it resumes"):
-        ask(server, tmp_path, requests(9), concurrency=1)
-    server.faults = list(DOWN)
-    with pytest.raises(ApiError, match="keeps answering 500"):
-        ask(server, tmp_path, requests(2), concurrency=1)
-
-
 @pytest.mark.parametrize(
     "fault",
     [
-        ("json", completion("  \n")),
         ("json", completion(None)),
         ("json", completion("half an ans", "length")),
-        ("json", completion("", "content_filter")),
         ("json", completion(None, refusal="I cannot help with that")),
         ("json", completion("not a number")),
         ("status", 400, {}, {"message": "filtered", "code": "content_filter"}),
     ],
-    ids=["blank", "null", "length", "filter", "refusal", "unparsed", "filtered prompt"],
+    ids=["null", "length", "refusal", "unparsed", "filtered prompt"],
 )
 def test_useless_answers_are_asked_for_twice_more_and_then_set_aside(
     server: Server, tmp_path: Path, fault: Any
@@ -198,13 +152,9 @@ def with_bill(**fields: Any) -> bytes:
     "body",
     [
         with_bill(),
-        with_bill(choices=[]),
         with_bill(choices={"a": 1}),
-        with_bill(choices=[None]),
         with_bill(choices=[{"message": ["x"]}]),
         with_bill(choices=[{"message": {"content": 7}}]),
-        with_bill(choices=[{"message": {"content": "x", "refusal": [1]}}]),
-        with_bill(choices=[{"message": {"content": "x"}, "finish_reason": {"a": 1}}]),
         with_bill(choices=[{"message": {"content": "x" * 60_000}}]),
         with_bill(choices=[CHOICE]).replace(b"fine", b"\xff\xfe"),
     ],
@@ -224,12 +174,8 @@ def test_a_malformed_answer_costs_one_try_and_is_paid_once(server: Server, tmp_p
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        *[("raw", body) for body in (b"<html>busy</html>", b"[" * 100_000, b'[{"mess', b"", b"\xff\xfe", b"1" * 9999)],
-        ("endless", 200, {}),
-        ("json", [1, 2, 3]),
-    ],
-    ids=["html", "nested", "truncated", "nothing", "not text", "digits", "endless", "a list"],
+    [*[("raw", body) for body in (b"<html>busy</html>", b"[" * 100_000, b"\xff\xfe")], ("endless", 200, {})],
+    ids=["html", "nested", "not text", "endless"],
 )
 def test_a_body_that_is_no_answer_costs_one_try_and_what_it_may_have_cost(
     server: Server, tmp_path: Path, fault: Any
@@ -245,10 +191,7 @@ def test_a_body_that_is_no_answer_costs_one_try_and_what_it_may_have_cost(
     assert client.budget.paid == pytest.approx(PRICES.cost(read, client.completion_tokens))
 
 
-@pytest.mark.parametrize(
-    ("count", "written"),
-    [("20.0", 20), *[(count, 1) for count in ("NaN", "-Infinity", "-5", "1e300", '"20"', "null", "true", "[20]")]],
-)
+@pytest.mark.parametrize(("count", "written"), [("20.0", 20), *[(count, 1) for count in ("NaN", "-5", '"20"')]])
 def test_a_bill_that_cannot_be_is_counted_by_the_text(server: Server, tmp_path: Path, count: str, written: int) -> None:
     """One token of text, where the bill names no possible number."""
     body = json.dumps({"choices": [CHOICE], "usage": BILL | {"completion_tokens": "?"}}).replace('"?"', count).encode()
@@ -256,25 +199,6 @@ def test_a_bill_that_cannot_be_is_counted_by_the_text(server: Server, tmp_path: 
     outcomes, client = ask(server, tmp_path, requests())
     assert outcomes[0].value == "fine"
     assert (client.prompt_tokens, client.completion_tokens) == (100, written)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"), [(402, "asks for payment: no credits; add credit"), (401, "does not accept the")]
-)
-def test_an_error_in_a_200_is_told_and_not_kept(server: Server, tmp_path: Path, code: int, message: str) -> None:
-    server.faults = [("json", {"error": {"message": "no credits", "code": code}})]
-    with pytest.raises(ApiError, match=message):
-        ask(server, tmp_path, requests())
-    outcomes, _ = ask(server, tmp_path, requests())
-    assert outcomes[0].value == "echo item0"
-
-
-def test_credits_that_run_out_end_the_run_although_others_were_answered(server: Server, tmp_path: Path) -> None:
-    """Otherwise the rest would be set aside one by one, as prompts are that a server refuses."""
-    server.faults = [("json", completion("first")), *[("status", 402, {}, {"message": "no credits"})] * 9]
-    with pytest.raises(ApiError, match="no credits"):
-        ask(server, tmp_path, requests(9), concurrency=1)
-    assert len(server.requests) == 2
 
 
 def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None:
@@ -286,25 +210,11 @@ def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None
     assert client.budget.paid == pytest.approx(3 * CALL_USD)
 
 
-def test_a_rerun_costs_nothing_rejections_included(server: Server, tmp_path: Path) -> None:
-    server.faults = [("json", completion(""))] * 3
-    first, _ = ask(server, tmp_path, requests(5), concurrency=1)
-    made = len(server.requests)
-    second, client = ask(server, tmp_path, requests(5))
-    assert second == first
-    assert first[0].rejected.explained == "an empty answer"
-    assert second[0].rejected.explained.endswith(
-        f"(kept in {tmp_path / 'journal.jsonl'}; delete that file to ask again)"
-    )
-    assert len(server.requests) == made
-    assert (client.calls, client.replayed) == (0, made)
-
-
 def test_a_killed_journal_keeps_its_whole_lines(server: Server, tmp_path: Path) -> None:
     ask(server, tmp_path, requests(3))
     path = tmp_path / "journal.jsonl"
     whole = path.read_bytes()
-    for cut in range(1, len(whole.splitlines(keepends=True)[-1]), 7):
+    for cut in (1, 20, len(whole.splitlines(keepends=True)[-1]) - 1):
         path.write_bytes(whole[:-cut])
         before = len(server.requests)
         outcomes, client = ask(server, tmp_path, requests(3))
@@ -346,17 +256,6 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
     assert all(outcome.value for outcome in outcomes)
 
 
-def test_calls_wait_for_the_reservations_of_those_in_flight(server: Server, tmp_path: Path) -> None:
-    """A call reserves about 1e-3 dollars and is billed 0.14e-3, so 8 at once would reserve more than the 20
-    calls cost.
-    """
-    wanted = [Request(f"item{i}", (Message("user", f"item{i}"),), 500) for i in range(20)]
-    outcomes, client = ask(server, tmp_path, wanted, budget=Budget(20 * CALL_USD + 1e-3), concurrency=8)
-    assert not client.stopped
-    assert all(outcome.value for outcome in outcomes)
-    assert client.cost_usd == pytest.approx(20 * CALL_USD)
-
-
 def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
     budget = Budget(10 * CALL_USD)
     wanted = [Request(f"item{i}", (Message("user", f"item{i}"),), 100) for i in range(20)]
@@ -371,21 +270,12 @@ def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
     assert 8 <= server.answered <= 10
 
 
-def test_bills_higher_than_reckoned_raise_what_is_reserved(server: Server, tmp_path: Path) -> None:
-    """Billed 140e-6 dollars where 108e-6 were reckoned: the first call shows it, and the eleventh would pass the
-    budget.
-    """
-    _, client = ask(server, tmp_path, requests(40), budget=Budget(10.9 * CALL_USD), concurrency=1)
-    assert len(server.requests) == 10
-    assert client.budget.paid <= 10.9 * CALL_USD
-
-
-@pytest.mark.parametrize("model", ["o3", "o4-mini-2025-04-16", "gpt-5-mini", "gpt-5.1"])
 def test_thinking_models_get_room_and_no_temperature(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    endpoint = Endpoint("openai", model, server.url)
+    assert all(Endpoint("openai", model).thinks for model in ("o3", "o4-mini-2025-04-16", "gpt-5.1"))
+    endpoint = Endpoint("openai", "gpt-5-mini", server.url)
     body = completion("fine")
     del body["usage"]
     server.faults = [("json", body)]
@@ -400,14 +290,13 @@ def test_thinking_models_get_room_and_no_temperature(
         )
 
 
-@pytest.mark.parametrize("model", ["gpt-4o", "gpt-5-chat-latest"])
 def test_others_get_the_temperature_until_they_refuse_it(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.refused = "temperature"
     server.delay_s = 0.02  # so that several are in flight before the first is refused
-    endpoint = Endpoint("openai", model, server.url)
+    endpoint = Endpoint("openai", "gpt-5-chat-latest", server.url)
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES, temperature=0.5, concurrency=4) as client:
         outcomes = run_sync(client.ask_all(requests(9), lambda _, text: text))
     assert [outcome.value for outcome in outcomes] == [f"echo item{i}" for i in range(9)]
@@ -450,29 +339,6 @@ def test_a_server_that_went_down_ends_all_that_are_under_way(server: Server, tmp
         assert len(journal.answers) == server.answered, "what was paid for is kept"
 
 
-def test_a_first_request_without_an_answer_waits_for_what_becomes_of_the_others(server: Server, tmp_path: Path) -> None:
-    server.faults = list(DOWN)
-    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=1) as client:
-        first, second = together(*(client.ask(request, str) for request in requests(2)))
-        assert "keeps answering 500" in first.rejected.reason
-        assert second.value == "echo item1"
-
-
-def test_event_loops_may_ask_in_turn(server: Server, tmp_path: Path) -> None:
-    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=2) as client:
-
-        def answers(prefix: str) -> list[str | None]:
-            return [outcome.value for outcome in run_sync(client.ask_all(requests(5, prefix), lambda _, text: text))]
-
-        async def inside() -> list[str | None]:
-            return answers("loop")
-
-        assert asyncio.run(inside()) == [f"echo loop{i}" for i in range(5)]
-        for prefix in "ab":
-            assert answers(prefix) == [f"echo {prefix}{i}" for i in range(5)]
-        assert client.calls == 15
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
 def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
     def interrupt(*_: Any) -> None:
@@ -504,9 +370,7 @@ def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server
     ("fault", "text"),
     [
         (("status", 401, {}, {"message": f"Incorrect API key provided: {KEY}"}), "OPENAI_API_KEY"),
-        (("status", 404, {}, {"message": f"no model for {KEY}"}), "no such model"),
-        (("status", 402, {}, {"message": f"no credits for {KEY}"}), "asks for payment: no credits for .*; add credit"),
-        (("status", 403, {}, {"message": f"not with {KEY}"}), "not allowed"),
+        (("json", {"error": {"message": f"no credits for {KEY}", "code": 402}}), "asks for payment"),
         (("status", 400, {}, {"message": f"bad parameter, {KEY}"}), "refuses every request: bad parameter"),
         (("status", 301, {"Location": "https://x"}, {}), "redirects to another address; give that as --base-url"),
     ],
@@ -525,7 +389,7 @@ def test_hopeless_servers_end_the_run_without_the_key(
     assert set(server.authorization) == {f"Bearer {KEY}"}
 
 
-@pytest.mark.parametrize("filler", ["x" * 288, "x" * 292, "x" * 299, f"key{' ' * 1400}"])
+@pytest.mark.parametrize("filler", ["x" * 292, f"key{' ' * 1400}"])
 def test_a_key_across_a_cut_leaves_no_part_of_it(
     filler: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,7 +415,7 @@ def test_parts_of_a_key_are_removed_from_messages_and_from_the_ends_of_answers(
     assert without_keys(f"so {KEY[:7]} stays") == masked(f"so {KEY[:7]} stays") == f"so {KEY[:7]} stays"
 
 
-@pytest.mark.parametrize("encoding", ["gzip, gzip", "no-such"])
+@pytest.mark.parametrize("encoding", ["gzip, gzip"])
 def test_a_compressed_answer_is_not_read(server: Server, tmp_path: Path, encoding: str) -> None:
     server.faults = [("sent", 200, {"Content-Encoding": encoding}, BOMB)]
     with pytest.raises(NoAccessError, match=f"encoded \\({encoding}\\)"):
@@ -591,14 +455,7 @@ KEYS = {"OPENAI_API_KEY": KEY, "AZURE_OPENAI_API_KEY": KEY}
     ("endpoint", "environment", "said"),
     [
         (OPENAI, {}, "OPENAI_API_KEY"),
-        (AZURE, {}, "AZURE_OPENAI_API_KEY"),
-        (OPENAI, KEYS | {"OPENAI_ORG_ID": "a\nb"}, "OPENAI_ORG_ID"),
-        (OPENAI, KEYS | {"OPENAI_PROJECT_ID": "日本"}, "OPENAI_PROJECT_ID"),
-        (OPENAI, KEYS | {"ALL_PROXY": "foo://127.0.0.1:1"}, "ALL_PROXY"),
         (OPENAI, KEYS | {"HTTP_PROXY": f"http://user:{KEY}@[::1"}, "HTTP_PROXY"),
-        (OPENAI, KEYS | {"SSL_CERT_FILE": "/nowhere.pem"}, "SSL_CERT_FILE"),
-        (AZURE, KEYS, "AZURE_OPENAI_ENDPOINT"),
-        (AZURE, KEYS | {"AZURE_OPENAI_ENDPOINT": "my-resource"}, "AZURE_OPENAI_ENDPOINT"),
         (AZURE, KEYS | {"AZURE_OPENAI_ENDPOINT": f"https://u:{KEY}@x.openai.azure.com"}, "AZURE_OPENAI_ENDPOINT"),
         (LOCAL, {}, r"nothing listens at http://127.0.0.1:9/v1 .*start the server"),
     ],
@@ -635,8 +492,8 @@ def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: p
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        *[(text, None) for text in ("gpt-4o", "openai:", "claude:x", "")],
-        *[("local:m", url) for url in ("localhost:1234", "ftp://x/v1", "http://x:99999/v1", f"http://u:{KEY}@x/v1")],
+        *[(text, None) for text in ("gpt-4o",)],
+        *[("local:m", url) for url in ("http://x:99999/v1", f"http://u:{KEY}@x/v1")],
         ("local:m", f"http://x/v1?key={KEY}"),
     ],
 )
@@ -644,15 +501,3 @@ def test_unknown_teachers_and_bad_addresses_are_refused_without_a_key(text: str,
     with pytest.raises(ConfigError, match="--base-url" if url else "--teacher") as caught:
         parse_endpoint(text, url)
     assert KEY not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["openai", "azure"])
-def test_prices_are_those_of_the_model_and_its_date_or_given(kind: str) -> None:
-    for model, read, written in (("gpt-4o", 2.5, 10.0), ("gpt-4o-2024-05-13", 5.0, 15.0), ("o4-mini", 1.1, 4.4)):
-        assert prices_of(kind, model, None, None) == Prices(read, written)
-    for model in ("brand-new", "whisper-1", "text-embedding-3-small", "", "\ud800"):
-        assert not prices_of(kind, model, None, None).known
-        assert prices_of(kind, model, 1.0, 2.0) == Prices(1.0, 2.0)
-        assert prices_of("local", model, None, None) == Prices(0.0, 0.0)
-    with pytest.raises(ConfigError, match="go together"):
-        prices_of(kind, "gpt-4o", 1.0, None)

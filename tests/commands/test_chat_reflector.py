@@ -92,43 +92,9 @@ def test_rlft_that_stops_in_the_middle_resumes_and_asks_nothing_twice(
     assert hashes(run / "checkpoint-3") == before
 
 
-def test_rlft_estimates_without_asking(
-    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """3 updates of 8 episodes of 10 steps, at most three times."""
-    assert main(rlft(corridor_folder, server, "--horizon", "10", "--dry-run", *PRICES)) == 0
-    assert " 240 " in capsys.readouterr().out
-    assert main(evaluate(corridor_folder, server, "--dry-run", *PRICES)) == 0
-    policy = ["--policy", f"A={corridor_folder / 'policy'}+local:m", "--base-url", server.url]
-    assert main(["play", *files(corridor_folder), *policy, "--auto", "--dry-run", *PRICES]) == 0
-    assert not server.requests
-    assert not list(Path().glob("results/*rlft*"))
-
-
 def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path, server: Server) -> None:
     refused: dict[str, Any] = {"choices": [{"message": {"content": "", "refusal": "No."}, "finish_reason": "stop"}]}
     server.faults += [("json", refused)] * 3
     assert main(evaluate(corridor_folder, server, "--name", "chat", "--max-concurrency", "1")) == 0
     statuses = [line["status"] for _, line in read_jsonl(Path("results/chat/episodes.jsonl"))]
     assert statuses.count("aborted") == 1 < len(statuses)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--train-reflector", "1"], "leave out --train-reflector"),
-        (["--processes", "2"], "leave out --processes"),
-        (["--plan"], "leave out --plan"),
-        (["--share-base"], "leave out --share-base"),
-    ],
-)
-def test_what_a_chat_reflector_cannot_be_combined_with(
-    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str], more: list[str], said: str
-) -> None:
-    assert said in error_of(rlft(corridor_folder, server, *more), capsys)
-    assert not server.requests
-
-
-def test_settings_of_chat_models_need_one(corridor_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["rlft", *files(corridor_folder), "--policy", str(corridor_folder / "policy")]
-    assert "--max-cost-usd is for --reflector openai:MODEL" in error_of([*command, "--max-cost-usd", "1"], capsys)

@@ -10,7 +10,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import DataError
-from reflectkit.evals.figures import read_curves
+from reflectkit.evals.plot import read_curves
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.types import to_json
 from tests.examples import own_module
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.types import Task
-from reflectkit.envs.base import ChoiceEnv
+from reflectkit.env import ChoiceEnv
 from reflectkit.envs.corridor import Corridor
 
 

@@ -18,7 +18,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.sampling.base import Opening, SampleRequest
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from tests.examples import save_example
 
 
@@ -53,17 +53,6 @@ def test_the_example_learns_and_its_setting_is_a_flag(policy: Path, capsys: pyte
     assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
 
 
-def test_an_edit_makes_a_new_run(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path("edited_sampler.py")
-    Path("my_sampler.py").rename(file)
-    command = ["evaluate", "--env", "corridor", "--sampler", "edited_sampler:BACKEND", "--task-file", "train.json",
-               "--policy", f"mine={policy}"]  # fmt: skip
-    assert main(command) == 0
-    file.write_text(file.read_text("utf-8") + "# edited\n", encoding="utf-8")
-    assert main(command) == 0
-    assert "Already finished" not in capsys.readouterr().out
-
-
 def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
     row = backend("my_sampler:BACKEND")
     sampler = row.open(Opening(str(policy), "cpu"), row.settings(epsilon=0.5))
@@ -76,37 +65,3 @@ def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
     assert mixed.label_logprobs == pytest.approx(expected)
     run_sync(sampler.publish(None, 7))
     assert run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1))).version == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("my_sampler:NOTHING", "cannot import sampler 'my_sampler:NOTHING'"),
-        ("my_sampler:Exploring", "is not a reflectkit.sampling.base.Backend"),
-        ("locl", "no sampler named 'locl'; did you mean 'local'"),
-        ("taken:BACKEND", "its setting 'seed' is one of the command's already"),
-        ("broken:BACKEND", "was asked for one of 2 labels, and answered with tokens (0,)"),
-    ],
-)
-def test_mistakes_are_one_line(policy: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("taken.py").write_text(
-        "from reflectkit import Config, option\n"
-        "from my_sampler import Backend\n"
-        "class Settings(Config):\n    seed: int = option(1, help='x')\n"
-        "BACKEND = Backend(Settings, None)\n",
-        encoding="utf-8",
-    )
-    Path("broken.py").write_text(
-        "from dataclasses import replace\nfrom my_sampler import Backend, Exploring, open_local\n"
-        "from reflectkit.config import NoSettings\n"
-        "class Broken(Exploring):\n    async def sample(self, ask):\n"
-        "        return replace(await self.inner.sample(ask), token_ids=(0,))\n"
-        "BACKEND = Backend(NoSettings, lambda opening, settings: Broken(open_local(opening), 0))\n",
-        encoding="utf-8",
-    )
-    code = main(
-        ["evaluate", "--env", "corridor", "--task-file", "train.json", "--policy", f"mine={policy}", "--sampler", name]
-    )
-    error = capsys.readouterr().err
-    assert (code, error.count("\n")) == (2, 1)
-    assert message in error

@@ -1,6 +1,4 @@
-"""play at a keyboard that is a string: what may be typed, what is shown and kept, and what cannot steer the
-terminal.
-"""
+"""play at a keyboard that is a string: as the agent, as the user, and what cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -14,17 +12,23 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.agents.human import choice_of
+from reflectkit.agents.human import PersonUser, choice_of
 from reflectkit.cli.main import main
+from reflectkit.commands.play import verdict_text
+from reflectkit.console import Quiet
+from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.support.env import Support
 from reflectkit.errors import IllegalActionError
-from reflectkit.text import visible
-from reflectkit.types import Task
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 
 
 class Keys(io.StringIO):
@@ -90,36 +94,17 @@ def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: A
         assert [turn["said"] for turn in episode["turns"]] == ["left"]
 
 
-def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Interrupted(Keys):
-        def readline(self, size: int | None = -1, /) -> str:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "stdin", Interrupted())
-    assert main(["play", "--env", "corridor"]) == 130
-    assert "finished episodes are kept" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("0", 0), ("3", 3), ("cat", "cat a.py, 3 cat ab"), ("cat a.", 2), ("CAT  AB", 3), ("id", 4), ("202", 202),
-     ("a", 200), ("cd", 0), ("cd ..", 0), ("cd d", 1)],
+    [("3", 3), ("cat", "cat a.py, 3 cat ab"), ("CAT  AB", 3), ("202", 202), ("a", 200), ("cd", "0 cd .., 1 cd docs")],
 )  # fmt: skip
 def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expected: int | str) -> None:
     choices = ["cd ..", "cd docs", "cat a.py", "cat ab", "id a.py", *(f"x {number}" for number in range(5, 210))]
-    if typed == "cd":
-        expected = "0 cd .., 1 cd docs"
     if isinstance(expected, int):
         assert choice_of(typed, choices) == expected
         return
     with pytest.raises(IllegalActionError, match=expected):
         choice_of(typed, choices)
-
-
-@pytest.mark.parametrize("typed", ["", "-1", "210", "9" * 5000, "²", "nothing of the kind"])
-def test_what_is_no_choice_is_said(typed: str) -> None:
-    with pytest.raises(IllegalActionError, match="write a number from 0 to 1"):
-        choice_of(typed, ("left", "right"))
 
 
 def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any) -> None:
@@ -132,17 +117,6 @@ def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any)
     assert "The oracle would: " in shown
     (episode,) = episodes()
     assert [turn["said"] for turn in episode["turns"]] == [good]
-
-
-def test_the_oracle_plays_generated_conversations_and_a_baseline_too(play: Any) -> None:
-    assert play("--env", "memory", "--policy", "oracle", "--auto", typed=None)[0] == 0
-    assert episodes()[0]["success"] is True
-    assert play("--env", "memory", "--policy", "rag", "--auto", "--level", "long", typed=None)[0] == 0
-    assert len(episodes(2)[0]["turns"]) == 40
-    assert (
-        play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0
-    )  # nothing to shuffle
-    assert episodes(3)[0]["success"] is True
 
 
 def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
@@ -181,124 +155,6 @@ def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, po
     assert episodes()[0]["turns"][0]["value"] == 0.25
 
 
-def test_a_reflector_comments_for_a_person(play: Any, checkpoints: dict[str, Path]) -> None:
-    code, shown, _ = play("--env", "taxi", "--reflector", str(checkpoints["reflection"]), typed="q\n")
-    assert code == 0
-    assert "Reflection: " in shown
-
-
-def test_who_watches_goes_from_step_to_step(play: Any) -> None:
-    code, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\n\nq\n")
-    assert code == 0
-    assert len(episodes()[0]["turns"]) == 2
-    assert "The person left" in shown
-
-
-def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> None:
-    tasks = []
-    for number, seed in enumerate(("0", "0", "1", "2", "3"), start=1):
-        play("--env", "taxi", "--seed", seed)
-        tasks.append(episodes(number)[0]["task"])
-    assert tasks[0] == tasks[1]
-    assert len(set(tasks)) > 2
-    _, shown, _ = play("--env", "taxi", "--task", "taxi-full-328")
-    assert "task taxi-full-328" in shown
-
-
-def test_the_same_seed_gives_the_same_bytes(play: Any) -> None:
-    for _ in range(2):
-        play("--env", "taxi", "--policy", "random", "--auto", "--shuffle-action", "--count", "3", typed=None)
-    assert Path("results/1_play/episodes.jsonl").read_bytes() == Path("results/2_play/episodes.jsonl").read_bytes()
-
-
-def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
-    record = {"id": "a", "env": "corridor", "level": "short", "group": "g", "data": {"start": 1}}
-    (tmp_path / "own.json").write_text(json.dumps([{**record, "trajectories": []}]))
-    _, shown, _ = play("--env", "corridor", "--task-file", "own.json", typed="q\n")
-    assert "level short, task a" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [ (["--env", "taxii"], "did you mean 'taxi'"), (["--env", "taxi", "--policy", "oracel"],
-    "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"), (["--env", "taxi", "--policy", "a=nowhere",
-    "--auto"], "nowhere"), (["--env", "taxi", "--policy", "oracle"], "add --auto"), (["--env", "taxi", "--level",
-    "ful"], "did you mean 'full'"), (["--env", "taxi", "--task", "taxi-full-32x"],
-    "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--count", "0"],
-    "--count must be greater"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
-    "taxi", "--teacher", "--reflector", "x"], "leave one out"), (["--env", "taxi", "--reflector", "x", "--policy",
-    "a=b"], "NAME=CHECKPOINT+REFLECTOR"), (["--env", "taxi", "--reflector", "nowhere"], "nowhere"), (["--env",
-    "auto_explore"], "run `reflectkit filter-repo`"), (["--env", "tests.commands.test_play:Rude", "--teacher"],
-    "no oracle teacher"), ],
-)  # fmt: skip
-def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message: str) -> None:
-    code, _, said = play(*arguments, typed=None)
-    assert code == 2
-    assert said.count("\n") == 1
-    assert message in said
-
-
-def letters_of(text: str) -> str:
-    return "".join(text.split())
-
-
-@pytest.mark.parametrize("columns", [20, 40, 80, 200])
-@pytest.mark.parametrize("env", ["taxi", "memory", "corridor"])
-def test_what_is_read_is_wrapped_at_words(
-    env: str, columns: int, play: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nothing is lost, no word is cut that fits, and the lines of a map are as they were."""
-    _, whole, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
-    _, asked, _ = play("--env", env, typed="h\no\nq\n")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    _, shown, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
-    assert letters_of(shown).replace("/3_play", "/1_play") == letters_of(whole)
-    assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("→"))
-    assert {word for word in whole.split() if len(word) <= columns // 2 and "_play" not in word} <= set(shown.split())
-    _, helped, _ = play("--env", env, typed="h\no\nq\n")
-    assert letters_of(helped).replace("/4_play", "/2_play") == letters_of(asked)
-    for line in whole.splitlines():
-        assert len(line) > columns or line in shown.splitlines() or line.startswith("→")
-
-
-def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from reflectkit.cli.display import Screen
-
-    monkeypatch.setenv("COLUMNS", "24")
-    Screen(width=24).read("  10  cat a/long/path and its name\n\n    indented by four, and long\n" + 7 * "漢字")
-    assert capsys.readouterr().out.splitlines() == [
-        "  10  cat a/long/path",
-        "      and its name",
-        "",
-        "    indented by four,",
-        "    and long",
-        6 * "漢字",  # two columns each
-        "漢字",
-    ]
-
-
-def test_instructions_are_shown_once_in_an_episode(play: Any) -> None:
-    from reflectkit.envs.memory.env import INSTRUCTIONS
-
-    _, shown, _ = play("--env", "memory", "--policy", "oracle", "--auto", typed=None)
-    assert shown.count(INSTRUCTIONS) == 1
-    assert shown.count("── Step ") == shown.count("[user] ") - 1 == 10
-    assert "The conversation is over." in shown
-
-
-def test_the_keys_that_are_named_are_the_keys_that_work(play: Any) -> None:
-    """Capitals too; and who watches is told of what is no key."""
-    _, shown, _ = play("--env", "corridor", typed="H\nO\nQ\n")
-    assert "Keys: h or ?: help; o: what the oracle would do; q: leave\n" in shown
-    assert shown.count("The oracle would: ") == 1
-    assert episodes(1)[0]["reason"] == "the person left"
-    _, shown, _ = play("--env", "tests.commands.test_play:Rude", typed="q\n")
-    assert "Keys: h or ?: help; q: leave\n" in shown
-    _, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\nh\no\nQ\n")
-    assert shown.count("Enter: take it; h: the rules; q: leave > ") == 4
-    assert "'o' is no key." in shown
-    assert len(episodes(3)[0]["turns"]) == 1
-
-
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
 
 
@@ -330,11 +186,6 @@ def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
     assert "   1  b Your move:" in shown
     assert "has no oracle" in shown
     assert "Out of steps" in shown
-
-
-def test_visible_keeps_letters_of_all_scripts() -> None:
-    assert visible("Käse 漢字 a\u00a0b\n") == "Käse 漢字 a b\n"
-    assert visible("\ud800\x7f\u2066") == "\\ud800\\x7f\\u2066"
 
 
 def at_terminal(folder: Path, columns: int, env: str, answers: list[bytes]) -> tuple[int, bytes]:
@@ -378,13 +229,77 @@ def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path)
     assert b"The person left" in shown
 
 
-@pytest.mark.parametrize("columns", [40, 200])
-def test_a_real_terminal_is_filled_word_by_word(columns: int, tmp_path: Path) -> None:
-    code, shown = at_terminal(tmp_path, columns, "memory", [b"h", b"q"])
+LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))
+Play = Callable[..., tuple[int, str, str]]
+
+
+class Typed(Quiet):
+    """Answers with the given lines, and keeps what was shown and asked."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.shown = list(lines), list[str]()
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+    def ask(self, question: str) -> str | None:
+        return self.lines.pop(0) if self.lines else None
+
+
+class Acting:
+    """Does the given things in order, the last again and again."""
+
+    def __init__(self, actions: Sequence[str | ToolUse]) -> None:
+        self.actions = actions
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        return Decision(self.actions[min(len(context.turns), len(self.actions) - 1)])
+
+
+def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, PersonUser]:
+    user = PersonUser(keyboard)
+    task = Support.taskset.example("refuse", 4)
+    (trajectory,) = rollout([Episode(task, 0)], lambda: Horizon(Support(user, horizon=9), 9), Acting(actions), width=1)
+    return trajectory, user
+
+
+def test_the_person_reads_words_and_no_calls() -> None:
+    keyboard = Typed("Hello?", "", "i", "It is late.", "e")
+    trajectory, user = talked(
+        keyboard, "<think>A secret.</think>Who are you?", LOOK, "A lamp<|im_end|>,\nor <tool_call>?", "Bye."
+    )
+    assert keyboard.shown[0].startswith("You are ")
+    assert "q: leave" in keyboard.shown[0]
+    assert keyboard.shown[1] == "Agent: Who are you?"
+    assert keyboard.shown[2].startswith("Nothing was said. ")
+    assert keyboard.shown[3].startswith("You are ")
+    assert keyboard.shown[4] == "Agent: A lamp,\nor ?"
+    assert len(keyboard.shown) == 5
+    assert trajectory.status is Status.COMPLETED
+    assert trajectory.final is not None
+    said = [message.content for message in trajectory.final.messages if message.role == "user"]
+    assert said == ["Hello?", "It is late.", "Goodbye."]
+    assert (user.answered, user.left) == (True, False)
+
+
+@pytest.mark.parametrize("lines", [["Hello.", "q"], []])
+def test_leaving_ends_the_episode_without_a_verdict(lines: list[str]) -> None:
+    trajectory, user = talked(Typed(*lines), "Yes?")
+    assert (trajectory.status, trajectory.reason) == (Status.ABORTED, "the person left")
+    assert user.left
+    assert verdict_text(trajectory) == ""
+
+
+AS_USER = ("--env", "support", "--as", "user", "--policy", "random")
+
+
+def test_command(play: Play) -> None:
+    code, shown, _ = play(*AS_USER, typed="Hello.\n" * 30)
     assert code == 0
-    lines = lines_of(shown)
-    assert max(len(line) for line in lines if "episodes.jsonl" not in line) <= columns
-    assert sum(len(line) > columns * 0.7 for line in lines) > 5
-    assert {"conversation", "instructions", "questions"} & {
-        word.strip(".,:") for line in lines for word in line.split()
-    }
+    assert "You are " in shown
+    assert "Reward" not in shown
+    assert "Tool " not in shown
+    assert ": return +0 in " in shown
+    assert "Why: " in shown
+    (line,) = Path("results/1_play/episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["turns"][0]["messages"][-1] == {"role": "user", "content": "Hello."}

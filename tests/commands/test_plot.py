@@ -9,10 +9,8 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.errors import DataError
-from reflectkit.evals import figures
-from reflectkit.evals.figures import chained, draw_curves, read_curves
+from reflectkit.evals.plot import area, chained, curve_figures, curve_table, read_curves, smooth
 from reflectkit.jsonl import read_json, write_json, write_jsonl
-from reflectkit.runs.locks import locked
 
 
 def made(folder: Path, steps: range, start: Path | None = None, **more: float) -> Path:
@@ -52,32 +50,11 @@ def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Pat
     assert curve(first, against="episodes")[0] == [8, 16, 24, 32, 40]
 
 
-def test_a_chain_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path in config.json is from where the run was begun; another project has a run of that name too."""
-    made(tmp_path / "mine" / "results" / "1_rlft", range(1, 4))
-    second = made(tmp_path / "mine" / "results" / "2_rlft", range(4, 6), Path("results/1_rlft/checkpoint-3"))
-    made(tmp_path / "yours" / "results" / "1_rlft", range(1, 3))
-    monkeypatch.chdir(tmp_path / "yours")
-    assert curve(second, against="step")[0] == [1, 2, 3, 4, 5]
-    monkeypatch.chdir(tmp_path / "mine")
-    assert curve(Path("results/2_rlft"), against="step")[0] == [1, 2, 3, 4, 5]
-
-
 def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
     first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
     made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
     with pytest.raises(DataError, match="resumed from"):
         chained(first / "metrics.jsonl")
-
-
-def test_validation_is_drawn_where_it_was_made(tmp_path: Path) -> None:
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    write_jsonl(
-        run / "metrics.jsonl", [{"step": 1, "episodes": 8}, {"step": 2, "episodes": 16, "validation_return": 0.5}]
-    )
-    assert curve(run, "validation_return") == ([16], [0.5])
-    with pytest.raises(DataError, match="--validate-steps"):
-        curve(run, "validation_accuracy")
 
 
 def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,133 +71,39 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypat
     runs = [f"--runs=a={made(tmp_path / f'{n}_rlft', range(1, 6), loss=n)}" for n in (1, 2)]
     for kind in ("png", "svg"):
         for name in ("x", "y"):
-            assert (
-                main(
-                    [
-                        "plot",
-                        *runs,
-                        "--figure",
-                        "success_rate",
-                        "--figure",
-                        "loss",
-                        "--out",
-                        f"{name}.{kind}",
-                        "--force",
-                    ]
-                )
-                == 0
-            )
+            command = ["plot", *runs, "--figure=success_rate", "--figure=loss", "--out", f"{name}.{kind}", "--force"]
+            assert main(command) == 0
         assert (tmp_path / f"x.{kind}").read_bytes() == (tmp_path / f"y.{kind}").read_bytes()
     assert "<svg" in (tmp_path / "x.svg").read_text()
-
-
-@pytest.mark.parametrize(("names", "bands", "lines"), [(3, 3, 3), (4, 0, 4 + 4 * 2)])
-def test_bands_of_many_curves_would_hide_each_other(
-    names: int, bands: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three names get bands; with four, each of the two seeds is a line beside the median."""
-    drawn = []
-    monkeypatch.setattr(figures, "_finish", lambda picture, axes, out: drawn.extend(axes))
-    seeds = [((0, 1), (0.1, 0.2)), ((0, 1), (0.3, 0.5))]
-    draw_curves({"success_rate": {f"arm {number}": seeds for number in range(names)}}, "step", 1, tmp_path / "c.png")
-    (panel,) = drawn
-    assert (len(panel.collections), len(panel.lines), len(panel.get_legend().get_texts())) == (bands, lines, names)
-    assert panel.lines[0].get_ydata() == pytest.approx([0.2, 0.35])
-
-
-def test_names_stand_in_the_legend_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    assert (
-        main(["plot", f"--runs=_ours={run}", f"--runs=$\\frac{{$={run}", f"--runs=a\n\x1bb={run}", "--out", "x.svg"])
-        == 0
-    )
-    legend = (tmp_path / "x.svg").read_text().partition("legend_1")[2]
-    assert [name for name in ("<!--  _ours -->", "<!-- $\\frac{$ -->", "<!-- a \\x1bb -->") if name not in legend] == []
-
-
-def test_bad_numbers_and_places_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    for number in ("NaN", "1e999", f"1{'0' * 400}"):
-        (run / "metrics.jsonl").write_text(f'{{"step": 1, "episodes": 8, "success_rate": {number}}}\n')
-        assert main(["plot", "--runs", f"a={run}"]) == 2
-        assert (
-            "metrics.jsonl:1: field 'success_rate': is not a number of at most 1e+100 in size here"
-            in capsys.readouterr().err
-        )
-        (run / "eval.json").write_text(
-            f'{{"rows": [{{"name": "a", "level": "x", "success": {number}, "low": 0, "high": 1, "figures": {{}}}}]}}'
-        )
-        assert main(["plot", "--evals", str(run)]) == 2
-        assert "a row has no 'success'" in capsys.readouterr().err
-    (tmp_path / "folder.png").mkdir()
-    assert main(["plot", "--runs", f"a={run}", "--out", "folder.png"]) == 2
-
-
-def test_a_figure_that_is_asked_for_twice_is_no_second_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    assert main(["plot", f"--runs=a={run}", "--figure", "success_rate", "--figure", "success_rate"]) == 0
-    (report,) = (tmp_path / "results").glob("*_plot/report.json")
-    assert [row[:2] for row in read_json(report)["tables"][0]["rows"]] == [["a", "1"]]
-
-
-def test_bars_of_evaluations_of_one_name_stand_beside_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with --seeds; and the ends of an interval may be off by a rounding."""
-    monkeypatch.chdir(tmp_path)
-    for number, seed in enumerate(("seed0", "seed1")):
-        row = {"name": "ours", "level": "full", "success": 0.5 + number / 4, "low": 0.8, "high": 0.9}
-        write_json(tmp_path / seed / "3_evaluate" / "eval.json", {"rows": [row]})
-    assert main(["plot", "--evals", "seed0/3_evaluate", "--evals", "seed1/3_evaluate", "--out", "x.png"]) == 0
-    (report,) = (tmp_path / "results").glob("*_plot/report.json")
-    assert read_json(report)["figures"] == {"ours (seed0/3_evaluate) full": 0.5, "ours (seed1/3_evaluate) full": 0.75}
 
 
 def test_bars_of_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["gen-task", "--env", "memory", "--instances", "3", "--long-instances", "0"]) == 0
-    assert main(["evaluate", "--env", "memory", "--level", "short", "--policy", "oracle", "--policy", "rag",
-        "--task-file", "data/memory/data.json"]) == 0  # fmt: skip
-    (run,) = (tmp_path / "results").glob("*_evaluate")
-    for figure in ("success", "accuracy"):
-        assert main(["plot", "--evals", str(run), "--figure", figure, "--out", f"{figure}.png"]) == 0
-    (report,) = [path for path in (tmp_path / "results").glob("*_plot/report.json") if "rag short" in path.read_text()][
-        :1
-    ]
-    assert read_json(report)["figures"]["oracle short"] == 1.0
-    capsys.readouterr()
-    assert main(["plot", "--evals", str(run), "--figure", "acuracy"]) == 2
-    assert "available: success, tool_success" in capsys.readouterr().err
-    assert main(["plot", "--evals", str(run), "--reach", "0.9"]) == 2
-    assert "--reach is for curves, and --evals draws bars" in capsys.readouterr().err
-    assert main(["plot", "--evals", str(run), "--runs", "a=b"]) == 2
-    assert main(["plot"]) == 2
-    assert main(["plot", "--evals", "nowhere"]) == 2
+    assert main(["evaluate", "--env", "corridor", "--policy=oracle", "--policy=random", "--score-oracle"]) == 0
+    run = "results/1_evaluate"
+    for figure in ("success", "agreement"):
+        assert main(["plot", "--evals", run, "--figure", figure, "--out", f"{figure}.png", "--name", figure]) == 0
+        assert read_json(Path(f"results/{figure}/report.json"))["figures"]["oracle long"] == 1.0
 
 
-def test_live_leaves_a_run_that_nobody_works_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = made(tmp_path / "1_rlft", range(1, 6))
-    work, looks = locked(run), []
+def test_areas_are_paired_by_seed() -> None:
+    assert area([128, 256, 512], [0.0, 0.5, 1.0]) == pytest.approx((128 * 0.25 + 256 * 0.75) / 384)
+    flat = {"plain": (0.1, 0.5, 0.6), "ours": (0.3, 0.6, 0.8)}
+    curves = {name: [([0.0, 10.0], [value, value]) for value in values] for name, values in flat.items()}
+    figures = curve_figures(curves, 0.6)
+    # gaps 0.2, 0.1, 0.2: mean 1/6, standard error 0.05774 / sqrt(3) = 1/30, t(0.975, 2) = 4.3027
+    ours = figures["ours"]
+    assert ours["difference"] == pytest.approx(1 / 6)
+    assert (ours["low"], ours["high"]) == pytest.approx((1 / 6 - 4.30265 / 30, 1 / 6 + 4.30265 / 30), abs=1e-5)
+    assert [ours["reached"], figures["plain"]["reached"]] == [[None, 0, 0], [None, None, 0]]
+    assert [row[-1] for row in curve_table(figures, "success", 0.6, "episodes").rows] == ["not reached", "0"]
 
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 50:
-            work.__exit__(None, None, None)
 
-    monkeypatch.setattr("reflectkit.commands.plot.time.sleep", sleep)
-    work.__enter__()
-    assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
-    assert len(looks) == 50 + 30
-    assert f"no process is working on {run};" in capsys.readouterr().out
+def test_smooth() -> None:
+    assert smooth([1, 3, 5, 7], 2) == [1, 2, 4, 6]
+    assert smooth([1e17, 1, 2, 3], 1) == [1e17, 1, 2, 3]
 
 
 def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
-from reflectkit.train import checkpoint
-from tests.command_lines import error_of
+from reflectkit.runs.checksums import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
@@ -61,13 +60,13 @@ def test_two_adapters_on_one_base_learn_as_two_models_do(corridor_folder: Path, 
     rows = [row for _, row in read_jsonl(shared.parent / "metrics.jsonl")]
     assert rows[0]["reflector_kl_to_start"] == pytest.approx(0, abs=1e-6)
     assert rows[1]["reflector_kl_to_start"] > 0
-    checkpoint.check_files(shared)
+    verify(shared)
 
 
 def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
     corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So does its checkpoint; in evaluate behind the +, and in rlft and gen-sft."""
+    """So does its checkpoint; in evaluate after the +, and in rlft."""
     monkeypatch.chdir(tmp_path)
     made = train(corridor_folder, Path("results"), name="both", reflector=corridor_folder / "reflection",
         train_reflector=1, reflector_states=1, reflector_comments=2, max_steps=1, episodes=2)  # fmt: skip
@@ -77,63 +76,3 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
     assert main(["evaluate", "--env", "corridor", "--name", "evaluation", *policies, *tasks]) == 0
     record = read_json(Path("results/evaluation/config.json"))
     assert {str(made), f"{made}/reflector"} <= set(record["inputs"])
-    again = command(corridor_folder, "--name", "again", "--max-steps", "1", "--episodes", "2")
-    again[again.index(str(corridor_folder / "reflection"))] = "results/both"
-    assert main(again) == 0
-    assert f"{made}/reflector" in read_json(Path("results/again/config.json"))["inputs"]
-    assert read_json(Path("results/again/checkpoint-1/reflectkit.json"))["reflector"] == f"{made}/reflector"
-    assert main(["gen-trajectory", "--env", "corridor", "--demonstrations", "2"]) == 0
-    rows = ["--comments", "reflector", "--reflector", str(made), "--name", "rows"]
-    assert (
-        main(["gen-sft", "--env", "corridor", "--task-file", "data/corridor/data_reflection_negative.json", *rows]) == 0
-    )
-    assert f"{made}/reflector" in read_json(Path("results/rows/config.json"))["inputs"]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("", "needs a reflector: give --reflector"),
-        ("--reflector r --reflector-sampler vllm:http://localhost:1", "leave out --reflector-sampler vllm:"),
-        ("--reflector r --swap-comments 0.5", "leave out --swap-comments"),
-        ("--reflector r --processes 2", "runs in one process; leave out --processes"),
-        ("--reflector r --plan", "--plan does not know the reflector's turns"),
-        ("--reflector r --sampler vllm:http://localhost:1 --max-staleness 1", "leave that out"),
-        ("--reflector r --train-reflector 9 --max-steps 2", "learn nothing in --max-steps 2; give at most that"),
-        ("--reflector r --reflect-prob 0", "leave out --reflect-prob 0"),
-        ("--reflector nothing", "'nothing' is no model; evaluate and play take it behind the +"),
-        ("--reflector r --reflector-comments 1", "--reflector-comments must be greater than or equal to 2"),
-        ("--reflector r --reflector-reward praise", "praise"),
-        (
-            "--reflector r --reflector-reward judgement --env tests.train.training:Spelling",
-            "oracle, which spelling lacks",
-        ),
-    ],
-)
-def test_what_the_reflector_cannot_learn_with_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    env = [] if "--env" in more else ["--env", "corridor"]
-    assert message in error_of(["rlft", *env, "--policy", "p", "--train-reflector", "1", *more.split()], capsys)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
-    corridor_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = [
-        "--policy", str(corridor_folder / "policy"), "--reflector", str(corridor_folder / "reflection"),
-        "--task-file", "data/support/data.json",
-    ]  # fmt: skip
-    assert main(["gen-task", "--env", "support", "--instances", "2", "--customers", "30"]) == 0
-    capsys.readouterr()
-    judging = ["--train-reflector", "2", "--max-steps", "2", "--reflector-reward", "judgement"]
-    line = error_of(["rlft", "--env", "support", "--brief", *made, *judging, "--name", "late"], capsys)
-    assert "judgement compares enumerated actions, and task" in line
-    assert not list(Path("results/late").glob("metrics.jsonl"))
-
-
-def test_settings_of_its_turns_need_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_of(["rlft", "--env", "corridor", "--policy", "p", "--reflector-kl", "1"], capsys)
-    assert "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1" in line

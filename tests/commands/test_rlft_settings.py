@@ -14,51 +14,38 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.train import rl as rl_training
+from reflectkit.train import rl
 from tests import sft_runs as sft
 from tests.rlft_runs import arguments, train
+
+JUDGED = "--reflector r --train-reflector 1"
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--algo ppo --critic none", "no --critic named 'none'"),
-        ("--reflect-temperature 1", "--reflect-temperature needs comments"),
+        ("--algo pro", "did you mean 'ppo'"),
         ("--reflect-prob 0.5", "--reflect-prob needs comments"),
-        ("--reflector-sampler vllm:http://localhost:1", "--reflector-sampler needs comments"),
-        ("--lora-alpha 32", "--lora-alpha is a setting of a new adapter"),
-        ("--lora-targets q_proj", "--lora-targets is a setting of a new adapter"),
         ("--importance-weight-max 3", "add --max-staleness"),
-        ("--algo grpo --group-size 1", "--group-size must be at least 2"),
+        ("--max-staleness 1", "which takes a server: --sampler vllm:URL; or leave it out"),
         ("--algo grpo --group-size 4 --replay-size 5", "in no current group"),
-        ("--baseline leave-one-out", "--group-size must be at least 2"),
-        ("--baseline leave-one-out --group-size 4 --replay-size 3", "in no current group"),
         ("--algo grpo --group-size 5", "--episodes 8 is not a multiple of the group size 5; use 10"),
         ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
-        ("--algo ppo --baseline none --step-groups 1", "--baseline is a setting of algo 'reinforce'; leave it out"),
-        ("--algo pro", "did you mean 'ppo'"),
-        ("--merge-first-two", "needs a --curriculum of at least two levels"),
         ("--merge-after 1 --curriculum short --curriculum long", "fewer than two levels of the --curriculum to merge"),
-        ("--advance-at 0.5 --curriculum long", "needs a --curriculum of at least two levels"),
-        (
-            "--advance-at 0.5 --merge-first-two --curriculum short --curriculum long",
-            "at least two levels to advance through",
-        ),
         ("--share-base", "--share-base needs"),
-        ("--algo ppo --critic-trunk separate --lora-r 4", "use detached"),
         ("--share-prefixes --gradient-checkpointing", "leave out one of them"),
-        ("--model gpt2", "not both"),
-        ("--kl-coef -1", "--kl-coef must be greater than or equal to 0, got -1.0"),
-        ("--clip 0", "--clip must be greater than 0"),
-        ("--report-to tensorbord", "did you mean 'tensorboard'"),
-        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must be greater than or equal to 1, got 0"),
+        ("--reflector-kl 1", "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1"),
+        (f"{JUDGED} --processes 2", "runs in one process; leave out --processes"),
+        ("--reflector nothing", "'nothing' is no model"),
+        (f"{JUDGED} --reflector-reward judgement --env tests.train.training:Spelling", "oracle, which spelling lacks"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["rlft", "--env", "corridor", "--policy", "nowhere", "--episodes", "8", *more.split()]) == 2
+    env = [] if "--env" in more else ["--env", "corridor"]
+    assert main(["rlft", *env, "--policy", "nowhere", "--episodes", "8", *more.split()]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
@@ -96,7 +83,7 @@ def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: l
 
 def test_few_data_are_the_first_of_each_level() -> None:
     config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "full"), few_data=3)
-    levels = rl_training.levels_of(config, Taxi.taskset.tasks("pickup") + Taxi.taskset.tasks("full"), Path("x"))
+    levels = rl.levels_of(config, Taxi.taskset.tasks("pickup") + Taxi.taskset.tasks("full"), Path("x"))
     assert [[task.id for task in level.tasks] for level in levels] == [
         [task.id for task in Taxi.taskset.tasks(name)[:3]] for name in ("pickup", "full")
     ]

@@ -16,7 +16,6 @@ from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.load import load_player
 from tests.command_lines import error_of
-from tests.sft_runs import Interrupting, train
 
 
 def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,15 +46,6 @@ def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest
             assert (
                 labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
             )
-
-
-def test_rows_that_do_not_fit_are_told_before_a_model_learns_to_copy(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_jsonl(path, [{"prompt": "a b " * 200, "completion": " 0"}])
-    progress = Interrupting()
-    with pytest.raises(DataError, match=r"tokens and 256 fit; raise --max-length"):
-        train(path, tmp_path, progress, copy_steps=2, max_length=256)
-    assert progress.step == 0
 
 
 def test_rows_of_the_original_are_read(tmp_path: Path) -> None:
@@ -99,27 +89,3 @@ def test_sft_by_name_is_the_one_made_of_these_rows(
     )
     (tmp_path / "data" / "corridor" / "sft.jsonl").open("a").write("\n")
     assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
-
-
-def test_rows_with_empty_comments_are_those_with_the_teachers_but_for_the_comment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for stage in ("gen-trajectory", "split"):
-        assert main([stage, "--env", "corridor"]) == 0
-    parts = {}
-    for whose in ("teacher", "nothing"):
-        assert main(["gen-sft", "--env", "corridor", "--comments", whose, "--out-dir", whose]) == 0
-        parts[whose] = [row.parts for row in read_rows(Path(whose) / "sft_policy.jsonl")]
-        assert Path(whose, "sft_reflection.jsonl").read_text() == Path("teacher/sft_reflection.jsonl").read_text()
-    assert len(parts["teacher"]) == len(parts["nothing"]) > 0
-    for (said,), (unsaid,) in zip(parts["teacher"], parts["nothing"], strict=True):
-        assert said[1] == unsaid[1]
-        before, _, comment = said[0].partition("Reflection:")
-        assert comment.strip()
-        assert unsaid[0].startswith(before + "Reflection:")
-        assert len(unsaid[0]) < len(said[0])
-    given = ["--reflector", "r"]
-    assert "--comments nothing takes no" in error_of(
-        ["gen-sft", "--env", "corridor", "--comments", "nothing", *given], capsys
-    )

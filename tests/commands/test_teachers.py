@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import prices_of
+from reflectkit.chat.endpoints import prices_of
 from reflectkit.chat.journal import open_journal
 from reflectkit.chat.templates import parse_reply
 from reflectkit.cli.main import main
-from reflectkit.data.questioning import FileContext, candidates, parse_check, parse_questions, question_messages
+from reflectkit.data.questioning import FileContext, parse_check, parse_questions, question_messages
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.text import count_tokens
 from tests.explore import write_repository
@@ -121,13 +121,12 @@ def test_from_asking_to_rows_with_a_chat_teacher(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("model", ["gpt-4o-mini", "gpt-5-mini"])
 def test_a_dry_run_names_the_most_that_it_can_cost(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+    server: Server, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer is as long as its request allows and of no use, so each file is asked about three times."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    asking = ["gen-task", "--teacher", f"openai:{model}", "--base-url", server.url, "--no-check"]
+    asking = ["gen-task", "--teacher", "openai:gpt-5-mini", "--base-url", server.url, "--no-check"]
     before = {path for path in Path().rglob("*") if path.is_file()}
     assert main(["gen-task", "--dry-run"]) == 0
     capsys.readouterr()
@@ -156,26 +155,9 @@ def test_a_dry_run_names_the_most_that_it_can_cost(
     assert [row["reason"] for row in rejected] == ["cut off at its token limit"] * 5
     with open_journal(place / "journal.jsonl", write=False) as journal:
         answers = journal.answers.values()
-    prices = prices_of("openai", model, None, None)
+    prices = prices_of("openai", "gpt-5-mini", None, None)
     paid = sum(prices.cost(answer.prompt_tokens, answer.completion_tokens) for answer in answers)
     assert expected < paid <= most < 1.5 * paid
-
-
-def test_a_damaged_journal_is_said(server: Server, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gen-task", *teacher(server)]) == 0
-    path = place / "journal.jsonl"
-    path.write_text(path.read_text().replace("What is kept", "What is hidden", 1))
-    assert main(["gen-task", *teacher(server), "--force"]) == 0
-    assert "ignored 1 damaged line;" in capsys.readouterr().out
-    assert len(server.requests) == 11
-    assert "hidden" not in (place / "tasks" / "library.json").read_text()
-
-
-def test_a_task_file_for_an_env_that_lists_its_own_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gen-trajectory", "--env", "taxi", "--task-file", str(tmp_path / "nosuch")]) == 2
-    assert "leave out --task-file" in capsys.readouterr().err
 
 
 def test_the_budget_stops_cleanly_and_a_larger_one_goes_on(
@@ -206,7 +188,7 @@ def test_killed_while_asking_no_answer_is_paid_for_twice(server: Server, place: 
     command = [sys.executable, "-m", "reflectkit", "gen-task", *teacher(server), "--concurrency", "2"]
     while True:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        if kills < 3:
+        if kills < 2:
             before = server.answered
             deadline = time.monotonic() + 60
             while server.answered == before and process.poll() is None and time.monotonic() < deadline:
@@ -257,12 +239,10 @@ def test_files_cannot_speak_to_the_teacher_in_its_own_voice() -> None:
 
 
 STYLES = [
-    ("QUESTION: Which fee?\nANSWER: Two.", [("Which fee?", "Two.")]),
     (
         "**Question 1:** Whose?\n**Answer 1:** Hers.\n\n**Question 2:** Who?\n**Answer 2:** She.",
         [("Whose?", "Hers."), ("Who?", "She.")],
     ),
-    ("1. QUESTION: Which\nfee?\nANSWER: Two\neuros.", [("Which fee?", "Two euros.")]),
     (
         "QUESTION: a?\nANSWER: 1\nQUESTION: a?\nANSWER: 2\nQUESTION: b?\nANSWER: 3\nQUESTION: c?\nANSWER: 4",
         [("a?", "1"), ("b?", "3")],
@@ -279,66 +259,7 @@ def test_questions_are_read_from_many_styles(text: str, expected: list[tuple[str
     assert parse_questions(text, "app/late.py", 2) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "nothing",
-        "QUESTION: only",
-        "QUESTION: What is in late.py?\nANSWER: x",
-        f"QUESTION: {'long ' * 200}\nANSWER: x",
-    ],
-)
-def test_useless_question_lists_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"QUESTION|quote"):
-        parse_questions(text, "app/late.py", 3)
-
-
-def test_a_teacher_sees_the_files_too_that_are_not_asked_about(server: Server, place: Path) -> None:
-    (place / "repos_filtered" / "library" / "README.md").write_text("# The library\n\nIt lends books.")
-    assert main(["gen-task", *teacher(server), "--no-check", "--max-level", "1"]) == 0
-    contents = [body["messages"][-1]["content"] for body in server.requests]
-    assert not any("The file README.md, each" in content or "The file app/rules" in content for content in contents)
-    assert all("| README.md\n" in content and "| app/rules/fees.py\n" in content for content in contents)
-    assert all("beginning of its README:\n\n| # The library" in content for content in contents)
-
-
-def test_questions_that_have_not_one_answer_are_dropped(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def respond(body: dict[str, Any]) -> str:
-        content = body["messages"][-1]["content"]
-        if not content.startswith("File 1, "):
-            lines = [f"QUESTION: Which word number {n} is spoken?\nANSWER: {n}" for n in range(4)]
-            return "ANALYSIS: It is about words.\n" + "\n".join(lines)
-        paths = re.findall(r"^File \d+, (.+), each", content, re.MULTILINE)
-        own = paths.index("docs/guide.md") + 1 if "docs/guide.md" in paths else 1
-        other = 2 if own == 1 else 1
-        return f"1: {own}\n2: none\n3: 1, 2\n4: {other}" if len(paths) > 1 else "1: 1\n2: none\n3: none\n4: 1"
-
-    server.answer = respond
-    assert main(["gen-task", *teacher(server), "--per-file", "4"]) == 0
-    records = read_json(place / "tasks" / "library.json")
-    kept = {path: [record["answer"] for record in records if record["filename"] == path] for path in PATHS}
-    # hours.csv and guide.md are a folder; a file too short to ask about is beside README.md; the others are alone
-    assert kept == {
-        "README.md": ["0"], "app/fees.py": ["0", "3"], "app/rules/fees.py": ["0", "3"], "docs/guide.md": ["0"],
-        "docs/hours.csv": ["3"],
-    }  # fmt: skip
-    shown = capsys.readouterr().out
-    for reason, number in (("by no file", 7), ("by several files", 3), ("by another file", 3)):
-        assert re.search(rf"answered {reason}\s+│\s+{number}\b", shown)
-
-
-def test_the_candidates_are_the_folders_own() -> None:
-    texts = {f"app/{number}.py": f"late fee {number}" if number > 8 else "nothing" for number in range(12)}
-    chosen = candidates("app/0.py", ["Which late fee is due?"], texts | {"docs/a.md": "late fee", "b.md": "late fee"})
-    assert len(chosen) == 8
-    assert {"app/0.py", "app/9.py", "app/10.py", "app/11.py"} <= set(chosen)
-    assert all(path.startswith("app/") for path in chosen)
-
-
-@pytest.mark.parametrize("text", ["", "1: 2", "1: 2\n2: perhaps", "1: 4\n2: none"])
+@pytest.mark.parametrize("text", ["1: 2", "1: 4\n2: none"])
 def test_verdicts_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="question"):
         parse_check(text, 2, 3)
@@ -349,27 +270,10 @@ CHOICES = ("cd app", "cat README.md", "id README.md")
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "Analysis: It is there.\nChoice: 1",
-        "**Analysis:** It is there.\n**Choice:** 1.",
-        "analysis: It is there. choice: [1]",
-        "Analysis: It is\nthere.\n\nChoice: cat README.md",
-        "Analysis: It is there.\nChoice: 1. cat README.md",
-        "Analysis: It is there.\nChoice: `1 cat README.md`",
-    ],
+    "text", ["**Analysis:** It is there.\n**Choice:** 1.", "Analysis: It is there.\nChoice: `1 cat README.md`"]
 )
 def test_replies_are_read_from_many_styles(text: str) -> None:
     assert parse_reply(text, CHOICES) == ("It is there.", 1)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "1", "Analysis: x", "Choice: 1", "Analysis: x\nChoice: 3", "Analysis: x\nChoice: -1",
-    "Analysis: x\nChoice: rm -rf /", "Analysis: ...\nChoice: 1", f"Analysis: {'word ' * 200}\nChoice: 1"],
-)  # fmt: skip
-def test_useless_replies_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"lines|analysis|actions"):
-        parse_reply(text, CHOICES)
 
 
 def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(server: Server, place: Path) -> None:
@@ -387,21 +291,6 @@ def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(
     assert all("step 0" in row["item"] and "I do not know" in row["reason"] for row in rejected)
     report = json.loads(next(Path("results").glob("*_gen-trajectory/report.json")).read_text())
     assert report["figures"]["aborted"] == 5 - made
-
-
-def test_a_teacher_without_a_usable_answer_ends_the_command(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["gen-task", *teacher(server)]) == 0
-    assert main(["filter-task"]) == 0
-    server.answer = lambda body: "I do not know"
-    command = ["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "0"]
-    capsys.readouterr()
-    assert main(command) == 2
-    assert re.search(r"every episode was aborted \(\d+\): .*I do not know", capsys.readouterr().err)
-    asked = len(server.requests)
-    assert main(command) == 2, "it does not count as finished"
-    assert len(server.requests) == asked
 
 
 def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server, place: Path) -> None:
@@ -452,20 +341,10 @@ def test_demonstrations_that_a_file_holds_already_are_kept(place: Path) -> None:
     assert [item["info"] for item in made][:2] == ["positive0", "positive1"]
 
 
-@pytest.mark.parametrize(
-    "text", ["x: !!bool foo", "a b: !!int ''", "a b: !!timestamp foo", "apples kept: 0x" + "f" * 5000, "a: &x [*x]"]
-)
-def test_odd_settings_files_do_not_stop_the_oracle(place: Path, text: str) -> None:
+def test_odd_settings_files_do_not_stop_the_oracle(place: Path) -> None:
     (place / "repos_filtered" / "library" / "good.md").write_text(f"# Lending a book to a stranger\n\n{PROSE}\n")
-    (place / "repos_filtered" / "library" / "odd.yaml").write_text(text + "\n# " + PROSE)
+    texts = ["x: !!bool foo", "a b: !!timestamp foo", "apples kept: 0x" + "f" * 5000, "a: &x [*x]"]
+    for number, text in enumerate(texts):
+        (place / "repos_filtered" / "library" / f"odd{number}.yaml").write_text(text + "\n# " + PROSE)
     (place / "repos_filtered" / "library" / "long.c").write_text("static " * 20_000)
     assert main(["gen-task"]) == 0
-
-
-def test_a_spent_budget_leaves_an_earlier_runs_questions_alone(server: Server, place: Path) -> None:
-    (place / "tasks").mkdir()
-    (place / "tasks" / "library.json").write_text("[1]")
-    asking = ["gen-task", *teacher(server), "--price-in", "1", "--price-out", "2"]
-    assert main([*asking, "--max-cost-usd", "0.0001"]) == 2
-    assert (place / "tasks" / "library.json").read_text() == "[1]"
-    assert not server.requests

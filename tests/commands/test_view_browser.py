@@ -77,13 +77,6 @@ def test_policy_stops_script_that_got_in(browser: Browser, tmp_path: Path) -> No
     browser.errors.clear()
 
 
-def test_unseen_characters_are_shown(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, [episode("a\u0000\u001b\u202e\ud800\nb\tc")]) + "#episode=0")
-    chosen(browser, "turn=1")
-    assert browser.do("document.querySelector('blockquote').textContent") == "aNULESCU+202EU+D800\nb\tc"
-    assert browser.do("document.querySelector('#rows td.column-task').textContent") == "aNULESCU+202EU+D800↵b⇥c"
-
-
 def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path: Path) -> None:
     texts = (
         "<tool_call>" * 200_000,
@@ -112,6 +105,7 @@ def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path:
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:
     url = page(tmp_path, many(10_000))
     browser.open(url)
@@ -166,105 +160,9 @@ def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> 
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
-    url = page(tmp_path, [episode("word " * 50 + "x" * 500), *many(2)])
-    browser.open(url + "#episode=0", dark=dark, width=width)
-    chosen(browser, "turn=1")
-    assert browser.do("document.documentElement.scrollWidth") <= width
-    ground = browser.do("getComputedStyle(document.body).backgroundColor")
-    assert ground == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
-    browser.press("t")
-    assert browser.do("getComputedStyle(document.body).backgroundColor") != ground
-    browser.do("localStorage.clear()")
-
-
 def texts(browser: Browser, selector: str) -> list[str]:
     """The text of each element."""
     return list(browser.do(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)"))
-
-
-def test_conversation_reads_as_one(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, [conversation()]) + "#episode=0")
-    chosen(browser, "turn=1")
-    assert browser.errors == []
-    assert texts(browser, ".conversation > details > pre") == [
-        "You work at a service desk.\n1. Find out who the user is.\n2. Ask before each change."
-    ]
-    assert texts(browser, ".message.user > div") == ["Hello. It is fine.", "It is fine.", "Goodbye. It is fine."]
-    assert texts(browser, ".message.assistant > div.text") == ["Who are you?", "It is fine."]
-    assert texts(browser, ".message.tool") == [], "results are with their calls"
-    assert texts(browser, "[data-turn='0'] aside") == ["ReflectionNobody has said who they are. It is fine."]
-    assert texts(browser, "[data-turn='0'] .message details:first-of-type div") == ["An order. It is fine."]
-    assert [len(texts(browser, f"[data-turn='{turn}'] aside")) for turn in range(5)] == [1, 0, 1, 0, 0]
-    folds = "document.querySelectorAll('.conversation details')"
-    assert browser.do(f"[...{folds}].length") == 11
-    assert browser.do(f"[...{folds}].filter((one) => one.open).length") == 0
-    assert texts(browser, "[data-turn='1'] .call pre") == [
-        '{\n  "order": "W17",\n  "note": "It is fine."\n}',
-        '{\n  "status": "pending",\n  "note": "It is fine."\n}',
-    ]
-    assert [texts(browser, f"[data-turn='{turn}'] .tag.bad") for turn in range(5)] == [
-        [], [], ["✗ refused"], ["✗ refused"], [],
-    ]  # fmt: skip
-    left, right = (
-        browser.do(f"document.querySelector('.message.{who}').getBoundingClientRect().{side}")
-        - browser.do(f"document.querySelector('.exchange').getBoundingClientRect().{side}")
-        for who, side in (("user", "left"), ("assistant", "left"))
-    )
-    assert left < 20 < right
-
-
-def test_verdict_names_what_was_wrong(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, [conversation()]) + "#episode=0")
-    chosen(browser, "turn=1")
-    assert texts(browser, ".verdict > p") == ["✗ failure"]
-    assert texts(browser, ".verdict li") == [
-        "wrong change",
-        "missing change",
-        "It is fine.: 0.5",
-        "12.50",
-        "It is fine.",
-    ]
-    rows = browser.do(
-        "[...document.querySelectorAll('.verdict tbody tr')].map((row) => [...row.cells].map((one) => one.textContent))"
-    )
-    assert rows == [
-        ["✗ wrong", "W17", "status", "pending", "cancelled", "returned"],
-        ["✗ missing", "W18", "status", "pending", "–", '["It is fine."]'],
-        ["✓ right", "W17", "paid", "pending", '{"b":1,"a":2}', '{"a":2,"b":1}'],
-        ["✗ forbidden", "It is fine.", "status", "pending", "It is fine.", "–"],
-    ]
-    browser.do("[...document.querySelectorAll('.strip button')].at(-1).click()")
-    assert browser.do("document.activeElement.className") == "verdict"
-
-
-def test_turns_move_in_a_conversation_and_folds_stay_open(browser: Browser, tmp_path: Path) -> None:
-    turn = {"messages": [{"role": "user", "content": "Hello?"}], "said": "Yes?", "reward": 0.0}
-    long = conversation(turns=[turn] * 95)
-    browser.open(page(tmp_path, [conversation(), long]) + "#episode=0")
-    chosen(browser, "turn=1")
-    browser.do("document.querySelector('.call').open = true")
-    browser.press("ArrowRight")
-    chosen(browser, "turn=2")
-    current = "[...document.querySelectorAll('.exchange')].findIndex((one) => one.hasAttribute('data-current'))"
-    assert browser.do(current) == 1
-    assert texts(browser, ".strip [aria-current]") == ["2 get_order"]
-    assert browser.do("document.querySelector('.call').open") is True
-    browser.press("j")
-    chosen(browser, "episode=1&turn=1")
-    assert len(texts(browser, "[data-turn].exchange")) == 40
-    assert texts(browser, ".message.user:last-child") == []
-    browser.do("[...document.querySelectorAll('.pager button')].find((one) => one.textContent === 'Later →').click()")
-    chosen(browser, "turn=41")
-    assert texts(browser, ".exchange h4")[0] == "Turn 41"
-    assert texts(browser, ".pager span") == ["Turns 41 to 80 of 95"] * 2
-    browser.do("document.querySelectorAll('.strip button')[94].click()")
-    chosen(browser, "turn=95")
-    assert texts(browser, ".exchange h4")[-1] == "Turn 95"
-    assert texts(browser, ".message.user > div")[-1] == "Goodbye. It is fine."
-    assert browser.errors == []
 
 
 def test_hostile_conversation_stays_text(browser: Browser, tmp_path: Path) -> None:
@@ -285,45 +183,3 @@ def test_hostile_conversation_stays_text(browser: Browser, tmp_path: Path) -> No
     assert [asked for asked in browser.requests if asked.split("#")[0] != url] == []
     assert browser.dialogs == []
     assert browser.errors == []
-
-
-def test_a_conversation_that_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path: Path) -> None:
-    large = json.dumps({str(number): "x" * 10 for number in range(60_000)})
-    turn = {"messages": [{"role": "user", "content": "a" * 20_000}], "said": "b" * 20_000, "reflection": "c" * 20_000}
-    rows = [
-        conversation(large),
-        conversation("\u202e" * 300_000),
-        conversation("<think>" * 100_000),
-        conversation(turns=[turn] * 100),
-        conversation(turns=[{"messages": [{"role": "user", "content": "x"}] * 20_000, "said": "y"}]),
-        conversation(turns=[{"calls": [{"name": "f", "arguments": {}}] * 20_000, "said": "y"}]),
-    ]
-    rows.append(conversation("short"))
-    verdict = rows[-1]["turns"][-1]["info"]
-    verdict["untold"] = [str(number) for number in range(10_000)]
-    verdict["changes"] = [verdict["changes"][0] | {"record": str(number)} for number in range(10_000)]
-    browser.open(page(tmp_path, rows))
-    for number in range(len(rows)):
-        browser.press("j")
-        chosen(browser, f"episode={number}&")
-        assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, number
-        assert browser.do("document.querySelector('main').textContent.length") < 2 * MOST_CHARACTERS, number
-    browser.do("(() => { const list = document.querySelector('.exchange > button'); if (list) list.click(); })()")
-    assert browser.errors == []
-
-
-@pytest.mark.parametrize("width", [1400, 800, 400])
-def test_conversation_is_no_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int) -> None:
-    url = page(
-        tmp_path, [conversation("word " * 50 + "x" * 500), conversation("x" * 500, name="other", task="one-750")]
-    )
-    browser.open(url + "#episode=0", width=width)
-    chosen(browser, "turn=1")
-    browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    assert browser.do("document.documentElement.scrollWidth") <= width
-    outside = (
-        "(() => { const box = document.querySelector('#detail').getBoundingClientRect(); return"
-        " [...document.querySelectorAll('.conversation *')].filter((one) => !one.closest('.figures') &&"
-        " one.getBoundingClientRect().right > box.right + 1).length; })()"
-    )
-    assert browser.do(outside) == 0

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-from collections import Counter
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context
-from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import Path, trie, with_ends
-from reflectkit.models.load import LoadedModel, checkpoint_gradients
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
-from reflectkit.models.tokens import choice_ids, completion_ids, label_ids, prompt_ids
-from reflectkit.prompts import answers, listed_answers, policy_prompt
+from reflectkit.models.tokens import choice_ids, prompt_ids
+from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.learner import Learner, Settings, Unit, packed, score, units
+from reflectkit.train.learner import Learner, Settings, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.families import FAMILIES
 from tests.models.test_scoring import BUILDERS, gpt2, lfm2, llama, prompts
@@ -71,37 +68,6 @@ def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizers
-
-
-@pytest.mark.parametrize("form", CHOICES)
-def test_answers_are_told_apart_and_read_back(tokenizer: PreTrainedTokenizerFast, form: str) -> None:
-    """No answer begins another, and without the end token each is the text, whose first space a tokenizer may drop."""
-    paths = choice_ids(tokenizer, CHOICES[form], form)
-    assert not {path[:place] for path in paths for place in range(len(path))} & set(paths)
-    for path, text in zip(paths, answers(CHOICES[form], form), strict=True):
-        said = [token for token in path if token != tokenizer.eos_token_id]
-        assert tokenizer.decode(said).strip() == text.strip()
-
-
-def test_one_token_where_the_tokenizer_has_one() -> None:
-    lengths = {}
-    for name, family in FAMILIES.items():
-        tokenizer = family([policy_prompt(seen("label"))] * 30)
-        lengths[name] = [Counter(map(len, label_ids(tokenizer, count))) for count in (10, 24)]
-        if name in (
-            "gpt2",
-            "llama3",
-        ):  # the tokens are those of rows that were trained on before labels could be longer
-            assert [list(path) for path in label_ids(tokenizer, 24)] == [
-                completion_ids(tokenizer, text) for text in answers(CHOICES["label"], "label")
-            ]
-    assert lengths == {
-        "gpt2": [{1: 10}, {1: 24}],
-        "llama3": [{1: 10}, {1: 24}],
-        "qwen": [{1: 10}, {1: 8, 2: 16}],  # 1 and 2 have an end token
-        "mistral": [{2: 10}, {2: 8, 3: 16}],  # each begins with a space of its own
-        "gemma": [{1: 10}, {1: 8, 2: 16}],
-    }
 
 
 @pytest.mark.parametrize("form", CHOICES)
@@ -229,15 +195,6 @@ def test_a_sharded_scorer_makes_one_pass(build) -> None:
     assert sharded.passes == 1
 
 
-def test_gradient_checkpointing_changes_nothing() -> None:
-    model, rows = llama(), prompts(3)
-    expected = choice_logprobs(model, rows, [LABELS] * 3, pad_id=0)[0]
-    checkpoint_gradients(model)
-    ours = choice_logprobs(model, rows, [LABELS] * 3, pad_id=0)[0]
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
-    ours.sum().backward()
-
-
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_chains_are_read_in_parts_behind_a_cached_prompt(build) -> None:
     """40 chains after 2 prompts, at most 16 in a pass: the longer prompt with a chain; where the other leaves it, with
@@ -287,89 +244,4 @@ def test_an_end_token_is_added_where_it_decides() -> None:
 # ------------------------------------------------------------------------------------------- the sampler and the update
 
 
-def test_drawn_as_often_as_is_said_and_kept_until_the_weights_change() -> None:
-    tokenizer = FAMILIES["qwen"]([policy_prompt(seen("label"))] * 30)
-    player, labels = player_of(tokenizer), label_ids(tokenizer, 24)
-    prompt = tuple(prompt_ids(tokenizer, "a room"))
-    sampler = LocalSampler(player)
-    drawn = sample(sampler, *[SampleRequest(prompt, labels, temperature=3.0, seed=seed) for seed in range(3000)])
-    assert sampler.tokens == len(prompt) + 2  # the digits 1 and 2, behind which labels part
-    shares = list(map(math.exp, drawn[0].label_logprobs))
-    assert math.fsum(shares) == pytest.approx(1, abs=1e-5)
-    counts = Counter(one.token_ids for one in drawn)
-    for label, share in zip(labels, shares, strict=True):
-        assert abs(counts[label] / 3000 - share) < 4 * math.sqrt(share * (1 - share) / 3000) + 1e-9
-    (greedy,) = sample(sampler, SampleRequest(prompt, labels, temperature=0.0))
-    assert greedy.logprobs == (max(greedy.label_logprobs),)
-    assert sample(sampler, SampleRequest(prompt, labels, temperature=3.0, seed=5)) == [drawn[5]]
-    assert sampler.tokens == 2 * (len(prompt) + 2)
-
-
-def test_the_context_holds_what_is_read_of_a_label() -> None:
-    tokenizer = FAMILIES["qwen"]([policy_prompt(seen("label"))] * 30)
-    player = player_of(tokenizer)
-    one_token, longer = label_ids(tokenizer, 5), label_ids(tokenizer, 24)
-    full = tuple(prompt_ids(tokenizer, "a") * player.context)[: player.context]
-    fits, refused, shorter = sample(
-        LocalSampler(player),
-        SampleRequest(full, one_token),
-        SampleRequest(full, longer),
-        SampleRequest(full[:-1], longer),
-    )
-    assert [bool(one.too_long) for one in (fits, refused, shorter)] == [False, True, False]
-
-
-def test_a_batch_of_choices_counts_what_is_read_for_it() -> None:
-    plain, longer = Unit((1, 2, 3), ((5,), (6,)), (0,)), Unit((1, 2, 3), LABELS, (1,))
-    assert (plain.size, longer.size) == (3, (3 + 3) * 2)
-    assert packed([plain, longer], 12) == [[longer], [plain]]
-    assert packed([plain, longer], 24) == [[longer, plain]]
-
-
 # ------------------------------------------------------------------------------------------------------------ the words
-
-
-def test_prompts_list_answers_as_they_are_given() -> None:
-    shown = Observation((Message("user", "A room.\nActions:\n 0 none\nAction:"),), ("go  up", "say\n 2 words", "stay"))
-    assert policy_prompt(shown, "Up.", "text").endswith(
-        "\nReflection: Up.\nActions:\n go up\n say 2 words\n stay\nAction:"
-    )
-    for form in ("label", "text"):
-        assert listed_answers(policy_prompt(shown, "Up.", form), form) == answers(shown.choices, form)
-        assert listed_answers("Actions:\nAction:", form) == ()
-        assert listed_answers("How are you?\nAction:", form) == ()
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        (("go up", "stay", "go  up"), "choices 0 and 2 are both go up; use --answer label"),
-        (("go up", " "), "choice 1 has no words to answer with; use --answer label"),
-    ],
-)
-def test_words_that_cannot_be_answers_are_one_line(choices: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        answers(choices, "text")
-    assert str(caught.value) == message
-
-
-def test_answers_that_a_model_cannot_tell_apart_are_one_line() -> None:
-    tokenizer = FAMILIES["gemma"](["go up"] * 30)
-    with pytest.raises(CheckpointError, match="the answers say é and say ü are the same tokens"):
-        choice_ids(tokenizer, ("say é", "say ü"), "text")
-    tokenizer.eos_token = None
-    with pytest.raises(CheckpointError, match="no end token to tell them apart"):
-        choice_ids(tokenizer, ("go", "go up"), "text")
-
-
-def test_a_window_is_not_read_from_a_cache() -> None:
-    """A model with a window keeps no more than that of its prompt, so its chains are read whole."""
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=101, max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, sliding_window=8,
-    )  # fmt: skip
-    model, (row, *_) = MistralForCausalLM(config).eval(), prompts(1)
-    with torch.no_grad():
-        ours, _ = choice_logprobs(model, [row * 5], [LABELS], pad_id=0)
-    torch.testing.assert_close(ours[0], brute(model, row * 5, LABELS, 1.0), atol=1e-4, rtol=0)

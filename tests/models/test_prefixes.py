@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import DEPTH, hidden_at, tree_of
-from reflectkit.models.scoring import can_share, trunk_of
-from reflectkit.models.tiny import build_model
+from reflectkit.models.prefixes import hidden_at, right_pad, tree_of
+from reflectkit.models.scoring import trunk_of
 from reflectkit.train.learner import Learner, Settings, packed_as_trees, units
 from tests.train.training import gradients_after, play, rows_of
 
@@ -56,19 +54,6 @@ def test_a_tree_by_hand() -> None:
     assert [[[(chunk.row, chunk.start) for chunk in one] for one in level] for level in tree.levels] == [
         [[(1, 0)]], [[(2, 10)]],
     ]  # fmt: skip
-
-
-def test_paths_lead_through_each_rows_own_tokens() -> None:
-    rows = transcripts()
-    tree = tree_of(rows)
-    read = {}
-    for level in tree.levels:
-        for chunk in (chunk for one in level for chunk in one):
-            read |= dict(zip(tree.paths[chunk.row][chunk.start :], rows[chunk.row][chunk.start :], strict=True))
-    assert [[read[number] for number in path] for path in tree.paths] == rows
-    assert sorted(read) == list(range(tree.read))
-    assert tree.read < sum(map(len, rows)) / 3
-    assert 2 <= len(tree.levels) <= DEPTH + 1
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -123,14 +108,3 @@ def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     assert max(float(gradient.abs().max()) for gradient in plain.values()) > 1e-3
     for name, gradient in shared.items():
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
-
-
-def test_what_cannot_share_is_read_row_by_row(policy: LoadedModel) -> None:
-    """Convolutions carry a state, and sliding windows forget: their updates are the plain ones, to the bit."""
-    assert can_share(policy.model)
-    assert not can_share(MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=1, sliding_window=8, **SPECIAL)))
-    hybrid = LoadedModel(build_model(policy.tokenizer, 256, 0, hybrid=True), policy.tokenizer, "policy")
-    assert not can_share(hybrid.model)
-    samples = rows_of(hybrid, play(hybrid, count=3))
-    plain, shared = (gradients_after(hybrid, samples, share_prefixes=share) for share in (False, True))
-    assert all(torch.equal(plain[name], shared[name]) for name in plain)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
-from reflectkit.jsonl import read_json, write_json, write_jsonl
+from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.load import REPACKS, load_player
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import label_ids, prompt_ids
@@ -59,25 +58,3 @@ def test_an_adapter_on_quantised_weights(
     torch.testing.assert_close(logprobs.exp().sum(dim=-1), torch.ones(len(rows)), atol=1e-3, rtol=0)
     (-logprobs[:, 0].mean()).backward()
     assert any(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in player.model.parameters())
-
-
-def test_quantised_weights_need_an_adapter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sft", "--env", "taxi", "--role", "plain", "--model", "gpt2-xl", "--quantize", "8bit"]) == 2
-    assert "--lora-r" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("facts", [{"quantize": "3bit"}, {"dtype": "int4"}, [1]])
-def test_a_folder_that_says_nonsense_of_itself_is_refused(
-    checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: object
-) -> None:
-    import shutil
-
-    folder = tmp_path / "player"
-    shutil.copytree(checkpoints["plain"], folder)
-    write_json(folder / "reflectkit.json", facts)
-    write_json(
-        tmp_path / "test.json", [{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 4}}]
-    )
-    arguments = ["evaluate", "--env", "taxi", "--policy", f"x={folder}", "--task-file", str(tmp_path / "test.json")]
-    assert main([*arguments, "--results-dir", str(tmp_path / "results")]) == 2
-    assert "is damaged" in capsys.readouterr().err

@@ -24,8 +24,8 @@ from reflectkit.train import checkpoint
 from reflectkit.train.algorithms import objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.loop import Level, Trainer, TrainerConfig
 from reflectkit.train.processes import Processes
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 
 
 class Wrapped:
@@ -81,8 +81,8 @@ def build_trainer(source: Path, processes: Processes) -> Trainer:
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
     level = Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))
-    plan = TrainerConfig([level], 4, 12, objective("ppo"), seed=0, width=12)
-    return Trainer(plan, agent, learner, replay_size=3, processes=processes)
+    config = TrainerConfig([level], 4, 12, objective("ppo"), seed=0, width=12, replay_size=3)
+    return Trainer(config, agent, learner, processes=processes)
 
 
 def main(kind: str, folder: Path) -> None:

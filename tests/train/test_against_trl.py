@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from reflectkit.models.load import LoadedModel, Reference, save_player
-from reflectkit.models.padding import left_pad
 from reflectkit.models.tiny import build_tokenizer
+from reflectkit.sampling.decoding import left_pad
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.types import Sample
 

@@ -1,10 +1,9 @@
-"""The learner's update: ratios, micro-batches, memory, and updates that diverge."""
+"""Rows of what was sampled, and the learner's update: ratios, critic, micro-batches, memory, divergence."""
 
 from __future__ import annotations
 
 import math
 import random
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,21 @@ import torch
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.errors import DivergedError, ReflectkitError
-from reflectkit.models.load import LoadedModel, Reference, save_player
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tokens import label_ids
+from reflectkit.prompts import policy_prompt
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.algorithms import objective
-from reflectkit.train.learner import Learner, Settings, score, units
+from reflectkit.train.critic import Critic
+from reflectkit.train.learner import Learner, Settings, Unit, minibatches, packed, score, units
 from reflectkit.train.losses import weighted_loss
-from reflectkit.types import Sample, Task
+from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.train.training import Spelling, favour, gradients_after, play, rows_of
 
 
-@pytest.mark.parametrize("with_reflector", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("with_reflector", "temperature"), [(True, 0.7), (False, 1.0)])
 def test_ratio_starts_at_exactly_one(
     policy: LoadedModel, reflector_player: LoadedModel, with_reflector: bool, temperature: float
 ) -> None:
@@ -52,24 +53,6 @@ def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: LoadedMo
     settings = Settings(learning_rate=1e-9, loss=weighted_loss)
     figures = Learner(policy, settings).update([older], random.Random(0))
     assert figures["loss"] == pytest.approx(-0.5 * sum(now) / 2, rel=1e-4)
-
-
-def test_the_weight_of_the_kl_is_capped(policy: LoadedModel) -> None:
-    """Where each token is eight times as likely as when it was sampled, a cap of 2 leaves a quarter of the estimate."""
-    samples = rows_of(policy, play(policy, count=2))
-    samples = [replace(one, logprobs=tuple(value - math.log(8) for value in one.logprobs)) for one in samples]
-    start = deepcopy(policy.model)
-    with torch.no_grad():
-        for weight in start.parameters():
-            weight.mul_(1.1)
-
-    def estimate(cap: float) -> float:
-        settings = Settings(learning_rate=0.0, minibatch=10_000, kl=0.1, is_cap=cap)
-        learner = Learner(policy, settings, reference=Reference(policy, copy=start))
-        return learner.update(samples, random.Random(0))["kl_to_start"]
-
-    assert estimate(0.0) > 0
-    assert estimate(2.0) == pytest.approx(estimate(0.0) / 4, rel=1e-4)
 
 
 def test_sharing_a_prompts_forward_changes_nothing(policy: LoadedModel) -> None:
@@ -179,6 +162,109 @@ def test_a_player_with_a_weight_that_is_not_finite_is_not_saved(policy: LoadedMo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_rows_no_step(policy: LoadedModel) -> None:
-    empty: list[Sample] = []
-    assert Learner(policy, Settings(learning_rate=1e-3)).update(empty, random.Random(0)) == {}
+def test_old_rows_are_weighted_and_never_fresh(policy: LoadedModel) -> None:
+    """A decision that the policy has since made ten times less likely weighs a tenth in REINFORCE."""
+    sample = next(sample for sample in rows_of(policy, play(policy)) if abs(sample.advantages[-1]) > 0.5)
+    settings = {"entropy": 0.0, "loss": weighted_loss}
+    as_fresh = gradients_after(policy, [sample], **settings)
+    older = replace(sample, logprobs=(*sample.logprobs[:-1], sample.logprobs[-1] + math.log(10)), replayed=True)
+    for name, gradient in gradients_after(policy, [older], **settings).items():
+        torch.testing.assert_close(gradient, as_fresh[name] / 10, atol=1e-6, rtol=1e-3)
+    likelier = replace(sample, logprobs=(*sample.logprobs[:-1], sample.logprobs[-1] - math.log(10)), replayed=True)
+    for name, gradient in gradients_after(policy, [likelier], **settings).items():
+        torch.testing.assert_close(gradient, as_fresh[name] * 1.2, atol=1e-6, rtol=1e-3)  # 10, cut at 1 + clip
+
+
+def test_replayed_values_are_the_critics_of_today(policy: LoadedModel) -> None:
+    critic = Critic(policy)
+    learner = Learner(policy, Settings(learning_rate=1e-3), critic)
+    played = play(policy, critic=critic)
+    prompts = [turn.decision.prompt_ids for one in played for turn in one.turns]
+    assert learner.values(prompts) == pytest.approx([0.0] * len(prompts))
+    with torch.no_grad():
+        critic.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    again = play(policy, critic=critic)
+    recorded = [turn.decision.value for one in again for turn in one.turns]
+    assert learner.values([turn.decision.prompt_ids for one in again for turn in one.turns]) == pytest.approx(
+        recorded, abs=1e-4
+    )
+    assert len(set(recorded)) > 3
+
+
+@pytest.mark.parametrize(("trunk", "moves"), [("detached", False), ("shared", True), ("separate", False)])
+def test_whose_weights_the_critics_errors_move(policy: LoadedModel, trunk: str, moves: bool) -> None:
+    critic = Critic(policy, "mlp", trunk)
+    with torch.no_grad():
+        critic.head[-1].weight.normal_(generator=torch.Generator().manual_seed(0))
+    played = play(policy, critic=critic)
+    values = [[turn.decision.value or 0.0 for turn in one.turns] for one in played]
+    samples = [replace(sample, advantages=(0.0,) * len(sample.tokens)) for sample in rows_of(policy, played, values)]
+    learner = Learner(policy, Settings(learning_rate=0.0, entropy=0.0, max_grad_norm=1e9), critic)
+    learner.update(samples, random.Random(0))
+    norm = sum(float(weight.grad.abs().sum()) for weight in policy.model.parameters() if weight.grad is not None)
+    assert (norm > 0) == moves
+    assert all(weight.grad is not None for weight in critic.head.parameters())
+    if trunk == "separate":
+        assert any(
+            float(weight.grad.abs().sum()) > 0 for weight in critic.own_trunk.parameters() if weight.grad is not None
+        )
+
+
+def test_rows_hold_what_was_sampled(policy: LoadedModel) -> None:
+    played = play(policy)
+    samples = rows_of(policy, played)
+    assert len(samples) == sum(len(trajectory.turns) for trajectory in played)
+    first, turn = samples[0], played[0].turns[0]
+    labels = label_ids(policy.tokenizer, 6)
+    assert first.tokens == (
+        *policy.tokenizer(policy_prompt(turn.observation))["input_ids"],
+        *labels[int(turn.decision.action)],
+    )
+    assert first.loss_mask == (0,) * (len(first.tokens) - 1) + (1,)
+    assert first.logprobs[-1] == turn.decision.logprobs[0]
+    assert first.returns[-1] == pytest.approx(played[0].total_return)
+    assert not any(first.advantages[:-1])
+
+
+def test_text_turns_make_one_row_while_the_prompt_grows() -> None:
+    def turn(prompt: tuple[int, ...], written: tuple[int, ...]) -> Turn:
+        return Turn(
+            Observation((Message("user", "?"),)), Decision("a", None, prompt, written, (-0.5,) * len(written)), 1.0
+        )
+
+    task = Task("t", "e", "l", "g", {})
+    turns = (turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,)), turn((9,), (7, 8)))  # the third prompt was rebuilt
+    played = [Trajectory(task, 0, turns, Status.COMPLETED, True)]
+    first, second = batch.rows(played, [[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]], {}, [[0.1, 0.2, 0.3]])
+    assert first.tokens == (1, 2, 3, 4, 5, 6)
+    assert first.loss_mask == (0, 0, 1, 1, 0, 1)
+    assert first.decisions == (-1, -1, 0, 0, -1, 1)
+    assert first.advantages == (0, 0, 1, 1, 0, 2)
+    assert first.returns == (0, 0, 4, 4, 0, 5)
+    assert first.values == (0, 0, 0.1, 0.1, 0, 0.2)
+    assert (second.tokens, second.loss_mask, second.choices) == ((9, 7, 8), (0, 1, 1), ())
+
+
+def test_minibatches_cut_units_where_they_must() -> None:
+    parts = [Unit((1,), (2, 3), (0, 4, 5)), Unit((2,), (), (1,)), Unit((3,), (2, 3), (2, 3, 6))]
+    cut = minibatches(parts, 3)  # 7 rows: 2, 2 and 3
+    assert [[unit.rows for unit in minibatch] for minibatch in cut] == [[(0, 4)], [(5,), (1,)], [(2, 3, 6)]]
+    assert cut[1][0] == Unit((1,), (2, 3), (5,))
+    assert minibatches(parts, 1) == [parts]
+
+
+def test_aborted_episodes_are_never_trained_on(policy: LoadedModel) -> None:
+    played = play(policy)
+    spoiled = [replace(trajectory, status=Status.ABORTED, success=True) for trajectory in played[:-1]]
+    kept = batch.trainable([*spoiled, played[-1]])
+    assert kept == [played[-1]]
+    assert len(rows_of(policy, [*spoiled, played[-1]])) == len(played[-1].turns)
+
+
+def test_micro_batches_hold_no_more_tokens_than_allowed(policy: LoadedModel) -> None:
+    samples = rows_of(policy, play(policy, count=20))
+    batches = packed(units(samples), 500)
+    assert len(batches) > 1
+    for micro in batches:
+        assert max(len(unit.tokens) for unit in micro) * len(micro) <= 500
+    assert sorted(row for micro in batches for unit in micro for row in unit.rows) == list(range(len(samples)))

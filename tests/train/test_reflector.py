@@ -16,11 +16,11 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.loop import Level, Trainer, TrainerConfig
-from reflectkit.train.reflector import ReflectorSchedule, ReflectorTrainer, advantages, rows, share_true, visited
+from reflectkit.train.reflector import ReflectorTrainer, advantages, rows
+from reflectkit.train.rl_config import ReflectorTrainingConfig
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Comment
 from tests.conftest import make_player
-from tests.train.training import play
 
 
 def comment(reward: float, tokens: tuple[int, ...] = (7, 8)) -> Comment:
@@ -51,28 +51,17 @@ def test_a_row_is_what_was_sampled_and_states_that_teach_nothing_have_none() -> 
     assert second.advantages == (0.0, 0.0, 0.0, -1.0)
 
 
-def test_states_are_turns_of_different_episodes(policy: LoadedModel) -> None:
-    played = play(policy, count=6)
-    states = visited(played, 4, random.Random(0))
-    assert len({trajectory.seed for trajectory, _ in states}) == 4
-    assert all(0 <= turn < len(trajectory.turns) for trajectory, turn in states)
-    assert len(visited(played, 40, random.Random(0))) == 6
-
-
-def test_the_share_of_true_comments_leaves_out_what_nobody_can_tell() -> None:
-    assert share_true([True, None, False, True]) == pytest.approx(2 / 3)
-    assert share_true([None]) is None
-
-
 def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     policy, reflecting = make_player(observations, "policy"), make_player(observations, "reflection", seed=1)
     reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
-    second = ReflectorTrainer(Learner(reflecting, learning), ReflectorSchedule(1, 6, 3, **settings))
+    second = ReflectorTrainer(
+        Learner(reflecting, learning), ReflectorTrainingConfig(every=1, states=6, comments=3, **settings)
+    )
     level = Level("full", Taxi.taskset.tasks("full")[:20], lambda: make("taxi", 6))
-    plan = TrainerConfig([level], 4, 8, objective("reinforce"), seed=0, width=8)
-    return Trainer(plan, agent, Learner(policy, Settings(learning_rate=1e-3)), second=second)
+    config = TrainerConfig([level], 4, 8, objective("reinforce"), seed=0, width=8)
+    return Trainer(config, agent, Learner(policy, Settings(learning_rate=1e-3)), reflector_trainer=second)
 
 
 def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
@@ -82,7 +71,7 @@ def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
 def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observations: Any) -> None:
     """The learner's log-probabilities are the sampler's, at a temperature that is not 1 too: the ratio starts at 1."""
     trainer = trainer_of_both(observations, temperature=1.5)
-    second, reflector = trainer.second, trainer.agent.reflector
+    second, reflector = trainer.reflector_trainer, trainer.agent.reflector
     assert second is not None
     assert reflector is not None
     before = []
@@ -92,7 +81,7 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
             before.append((weights(trainer.learner.player), weights(self.learner.player)))
             return super().learn(*arguments)
 
-    trainer.second = Watched(second.learner, second.turns)
+    trainer.reflector_trainer = Watched(second.learner, second.config)
     figures = trainer.train_step()
     assert figures["reflector_rows"]
     assert figures["reflector_ratio_deviation"] < 1e-4
@@ -107,9 +96,9 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
 
 def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
     trainer = trainer_of_both(observations, reward="judgement")
-    assert trainer.second is not None
-    still = Learner(trainer.second.learner.player, Settings(learning_rate=0.0))
-    trainer.second = ReflectorTrainer(still, trainer.second.turns)
+    assert trainer.reflector_trainer is not None
+    still = Learner(trainer.reflector_trainer.learner.player, Settings(learning_rate=0.0))
+    trainer.reflector_trainer = ReflectorTrainer(still, trainer.reflector_trainer.config)
     before = weights(still.player)
     figures = trainer.train_step()
     assert figures["reflector_states"] == 6
@@ -134,16 +123,18 @@ def test_each_token_of_a_comment_costs_something() -> None:
     """
     compared = [[comment(1.0), comment(1.0), comment(1.0, (5, 6, 7, 8, 9))]]
     learner = Recording()
-    second = ReflectorTrainer(learner, ReflectorSchedule(1, 1, 3, normalize=False, length_cost=0.1))  # type: ignore[arg-type]
+    second = ReflectorTrainer(learner, ReflectorTrainingConfig(every=1, comments=3, length_cost=0.1), normalize=False)  # type: ignore[arg-type]
     figures = second.learn(compared, random.Random(0), 1.0)
     assert [sample.advantages[-1] for sample in learner.samples] == pytest.approx([0.15, 0.15, -0.3])
     assert (figures["reflector_reward"], figures["reflector_tokens"]) == (1.0, 3.0)
     assert figures["states_without_spread"] == 0
-    free = ReflectorTrainer(learner, ReflectorSchedule(1, 1, 3, normalize=False)).learn(compared, random.Random(0), 1.0)  # type: ignore[arg-type]
+    free = ReflectorTrainer(learner, ReflectorTrainingConfig(every=1, comments=3), normalize=False).learn(
+        compared, random.Random(0), 1.0
+    )  # type: ignore[arg-type]
     assert learner.samples == []
     assert free["states_without_spread"] == 1
 
 
 def test_a_turn_comes_after_every_so_many_updates() -> None:
-    second = ReflectorTrainer(None, ReflectorSchedule(3, 1, 2))  # type: ignore[arg-type]
+    second = ReflectorTrainer(None, ReflectorTrainingConfig(every=3))  # type: ignore[arg-type]
     assert [step for step in range(1, 10) if second.is_due(step)] == [3, 6, 9]

@@ -19,13 +19,13 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import label, policy_prompt
-from reflectkit.rollout.episode import Episode, rollout
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.algorithms import Objective, objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.loop import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
 
 
@@ -89,7 +89,7 @@ def build_trainer(
     levels: Sequence[Level] | None = None,
     critic: Critic | None = None,
     replay: int = 0,
-    threshold: float | None = None,
+    advance_at: float = 0.0,
     episodes: int = 12,
     **settings: Any,
 ) -> Trainer:
@@ -98,8 +98,10 @@ def build_trainer(
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
     repeats = 4 if objective.compares_groups else 1
-    plan = TrainerConfig(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
-    return Trainer(plan, agent_of(player, watch=learner.observe), learner, replay_size=replay, threshold=threshold)
+    config = TrainerConfig(
+        known, steps, episodes, objective, seed=0, width=12, repeats=repeats, replay_size=replay, advance_at=advance_at
+    )
+    return Trainer(config, agent_of(player, watch=learner.observe), learner)
 
 
 def favour(player: LoadedModel, texts: Sequence[str], weight: float) -> None:

@@ -1,0 +1,321 @@
+"""Learning curves and bars as pictures, from the metrics.jsonl of runs and from evaluations."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import IO, Any
+
+from reflectkit.console import Table
+from reflectkit.errors import DataError
+from reflectkit.evals.stats import mean_interval
+from reflectkit.jsonl import read_json, read_jsonl, replacing
+from reflectkit.prompts import one_line
+from reflectkit.text import visible
+from reflectkit.train.metrics import NAMED
+from reflectkit.types import LARGEST
+
+SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
+"""The figures of metrics.jsonl that are per update, and are summed along this axis."""
+VALIDATION = "validation_"  # what the names of the figures of validation begin with
+Rows = dict[int, tuple[Path, int, dict[str, Any]]]
+"""Rows of metrics.jsonl by step, each with its file and line."""
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Positions on the axis, and the values there."""
+
+
+def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", window: int = 1) -> list[Curve]:
+    """The smoothed curve of the figure of each run; chained runs give each update once.
+
+    paths: the runs' metrics.jsonl. against: the axis: episodes, step, tokens or seconds. window: of the moving average,
+    in updates.
+
+    A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env, where no episode
+    came far enough to report it. Raises DataError.
+    """
+    runs = [_rows_of(path) for path in paths]
+    by_env: dict[str | Path, list[Rows]] = {}
+    for path, rows in zip(paths, runs, strict=True):
+        by_env.setdefault(_env_of(path), []).append(rows)
+    for same in by_env.values():
+        _complete(same, figure)
+    curves = [_curve(path, rows, figure, against) for path, rows in zip(paths, runs, strict=True)]
+    return [(places, smooth(values, window)) for places, values in curves]
+
+
+def _env_of(path: Path) -> str | Path:
+    """What env a run has played, with the digests of its code where it is the user's own; `path` if nothing says so."""
+    record = _record(path)
+    code = {file: digest for file, digest in record["inputs"].items() if file.endswith(".py")}
+    return f"{record['settings']['env']} {sorted(code.items())}" if "env" in record["settings"] else path
+
+
+def _record(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings and inputs of the run with these metrics, as far as its config.json says."""
+    try:
+        record = read_json(path.with_name("config.json"))
+    except DataError:
+        record = {}
+    known = record if isinstance(record, dict) else {}
+    return {name: part if isinstance(part := known.get(name), dict) else {} for name in ("settings", "inputs")}
+
+
+def chained(path: Path) -> list[Path]:
+    """The metrics of `path` and of the runs that it resumed from, the first one first. Raises DataError if they form a
+    cycle.
+    """
+    chain = [path]
+    while start := _record(chain[0])["settings"].get("resume_from"):
+        bases = (*chain[0].absolute().parents, Path())  # it is relative to where the run was started, above the run
+        places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
+        before = next((place for place in places if place.is_file()), None)
+        if before is None:
+            break
+        if before in chain:
+            raise DataError(
+                path, f"resumed from {before}, and that one from it; one of their config.json files is wrong"
+            )
+        chain.insert(0, before)
+    return chain
+
+
+def _rows_of(path: Path) -> Rows:
+    """The updates of `path` and of the runs that it resumed from. Raises DataError."""
+    rows: Rows = {}
+    for part in chained(path):
+        entries = [(part, line, dict(row)) for line, row in read_jsonl(part)]
+        first = min((number_in(part, line, row, "step") for part, line, row in entries), default=0)
+        rows = {step: entry for step, entry in rows.items() if step < first}
+        rows |= {int(number_in(part, line, row, "step")): (part, line, row) for part, line, row in entries}
+    return rows
+
+
+def _complete(runs: Sequence[Rows], figure: str) -> None:
+    """Set the env's `figure` to 0 in the updates in which no episode came far enough to report it, at the levels at
+    which the env has it. Validation is always at one level.
+    """
+    when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
+    every = [row for rows in runs for _, _, row in rows.values() if f"{when}success_rate" in row]
+    levels = {None if when else row.get("level") for row in every if name in (row.get(f"{when}{NAMED}") or ())}
+    for row in every:
+        if (None if when else row.get("level")) in levels:
+            row.setdefault(figure, 0.0)
+
+
+def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:
+    in_some = any(figure in row for _, _, row in rows.values())  # not every update is validated or has rows to learn
+    places: list[float] = []
+    values: list[float] = []
+    total = 0.0
+    for _, (part, line, row) in sorted(rows.items()):
+        total += sum(number_in(part, line, row, name) for name in SUMMED.get(against, ()))
+        if figure in row or not in_some:
+            values.append(float(number_in(part, line, row, figure)))
+            places.append(total if against in SUMMED else float(number_in(part, line, row, against)))
+    if not values:
+        raise DataError(path, "has no update yet")
+    return places, values
+
+
+def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
+    """A figure of a row. Raises DataError if it is not a number."""
+    value = row.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
+        numeric = [key for key, other in row.items() if isinstance(other, int | float)]
+        more = "; --validate-steps adds such figures" if name.startswith(VALIDATION) else ""
+        raise DataError(
+            path,
+            f"is not a number of at most {LARGEST:g} in size here; this run has {', '.join(numeric)}{more}",
+            line=line,
+            field=name,
+        )
+    return value
+
+
+def smooth(values: list[float], window: int) -> list[float]:
+    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`."""
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+
+
+def area(places: Sequence[float], values: Sequence[float]) -> float:
+    """The mean height of the curve between its first and last place, by the trapezoidal rule.
+
+    >>> area([0, 10, 20], [0.0, 1.0, 1.0])
+    0.75
+    """
+    points = list(zip(places, values, strict=True))
+    if len(points) == 1:
+        return values[0]
+    parts = ((right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(points))
+    return sum(parts) / (places[-1] - places[0])
+
+
+def curve_figures(
+    curves: Mapping[str, Sequence[Curve]], wanted: float, *, same_seeds: bool = True
+) -> dict[str, dict[str, Any]]:
+    """By run: `area` and `reached` (where it first reaches `wanted`, or None), one per seed; `low` and `high` of the
+    mean area minus that of the first run, paired by seed (t interval), if there are two seeds or more of both.
+
+    same_seeds: whether all runs have the same seeds, in the same order; otherwise they are not paired.
+    """
+    figures: dict[str, dict[str, Any]] = {}
+    for name, seeds in curves.items():
+        figures[name] = {
+            "area": [area(*curve) for curve in seeds],
+            "reached": [_first_reaching(curve, wanted) for curve in seeds],
+        }
+    first, *others = figures
+    for name in others:
+        pairs = zip(figures[name]["area"], figures[first]["area"], strict=False)
+        gaps = [mine - its for mine, its in pairs]
+        if same_seeds and len(gaps) > 1 and len(curves[name]) == len(curves[first]):
+            low, high = mean_interval([[gap] for gap in gaps])
+            figures[name] |= {"difference": fmean(gaps), "low": low, "high": high}
+    return figures
+
+
+def _first_reaching(curve: Curve, wanted: float) -> float | None:
+    return next((place for place, value in zip(*curve, strict=True) if value >= wanted), None)
+
+
+def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: float, against: str) -> Table:
+    """`curve_figures` as a table."""
+    columns = ("run", "seeds", "mean height", f"minus {next(iter(figures))}", f"{against} to {wanted:g}, median")
+    rows = []
+    for name, summary in figures.items():
+        gap = (
+            f"{summary['difference']:+.3f} ({summary['low']:+.3f} to {summary['high']:+.3f})"
+            if "low" in summary
+            else ""
+        )
+        middle = median(math.inf if place is None else place for place in summary["reached"])
+        reached = f"{middle:g}" if math.isfinite(middle) else "not reached"
+        rows.append((name, str(len(summary["area"])), f"{fmean(summary['area']):.3f}", gap, reached))
+    return Table(f"Area below the curve of {figure}, and when it reaches {wanted:g}", columns, tuple(rows))
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
+STYLES = ("-", "--", "-.", ":")
+HATCHES = ("", "//", "..", "xx")
+LONGEST_NAME = 200  # characters
+BANDS = 3  # above that many curves with ranges, their bands hide each other
+INSIDE = 6  # a legend of more names covers the curves
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # a legend to the right of its panel
+SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
+    """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
+    than BANDS names, each curve as a thin line instead. The names stand beside the panel then, and where there are more
+    than INSIDE.
+    """
+    import numpy as np
+
+    pyplot = pyplot_for_files()
+    several = {figure: sum(len(seeds) > 1 for seeds in curves.values()) for figure, curves in panels.items()}
+    outside = max(map(len, panels.values()), default=0) > INSIDE or max(several.values(), default=0) > BANDS
+    size = (9 if outside else 7, 1 + 3 * len(panels))
+    picture, axes = pyplot.subplots(len(panels), 1, figsize=size, dpi=150, squeeze=False)
+    for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
+        banded = several[figure] <= BANDS
+        for index, (name, seeds) in enumerate(curves.items()):
+            places = np.unique(np.concatenate([where for where, _ in seeds]))
+            shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
+            places = places[shared] if shared.any() else places
+            values_SN = np.array([np.interp(places, where, values) for where, values in seeds])
+            colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
+            shown = label_text(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
+            panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
+            if len(seeds) > 1 and banded:
+                panel.fill_between(
+                    places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0
+                )
+            elif len(seeds) > 1:
+                panel.plot(places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5)
+        label = figure.replace("_", " ")
+        panel.set(xlabel=against, ylabel=label)
+        mean = f", mean of {smoothed} updates" if smoothed > 1 else ""
+        spread = f", median and {'range of seeds' if banded else 'each seed'}" if several[figure] else ""
+        panel.set_title(f"{label}{mean}{spread}")
+        if figure.removeprefix("validation_") in SHARES:
+            panel.set_ylim(-0.02, 1.02)
+        panel.grid(alpha=0.3)
+        panel.legend(frameon=False, **(BESIDE if outside else {}))
+    save_picture(picture, axes[:, 0], out)
+
+
+def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
+    """Groups of bars with intervals: player → level → (mean, low, high)."""
+    pyplot = pyplot_for_files()
+    levels = list(dict.fromkeys(level for by_level in bars.values() for level in by_level))
+    picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
+    panel: Any = axes
+    wide = 0.8 / max(1, len(bars))
+    for index, (name, by_level) in enumerate(bars.items()):
+        shown = [(place, by_level[level]) for place, level in enumerate(levels) if level in by_level]
+        places = [place - 0.4 + wide * (index + 0.5) for place, _ in shown]
+        means = [mean for _, (mean, _, _) in shown]
+        errors = [  # rounding may put an end on the wrong side of the mean
+            [max(0.0, mean - low) for _, (mean, low, _) in shown],
+            [max(0.0, high - mean) for _, (mean, _, high) in shown],
+        ]
+        hatch = HATCHES[index // len(COLOURS) % len(HATCHES)]
+        colour = COLOURS[index % len(COLOURS)]
+        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, hatch=hatch, label=label_text(name))
+    panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
+    panel.set(ylabel=figure.replace("_", " "), title=f"{figure.replace('_', ' ')} by level, 95 % intervals")
+    if figure in SHARES:
+        panel.set_ylim(0, 1.02)
+    panel.grid(alpha=0.3, axis="y")
+    panel.set_axisbelow(True)
+    panel.legend(frameon=False, fontsize=8, **BESIDE)
+    save_picture(picture, [panel], out)
+
+
+def pyplot_for_files() -> Any:
+    """matplotlib for files: dollars are not math, and SVG ids are deterministic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"text.parse_math": False, "svg.hashsalt": "reflectkit"})
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def label_text(name: str) -> str:
+    """`name` on one line, the end of a long one cut off; matplotlib omits labels that start with an underscore from the
+    legend.
+    """
+    text = visible(one_line(name))
+    text = text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+    return f" {text}" if text.startswith("_") else text
+
+
+def save_picture(picture: Any, panels: Sequence[Any], out: Path) -> None:
+    """Write a figure as `out`, .png or .svg, the same bytes for the same data."""
+    for panel in panels:
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    picture.tight_layout()
+    with replacing(out) as file:
+        if out.suffix == ".png":
+            _save_small(picture, file)
+        else:
+            picture.savefig(file, format=out.suffix[1:], metadata={"Date": None})
+    pyplot_for_files().close(picture)
+
+
+def _save_small(picture: Any, file: IO[bytes]) -> None:
+    """As a PNG of 256 colours, a fourth of the bytes."""
+    from PIL import Image
+
+    whole = io.BytesIO()
+    picture.savefig(whole, format="png", metadata={"Software": None})
+    Image.open(whole).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
+        file, "png", optimize=True
+    )

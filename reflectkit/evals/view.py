@@ -1,0 +1,310 @@
+"""Episodes to look at: one self-contained HTML page, built from the files in `viewer/`, or logs for `inspect view`."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import IO, Any
+
+from reflectkit.data.episodes import Played, PlayedCall, PlayedMessage, PlayedTurn
+from reflectkit.types import Status
+from reflectkit.version import VERSION
+
+FILES = ("page.html", "view.css", "conversation.js", "view.js")
+BLOCK_CHARACTERS = 256 * 1024  # approximate size of a block's JSON
+TURN_CHARACTERS = 60  # approximate size of a turn without its texts
+COLUMNS = ("run", "player", "env", "level", "outcome", "task", "total_return", "steps")
+TURN_FIELDS = (
+    "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens",
+    "info", "messages", "anew", "calls",
+)  # fmt: skip
+EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data", "ending")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run to show. name: unique. settings: from its config.json. rows: from its eval.json. Both are JSON values."""
+
+    name: str
+    path: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[Any] = field(default_factory=list)
+
+
+class _Texts(dict[str, int]):
+    """Numbers for texts; each text is stored once."""
+
+    characters = 0
+
+    def number(self, text: str) -> int:
+        if text not in self:
+            self[text] = len(self)
+            self.characters += len(text)
+        return self[text]
+
+    def short(self, name: str, value: Any) -> Any:
+        """A field with numbers for its texts: messages and calls keep their form, other lists and objects are JSON."""
+        if name in ("messages", "ending", "calls"):
+            return value if value is None else [self._parts(row) for row in value]
+        if isinstance(value, list | dict):
+            value = _json(value)
+        return self.number(value) if isinstance(value, str) else value
+
+    def _parts(self, row: PlayedMessage | PlayedCall) -> list[int]:
+        return [self.short(name, value) for name, value in row]
+
+
+def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tuple[int, Played]]) -> int:
+    """Write the page to `file`, with one block of episodes in memory at a time; returns the number of episodes.
+
+    episodes: each with the index of its source.
+
+    Model output never appears in the markup. It is JSON, deflated and base64-encoded: an index of all episodes, which
+    is the table, and blocks of several episodes, which the page unpacks when one of them is opened. Each text appears
+    once in a block, and turns refer to it by number. The content policy in the head allows only this script and this
+    style sheet.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    index_texts, starts = _Texts(), list[int]()
+    with tempfile.TemporaryFile() as blocks:  # they follow the index, which is complete only at the end
+        for number, block in enumerate(_blocks(episodes, columns, index_texts, starts)):
+            blocks.write(b'<script type="text/plain" id="block-%d">%s</script>\n' % (number, _packed(block)))
+        index = {
+            "runs": [
+                {"name": run.name, "path": run.path, "settings": run.settings, "rows": run.rows} for run in sources
+            ],
+            "texts": list(index_texts),
+            "columns": columns,
+            "blocks": starts,
+            "episode_fields": EPISODE_FIELDS,
+            "turn_fields": TURN_FIELDS,
+        }
+        before, after = _template(_packed(index).decode())
+        file.write(before.encode())
+        blocks.seek(0)
+        shutil.copyfileobj(blocks, file)
+        file.write(after.encode())
+    return len(columns["run"])
+
+
+def _blocks(
+    episodes: Iterable[tuple[int, Played]], columns: dict[str, list[Any]], index_texts: _Texts, starts: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Blocks of episodes. Adds each episode to the columns of the index, and each block's first episode to `starts`."""
+    texts, rows, turns = _Texts(), list[Any](), 0
+    for source, episode in episodes:
+        if not rows:
+            starts.append(len(columns["run"]))
+        named = map(index_texts.number, (episode.name, episode.env, episode.level, outcome(episode)))
+        facts = (source, *named, episode.task, episode.total_return, len(episode.turns))
+        for name, value in zip(COLUMNS, facts, strict=True):
+            columns[name].append(value)
+        turn_rows = [[texts.short(name, getattr(turn, name)) for name in TURN_FIELDS] for turn in episode.turns]
+        rows.append([[texts.short(name, getattr(episode, name)) for name in EPISODE_FIELDS], turn_rows])
+        turns += len(episode.turns)
+        if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
+            yield {"texts": list(texts), "episodes": rows}
+            texts, rows, turns = _Texts(), [], 0
+    if rows:
+        yield {"texts": list(texts), "episodes": rows}
+
+
+def outcome(episode: Played) -> str:
+    """How the episode ended: success, failure, truncated, aborted or unknown."""
+    if episode.status == Status.ABORTED:
+        return "aborted"
+    if episode.success is None:
+        return "unknown"
+    if episode.success:
+        return "success"
+    return "truncated" if episode.status == Status.TRUNCATED else "failure"
+
+
+def _json(value: object) -> str:
+    """JSON in ASCII (with escapes for lone surrogates)."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _packed(value: object) -> bytes:
+    """JSON, deflated and base64-encoded: only letters, digits and `+/=`."""
+    return base64.b64encode(zlib.compress(_json(value).encode("ascii"), 6))
+
+
+def _template(index: str) -> tuple[str, str]:
+    """The page before and after the blocks."""
+    files = resources.files("reflectkit") / "evals" / "viewer"
+    page, style, *scripts = ((files / name).read_text(encoding="utf-8") for name in FILES)
+    script = "".join(scripts)
+    policy = (
+        f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}; base-uri 'none'; form-action"
+        " 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    parts = {"policy": policy, "style": style, "script": script, "index": index, "blocks": "\0"}
+    before, _, after = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page).partition("\0")
+    return before, after
+
+
+def _allowed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+HALF_PAIRS = re.compile("[\ud800-\udfff]")
+
+
+class InspectLog:
+    """An eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html): one player at one level of one run.
+
+    A sample is an episode, and an epoch is a repeat of its task. The observation is a user message; a conversation
+    keeps its messages and calls. The reflection is the reasoning of the answer. Reward, value, advantage,
+    probabilities and info are the answer's metadata.
+
+    run: the run's name. created: when it was made. settings: from its config.json. samples: a temporary file for the
+    samples as they arrive.
+    """
+
+    def __init__(
+        self, run: str, created: datetime.datetime, settings: Mapping[str, Any], first: Played, samples: IO[bytes]
+    ) -> None:
+        self.run, self.created, self.settings, self.samples = run, created, dict(settings), samples
+        self.task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
+        self.player = first.name or "unknown"
+        self.epochs: dict[str, int] = {}
+        self.count, self.counted, self.successes, self.returns = 0, 0, 0, 0.0
+
+    @property
+    def name(self) -> str:
+        """The file name that Inspect expects: time, task, id."""
+        task = re.sub(r"[^A-Za-z0-9-]+", "-", self.task)[:60]
+        return f"{self.created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{task}_{self._id('log')}.json"
+
+    def add(self, episode: Played) -> None:
+        """Add an episode as a sample."""
+        epoch = self.epochs[episode.task] = self.epochs.get(episode.task, 0) + 1
+        self.samples.write((b",\n" if self.count else b"") + _utf8(_sample(episode, epoch, self.player)))
+        self.count += 1
+        if episode.status != Status.ABORTED:
+            self.counted += 1
+            self.successes += bool(episode.success)
+            self.returns += episode.total_return or 0.0
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write the whole log."""
+        when = self.created.isoformat(timespec="seconds")
+        counted = max(1, self.counted)
+        scores = {"success": self.successes / counted, "return": self.returns / counted}
+        head = {
+            "version": 2,
+            "status": "success",
+            "eval": {
+                "eval_id": self._id("eval"),
+                "run_id": self._id("run"),
+                "created": when,
+                "task": self.task,
+                "task_id": self._id("task"),
+                "dataset": {"name": self.task, "samples": len(self.epochs), "sample_ids": list(self.epochs)},
+                "model": f"reflectkit/{self.player}",
+                "config": {"epochs": max(self.epochs.values(), default=1)},
+                "packages": {"reflectkit": VERSION},
+                "metadata": {"run": self.run, "settings": self.settings},
+            },
+            "plan": {"name": "plan", "steps": [], "config": {}},
+            "results": {
+                "total_samples": self.count,
+                "completed_samples": self.counted,
+                "scores": [
+                    {"name": name, "scorer": name, "metrics": {"mean": {"name": "mean", "value": value}}}
+                    for name, value in scores.items()
+                ],
+            },
+            "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
+        }
+        file.write(_utf8(head)[:-1] + b',"samples":[\n')
+        self.samples.seek(0)
+        shutil.copyfileobj(self.samples, file)
+        file.write(b"\n]}\n")
+
+    def _id(self, what: str) -> str:
+        return hashlib.sha256(repr((what, self.run, self.task, self.player)).encode()).hexdigest()[:22]
+
+
+def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = []
+    ids: list[str] = []
+    for number, turn in enumerate(episode.turns):
+        if turn.seen is not None:
+            messages.append({"role": "user", "content": turn.seen})
+        messages += _read(turn.messages or (), ids)
+        ids = [f"{number}-{place}" for place in range(len(turn.calls or ()))]
+        messages.append(_answer(turn, ids))
+    messages += _read(episode.ending, ids)
+    answers = [message for message in messages if message["role"] == "assistant"]
+    first = episode.turns[0] if episode.turns else None
+    shown_first = _read(first.messages if first and first.messages else episode.ending, ())
+    facts = {"level": episode.level, "group": episode.group, "seed": episode.seed, "status": episode.status}
+    sample: dict[str, Any] = {
+        "id": episode.task,
+        "epoch": epoch,
+        "input": shown_first or (first and first.seen) or "",
+        "target": "",
+        "messages": messages,
+        "output": {
+            "model": f"reflectkit/{player}",
+            "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
+        },
+        "scores": {
+            "success": {
+                "value": float(bool(episode.success)),
+                "answer": episode.turns[-1].said if episode.turns else None,
+                "explanation": episode.reason or None,
+            },
+            "return": {"value": episode.total_return or 0.0},
+        },
+        "metadata": facts | {"figures": episode.figures, "data": episode.data},
+    }
+    if episode.status == Status.ABORTED:
+        sample["error"] = {"message": episode.reason or "aborted", "traceback": "", "traceback_ansi": ""}
+    return sample
+
+
+def _read(messages: Sequence[PlayedMessage], ids: Sequence[str]) -> list[dict[str, Any]]:
+    """What the agent reads. ids: of its last calls, whose results come in the same order."""
+    waiting = iter(ids)
+    rows = []
+    for message in messages:
+        row = {"role": message.role, "content": message.content}
+        if message.role == "tool":
+            row |= {"function": message.name, "tool_call_id": next(waiting, "none")}
+        rows.append(row)
+    return rows
+
+
+def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
+    names = ("reward", "value", "advantage", "choices", "probabilities", "info")
+    content: Any = turn.said or ""
+    if turn.reflection is not None:
+        content = [{"type": "reasoning", "reasoning": turn.reflection}, {"type": "text", "text": content}]
+    answer = {
+        "role": "assistant",
+        "content": content,
+        "source": "generate",
+        "metadata": {name: value for name in names if (value := getattr(turn, name)) is not None},
+    }
+    calls = [
+        {"id": name, "function": call.name, "arguments": call.arguments, "type": "function"}
+        for name, call in zip(ids, turn.calls or (), strict=True)
+    ]
+    return answer | {"tool_calls": calls} if calls else answer
+
+
+def _utf8(value: object) -> bytes:
+    """JSON in UTF-8. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD."""
+    return HALF_PAIRS.sub("\ufffd", json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode()

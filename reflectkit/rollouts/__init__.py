@@ -1,0 +1,1 @@
+"""Playing: the interaction loop, batching, and rollouts alongside training."""

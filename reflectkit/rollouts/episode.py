@@ -1,0 +1,361 @@
+"""The only interaction loop: data generation, online RL and evaluation all go through `play`.
+
+An episode is a coroutine: while it waits for its env or its agent, the others go on. Up to `width` run concurrently;
+when one ends, the next starts. All randomness comes from each episode's own seed, so an episode does not depend on
+the others that run with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from reflectkit.env import Agent, BatchAgent, Context, Env
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.eventloop import in_thread, run_sync
+from reflectkit.rollouts.wrappers import checked
+from reflectkit.seeding import derive
+from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One of the concurrent episodes of a barrier."""
+
+    barrier: BatchBarrier
+    episode: int = 0
+    """Number of the current episode, which orders the items of a batch."""
+    pending: int = 0
+    """Number of its requests that wait in a batcher."""
+    late: bool = False
+    """Whether the others have stopped waiting for it."""
+
+
+class BatchBarrier:
+    """The episodes that run concurrently.
+
+    patience: seconds without progress after which waiting requests are served without the other episodes.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._awaited = 0  # slots that neither wait in a batcher nor are late
+        self._slots: set[Slot] = set()
+        self._waiting: set[Batcher[Any, Any]] = set()
+        self._last_progress = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self) -> Slot:
+        """Take a slot for the current task and the tasks that it starts."""
+        slot = Slot(self)
+        self._slots.add(slot)
+        self._awaited += 1
+        _slot.set(slot)
+        return slot
+
+    def leave(self, slot: Slot) -> None:
+        """Give the slot up: the others no longer wait for it."""
+        self._slots.discard(slot)
+        self._awaited -= not slot.pending and not slot.late
+        self._serve_if_ready()
+
+    def close(self) -> None:
+        """Stop the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _add(self, slot: Slot, batcher: Batcher[Any, Any]) -> None:
+        slot.pending += 1
+        if slot.pending == 1:
+            self._awaited -= not slot.late
+            slot.late = False
+        self._waiting.add(batcher)
+        self._serve_if_ready()
+
+    def _remove(self, slot: Slot, batcher: Batcher[Any, Any]) -> None:
+        slot.pending -= 1
+        self._awaited += not slot.pending
+        self._waiting.discard(batcher)  # another barrier may have served it
+
+    def _serve_if_ready(self) -> None:
+        """Serve a batch if no other slot is awaited; otherwise start the timer."""
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            self._last_progress = loop.time()
+            if self._awaited == 0:
+                loop.call_soon(self._serve)
+            elif self._timer is None:
+                self._timer = loop.call_later(self.patience, self._on_timeout)
+
+    def _serve(self) -> None:
+        if self._awaited:  # a slot has joined meanwhile
+            self._serve_if_ready()
+        elif self._waiting:
+            min(self._waiting, key=lambda batcher: batcher.rank).serve()
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if not self._waiting or self._awaited == 0:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._last_progress + self.patience - loop.time()
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._on_timeout)
+            return
+        for slot in self._slots:
+            slot.late = slot.late or not slot.pending
+        self._awaited = 0
+        self._serve()
+
+
+_slot: ContextVar[Slot | None] = ContextVar("slot", default=None)
+
+
+class Batcher(Generic[Item, Answer]):
+    """Answers requests in batches.
+
+    work: maps the items of a batch to their answers, in order; an exception goes to every request of the batch. rank:
+    of several batchers with waiting requests, the one with the lowest rank serves first.
+    """
+
+    def __init__(self, work: Callable[[list[Item]], Sequence[Answer]], rank: int = 0) -> None:
+        self.work, self.rank = work, rank
+        self._queue: list[tuple[Slot | None, Item, asyncio.Future[Answer]]] = []
+
+    async def ask(self, item: Item) -> Answer:
+        """The answer to `item`. Outside a barrier, a batch holds the requests of one iteration of the event loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        slot = _slot.get()
+        self._queue.append((slot, item, future))
+        if slot is not None:
+            slot.barrier._add(slot, self)
+        elif len(self._queue) == 1:
+            loop.call_soon(self.serve)
+        return await future
+
+    def serve(self) -> None:
+        """Answer all waiting requests."""
+        queue, self._queue = self._queue, []
+        queue.sort(key=lambda entry: entry[0].episode if entry[0] else 0)
+        for slot, _, _ in queue:
+            if slot is not None:
+                slot.barrier._remove(slot, self)
+        queue = [entry for entry in queue if not entry[2].done()]  # the others were cancelled
+        if not queue:
+            return
+        try:
+            answers = self.work([item for _, item, _ in queue])
+        except Exception as error:
+            for _, _, future in queue:
+                future.set_exception(error)
+            return
+        for (_, _, future), answer in zip(queue, answers, strict=True):
+            future.set_result(answer)
+
+
+class Batched:
+    """Adapts an agent that acts on batches to one that decides for a single observation."""
+
+    def __init__(self, agent: BatchAgent) -> None:
+        self.agent = agent
+        self._batcher: Batcher[tuple[Observation, Context], Decision] = Batcher(self._act)
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The agent's decision."""
+        return await self._batcher.ask((observation, context))
+
+    def _act(self, items: list[tuple[Observation, Context]]) -> list[Decision]:
+        return self.agent.act([observation for observation, _ in items], [context for _, context in items])
+
+
+Value = TypeVar("Value")
+LATE = "the episode took longer than"
+"""Begins the reason of an episode that met its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode to play.
+
+    seed: seed of everything random in it, 0 ≤ seed < 2**63. group: the episodes that it will be compared with. start:
+    seed of the env's reset, which the episodes of a group share; None derives it from `seed`.
+    """
+
+    task: Task
+    seed: int
+    group: str = ""
+    start: int | None = None
+
+
+def rollout(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | BatchAgent,
+    *,
+    width: int = 32,
+    patience: float = 2.0,
+    timeout_s: float = 0.0,
+    on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """`play_all` for callers that are not coroutines."""
+    return run_sync(
+        play_all(
+            episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
+        )
+    )
+
+
+async def play_all(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | BatchAgent,
+    *,
+    width: int = 32,
+    patience: float = 2.0,
+    timeout_s: float = 0.0,
+    on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """Play `episodes` with `agent`; trajectories come back in the order of `episodes`.
+
+    Parameters
+    ----------
+    make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
+        closed at the end.
+    agent: decides for one observation at a time, or acts on batches of all waiting observations.
+    width: number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
+    patience: seconds without progress of any episode, after which waiting ones are served without the others.
+    timeout_s: see `play`.
+    on_end: called with each trajectory as it ends.
+    keep: whether trajectories are returned; otherwise only `on_end` gets them, and an empty list comes back.
+
+    Raises what env and agent raise, except EnvironmentFailure; see `play`.
+    """
+    if not episodes:
+        return []
+    decider = agent if isinstance(agent, Agent) else Batched(agent)
+    trajectories: list[Trajectory | None] = [None] * len(episodes)
+    waiting = iter(enumerate(episodes))
+    opened = [checked(make_env())]
+    spare = [*opened]
+    barrier = BatchBarrier(patience)
+
+    async def player() -> None:
+        slot = barrier.join()
+        try:
+            for slot.episode, episode in waiting:
+                if not spare:
+                    opened.append(checked(make_env()))
+                    spare.append(opened[-1])
+                env = spare.pop()
+                trajectory = await play(episode, env, decider, timeout_s=timeout_s)
+                if usable_after(trajectory):
+                    spare.append(env)
+                else:
+                    opened.remove(env)
+                    env.close()
+                if keep:
+                    trajectories[slot.episode] = trajectory
+                if on_end is not None:
+                    on_end(trajectory)
+        finally:
+            barrier.leave(slot)
+
+    players = [asyncio.create_task(player()) for _ in range(min(width, spare[0].max_concurrency, len(episodes)))]
+    try:
+        ended, _ = await asyncio.wait(players, return_when=asyncio.FIRST_EXCEPTION)
+        for task in players:
+            if task in ended:
+                task.result()
+    finally:
+        barrier.close()
+        for task in players:
+            task.cancel()
+        await asyncio.gather(*players, return_exceptions=True)
+        for env in opened:
+            env.close()
+    return [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def usable_after(trajectory: Trajectory) -> bool:
+    """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
+    failed = trajectory.status is Status.ABORTED and trajectory.unexecuted_decision is None
+    return not failed and not trajectory.reason.startswith(LATE)
+
+
+async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0.0) -> Trajectory:
+    """Play one episode.
+
+    timeout_s: seconds after which it is TRUNCATED as by a prompt that is too long; 0: no limit.
+
+    If the env fails (EnvironmentFailure, also from its teacher) or the agent cannot decide (`Decision.failure`), the
+    episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
+    (`Decision.truncation_reason`), it is TRUNCATED, and the env's `truncation_penalty` is added to the last turn's
+    reward, so that ending early never costs less than playing on. Other errors are raised; ConfigError for what
+    `rollouts.checked` refuses.
+    """
+    env = checked(env)
+    turns: list[Turn] = []
+    observation = None
+    start = derive(episode.seed, "env") if episode.start is None else episode.start
+
+    def ended(status: Status, reason: str = "", unexecuted: Decision | None = None, penalty: float = 0.0) -> Trajectory:
+        success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
+        return Trajectory(
+            episode.task,
+            episode.seed,
+            tuple(turns),
+            status,
+            success,
+            reason,
+            episode.group,
+            unexecuted,
+            penalty,
+            observation,
+        )
+
+    def truncated(decision: Decision) -> Trajectory:
+        penalty = 0.0 if observation is None else float(env.truncation_penalty(0))
+        if turns and penalty:
+            last = turns[-1]
+            turns[-1] = replace(last, reward=last.reward + penalty, info=last.info | {"truncation_penalty": penalty})
+            penalty = 0.0
+        return ended(Status.TRUNCATED, decision.truncation_reason or "", decision, penalty)
+
+    deadline = asyncio.timeout(timeout_s or None)
+    try:
+        async with deadline:
+            observation = await _answer(env, env.reset, episode.task, start)
+            while True:
+                context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
+                decision = await agent.decide(observation, context)
+                if decision.failure is not None:
+                    return ended(Status.ABORTED, decision.failure, decision)
+                if decision.truncation_reason is not None:
+                    return truncated(decision)
+                result = await _answer(env, env.step, decision.action)
+                turns.append(Turn(observation, decision, result.reward, result.info))
+                observation = result.observation
+                if result.terminated or result.truncated:
+                    return ended(Status.COMPLETED if result.terminated else Status.TRUNCATED)
+    except EnvironmentFailure as failure:
+        return ended(Status.ABORTED, str(failure))
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        return truncated(Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s"))
+
+
+async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
+    """The result of a method of `env`, awaited if necessary; a blocking env is called in a thread."""
+    value = await in_thread(method, *arguments) if env.remote else method(*arguments)
+    return await value if inspect.isawaitable(value) else value

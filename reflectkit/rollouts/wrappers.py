@@ -1,0 +1,278 @@
+"""Wrappers of envs: checks of what an env and its teacher return, the horizon, and shuffled choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import random
+import re
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
+from reflectkit.errors import ConfigError, IllegalActionError
+from reflectkit.eventloop import followed
+from reflectkit.seeding import generator
+from reflectkit.tools import NAME
+from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
+
+ROLES = ("system", "user", "assistant", "tool")
+MARKS = ("", "good", "mistake")
+TAKEN = frozenset({"success", "agreement", "choice_nll", "comment_tokens"})
+"""Figures of an episode that reflectkit measures itself."""
+MESSAGE = f"Message(ROLE, TEXT), its role from {', '.join(ROLES)}"
+NUMBER = f"a number of at most {LARGEST:g} in size"
+
+
+def checked(env: Env) -> Checked:
+    """`env`, whose returns are checked; once, however it is wrapped."""
+    already: Any = env
+    return already if getattr(env, "is_checked", False) else Checked(env)
+
+
+class Checked(Wrapper):
+    """Raises ConfigError for a return that cannot be played with, learned from or counted."""
+
+    is_checked = True
+    seen: Observation | None = None
+    """The last observation."""
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`. Raises ConfigError for an observation that cannot be read or answered."""
+        self.seen = None
+        return followed(self.env.reset(task, seed), self._observed)
+
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
+        """One step. Raises ConfigError for a result that is not finite or not valid JSON, that does not say at the end
+        whether the problem is solved, or whose observation cannot be read or answered.
+        """
+        return followed(self.env.step(action), self._stepped)
+
+    def teacher(self) -> Any:
+        """The env's teacher, whose returns are checked."""
+        return CheckedTeacher(super().teacher(), self)
+
+    def truncation_penalty(self, steps_left: int) -> float:
+        """The env's. Raises ConfigError if it is not a finite number."""
+        own: Any = getattr(self.env, "truncation_penalty", None)
+        reward = 0.0 if own is None else own(steps_left)
+        self.need(_is_number(reward), "truncation_penalty() returned", reward, NUMBER)
+        return float(reward)
+
+    def need(self, fits: bool, returned: str, value: object, wanted: str) -> None:
+        """Raises ConfigError unless `fits`."""
+        if not fits:
+            if inspect.iscoroutine(value):
+                value.close()  # otherwise Python warns that it was never awaited
+            raise ConfigError(f"env '{self.name}': {returned} {value!r:.60}; return {wanted}")
+
+    def _observed(self, seen: Any) -> Any:
+        """`seen`, its lists as tuples."""
+        self.need(isinstance(seen, Observation), "the observation is", seen, "an Observation (reflectkit.types)")
+        if seen is self.seen:
+            return self.seen
+        for name in ("messages", "choices", "tools"):
+            value = getattr(seen, name)
+            self.need(isinstance(value, tuple | list), f"{name} of the observation are", value, "a tuple")
+            if isinstance(value, list):
+                seen = dataclasses.replace(seen, **{name: tuple(value)})
+        for message in seen.messages:
+            fits = isinstance(message, Message) and isinstance(message.content, str) and message.role in ROLES
+            self.need(fits, "the observation shows", message, MESSAGE)
+        if self.seen is None or seen.choices is not self.seen.choices or seen.tools is not self.seen.tools:
+            self._check_actions(seen)
+        self.seen = seen
+        return seen
+
+    def _check_actions(self, seen: Observation) -> None:
+        """Raises ConfigError for choices or tools that cannot be shown, or not be distinguished."""
+        for choice in seen.choices:
+            fits = isinstance(choice, str) and bool(choice.strip()) and "\n" not in choice
+            self.need(fits, "the observation offers the choice", choice, "a text of one line")
+        self.need(len(set(seen.choices)) == len(seen.choices), "choices are", seen.choices, "choices that all differ")
+        for tool in seen.tools:
+            fits = isinstance(tool, ToolSpec) and re.fullmatch(NAME, tool.name) is not None
+            self.need(fits, "the observation offers the tool", tool, "a ToolSpec whose name has letters, digits, _ - .")
+        names = [tool.name for tool in seen.tools]
+        self.need(len(set(names)) == len(names), "tools are named", names, "tools whose names differ")
+
+    def _stepped(self, result: Any) -> Any:
+        self.need(isinstance(result, StepResult), "step() returned", result, "a StepResult (reflectkit.env)")
+        info = result.info
+        self.need(isinstance(info, dict), "info is", info, "a dict, {} for nothing")
+        for name in ("terminated", "truncated"):
+            self.need(is_flag(flag := getattr(result, name)), f"'{name}' is", flag, "True or False")
+        try:
+            json.dumps([result.reward, info], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env '{self.name}': reward {result.reward!r:.40} or info {info!r:.200} is not valid JSON ({error});"
+                " return Python's own finite numbers, texts, True or False, e.g. float(reward), bool(success)"
+            ) from None
+        figures = info.get("figures", {})
+        self.need(
+            isinstance(figures, dict), "'figures' are", figures, 'a dict of numbers by name, e.g. {"points": 0.5}'
+        )
+        for name, value in [("reward", result.reward), *figures.items()]:
+            self.need(bool(name.strip()) and name not in TAKEN, "a figure is named", name, "another name")
+            self.need(_is_number(value), f"'{name}' is", value, NUMBER)
+        if result.terminated:
+            success = info.get("success")
+            self.need(isinstance(success, bool), "info['success'] of the last step is", success, "True or False")
+        seen = self._observed(result.observation)
+        return result if seen is result.observation else dataclasses.replace(result, observation=seen)
+
+
+class CheckedTeacher(WrappedTeacher):
+    """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment that is not a text."""
+
+    def __init__(self, inner: Any, env: Checked) -> None:
+        super().__init__(inner)
+        self.checked = env
+
+    def action(self) -> Action:
+        """The teacher's."""
+        return self._offered("action", self.inner.action())
+
+    def mistakes(self) -> Sequence[Action]:
+        """The teacher's."""
+        return [self._offered("mistakes", action) for action in self.inner.mistakes()]
+
+    def slips(self) -> Sequence[Action]:
+        """The teacher's."""
+        return [self._offered("slips", action) for action in self.inner.slips()]
+
+    def note(self) -> str:
+        """The teacher's."""
+        mark: str = self.inner.note()
+        self.checked.need(mark in MARKS, "the teacher's note() returned", mark, '"good" or "mistake", "" at the start')
+        return mark
+
+    def comment(self, generator: random.Random) -> str:
+        """The teacher's."""
+        comment: str = self.inner.comment(generator)
+        self.checked.need(isinstance(comment, str), "the teacher's comment() returned", comment, "a text")
+        return comment
+
+    def _offered(self, method: str, action: Action) -> Action:
+        """`action`, if the last observation offers it."""
+        seen = self.checked.seen
+        if seen is not None and seen.choices:
+            fits = type(action) is int and 0 <= action < len(seen.choices)
+            wanted = f"the index of a choice, from 0 to {len(seen.choices) - 1}"
+        else:
+            fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
+        self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
+        return action
+
+
+def is_flag(value: object) -> bool:
+    """Whether `value` is True or False, of Python or numpy."""
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
+
+
+class Horizon(Wrapper):
+    """Truncates an episode after `steps` steps."""
+
+    def __init__(self, env: Env, steps: int) -> None:
+        if steps < 1:
+            raise ConfigError(f"a horizon is at least 1 step, got {steps}")
+        super().__init__(checked(env))
+        self.steps, self.taken = steps, 0
+
+    @property
+    def rules(self) -> str:
+        """The wrapped env's, and the number of steps."""
+        limit = f"An episode is cut off after {self.steps} step{'s' * (self.steps != 1)}."
+        return f"{super().rules}\n{limit}".lstrip()
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task` with the full number of steps."""
+        self.taken = 0
+        return self.env.reset(task, seed)
+
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
+        """One step; the last step of the horizon is marked as truncated unless the env ended the episode there."""
+        if self.taken >= self.steps:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        return followed(self.env.step(action), self._counted)
+
+    def _counted(self, result: StepResult) -> StepResult:
+        self.taken += 1
+        if result.terminated or self.taken < self.steps:
+            return result
+        info = {"success": False} | result.info
+        return dataclasses.replace(result, truncated=True, info=info)
+
+    def truncation_penalty(self, steps_left: int = 0) -> float:
+        """The wrapped env's, for the remaining steps of the horizon."""
+        return self.env.truncation_penalty(self.steps - self.taken)
+
+
+class Shuffled(Wrapper):
+    """Shuffles the choices, and therefore their labels, at each step, so that a label carries no meaning.
+
+    Observations without choices are forwarded unchanged.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(checked(env))
+        self.order: list[int] = []
+        """The wrapped env's choice at each position."""
+
+    @property
+    def rules(self) -> str:
+        """The wrapped env's, and a note that the numbers change."""
+        return f"{super().rules}\nThe numbers of the actions are drawn anew at each step.".lstrip()
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`; `seed` determines the orders."""
+        self._seed, self._steps = seed, 0
+        return followed(self.env.reset(task, seed), self._shuffled)
+
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
+        """Take the choice at position `action` of the shuffled order."""
+        if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self.order):
+            action = self.order[action]
+        return followed(self.env.step(action), self._stepped)
+
+    def teacher(self) -> Any:
+        """The wrapped env's, with actions as positions in the shuffled order."""
+        return ShuffledTeacher(self.env.teacher(), self.order)
+
+    def _stepped(self, result: StepResult) -> StepResult:
+        self._steps += 1
+        return dataclasses.replace(result, observation=self._shuffled(result.observation))
+
+    def _shuffled(self, observation: Observation) -> Observation:
+        self.order = list(range(len(observation.choices)))
+        generator(self._seed, "order", self._steps).shuffle(self.order)
+        return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self.order))
+
+
+class ShuffledTeacher(WrappedTeacher):
+    """Translates choices into positions of the shuffled `order`."""
+
+    def __init__(self, inner: Any, order: Sequence[int]) -> None:
+        super().__init__(inner)
+        self.order = order
+
+    def action(self) -> Action:
+        """The teacher's."""
+        return self._places([self.inner.action()])[0]
+
+    def mistakes(self) -> list[Action]:
+        """The teacher's."""
+        return self._places(self.inner.mistakes())
+
+    def slips(self) -> list[Action]:
+        """The teacher's."""
+        return self._places(self.inner.slips())
+
+    def _places(self, actions: Sequence[Any]) -> list[Action]:
+        return [*sorted(map(self.order.index, actions))] if self.order else [*actions]

@@ -1,0 +1,425 @@
+"""The trainer: each update draws problems, plays them, estimates advantages, and updates the policy.
+
+`Learner` does the last, `Objective` the one before, and `rollout` the playing. `train.rl` makes a trainer from rlft's
+settings.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.env import Env
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.eventloop import run_sync
+from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollouts.episode import Episode, play_all
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.seeding import derive, generator
+from reflectkit.train import batch
+from reflectkit.train.advantages import Estimates
+from reflectkit.train.algorithms import Objective
+from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
+from reflectkit.train.learner import Learner
+from reflectkit.train.metrics import env_figures, summary
+from reflectkit.train.processes import Processes
+from reflectkit.train.reflector import ReflectorTrainer, share_true, visited
+from reflectkit.train.rl_config import JUDGEMENT, StalenessConfig
+from reflectkit.train.settings import OptimizerConfig
+from reflectkit.types import Sample, Status, Task, Trajectory
+
+WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
+
+
+@dataclass(frozen=True)
+class Level:
+    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once."""
+
+    name: str
+    tasks: Sequence[Task]
+    make: Callable[[], Env]
+    max_concurrency: int = 2**31
+
+
+@dataclass
+class Curriculum:
+    """Progress through `levels` levels."""
+
+    levels: int
+    steps: int
+    """Updates in total."""
+    advance_at: float = 0.0
+    """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal steps per level."""
+    level: int = 0
+    """The current level, from 0."""
+    rates: list[float] = field(default_factory=list)
+    """Success rates of this level's latest updates."""
+
+    def begin(self, step: int) -> bool:
+        """To be called before each update; True if it starts a new level (other than the first)."""
+        due = self.level
+        if not self.advance_at:
+            due = min(step * self.levels // self.steps, self.levels - 1)
+        elif len(self.rates) >= WINDOW and sum(self.rates[-WINDOW:]) / WINDOW >= self.advance_at:
+            due = min(self.level + 1, self.levels - 1)
+        if due == self.level:
+            return False
+        self.level, self.rates = due, []
+        return True
+
+    def end(self, success_rate: float) -> None:
+        """To be called after each update with the success rate of its episodes, 0 … 1."""
+        self.rates = [*self.rates, success_rate][-WINDOW:]
+
+
+def draw(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
+    """The `count` problems of `step`, dealt from a deck that is reshuffled whenever it is used up."""
+    chosen: list[Task] = []
+    position = step * count
+    while len(chosen) < count:
+        turn, place = divmod(position + len(chosen), len(tasks))
+        deck = list(tasks)
+        generator(seed, "deck", turn).shuffle(deck)
+        chosen += deck[place : place + count - len(chosen)]
+    return chosen
+
+
+def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
+    """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
+
+    It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 after the last update:
+    "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if schedule == "constant":
+        return 1.0
+    share = (step - warmup) / (steps - warmup)
+    return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
+
+
+class ReplayBuffer(deque[Trajectory]):
+    """Holds the last `size` successful episodes, oldest first; 0 holds none."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(maxlen=size)
+
+    def add(self, played: Iterable[Trajectory]) -> None:
+        """Keep those of `played` that succeeded; ABORTED ones never did."""
+        self.extend(episode for episode in played if episode.success and episode.status is not Status.ABORTED)
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """What to play and how to train."""
+
+    levels: Sequence[Level]
+    """The curriculum, in order."""
+    steps: int
+    """Updates in all."""
+    episodes: int
+    """Episodes per update, over all processes."""
+    objective: Objective[Any]
+    """The algorithm with its settings."""
+    seed: int
+    """Seed of problems, rollouts and minibatches."""
+    width: int
+    """Episodes played at once in one process."""
+    repeats: int = 1
+    """Episodes of each drawn problem; they start from the same state and form a group."""
+    replay_size: int = 0
+    """Size of the replay buffer."""
+    advance_at: float = 0.0
+    """See `Curriculum`."""
+    optim: OptimizerConfig = OptimizerConfig()
+    """Its schedule and warm-up."""
+    staleness: StalenessConfig = StalenessConfig()
+    """How far play may run ahead of learning, with a sampler in another process."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of an update."""
+        return self.episodes // self.repeats
+
+
+class Trainer:
+    """Training in progress.
+
+    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
+    episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the reflector, if it learns too.
+    rollouts: those that are played while the policy learns, once they have begun. begin_at: the number of the first
+    group that is not learned from yet, and of later ones that are: after a restart.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        agent: TwoPlayerAgent,
+        learner: Learner,
+        *,
+        processes: Processes | None = None,
+        reflector_trainer: ReflectorTrainer | None = None,
+    ) -> None:
+        self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
+        self.processes = processes or Processes()
+        self.replay = ReplayBuffer(config.replay_size)
+        self.curriculum = Curriculum(len(config.levels), config.steps, config.advance_at)
+        self.step = 0
+        self.latest: list[tuple[Trajectory, list[float]]] = []
+        self.rollouts: AsyncRollouts | None = None
+        self.begin_at: tuple[int, list[int]] | None = None
+        self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
+        self._published: int | None = None
+        self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
+        self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
+
+    def train_step(self) -> dict[str, object]:
+        """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
+
+        Raises
+        ------
+        EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see `Learner.update`.
+        """
+        started = time.perf_counter()
+        before = self._counts()
+        if self.curriculum.begin(self.step):
+            self.replay.clear()
+        level = self.config.levels[self.curriculum.level]
+        self._publish()
+        played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
+        self._share_comments()
+        counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
+        tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
+        played_s = time.perf_counter() - started
+
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            raise EnvironmentFailure(
+                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}"
+            )
+        fresh, old = batch.trainable(played), list(self.replay)
+        samples, estimates = self._rows(fresh, old)
+        self.latest = list(zip(fresh, estimates.advantages, strict=False))
+        optim = self.config.optim
+        rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
+        figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
+        self.replay.add(fresh)
+        overall = summary(played)
+        self.curriculum.end(overall["success_rate"])
+        self.step += 1
+        self.counters["episodes"] += len(played)
+        self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
+        self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
+        tokens += sum(len(sample.tokens) for sample in samples)
+        reflector_figures: dict[str, Any] = {}
+        if self.reflector_trainer is not None and self.reflector_trainer.is_due(self.step):
+            reflector_figures = self._train_reflector(self.reflector_trainer, level, rate)
+            tokens += reflector_figures["reflector_turn_tokens"]
+        seconds = time.perf_counter() - started
+        groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
+        row = {
+            "step": self.step,
+            "level": level.name,
+            "episodes": self.counters["episodes"],
+            **overall,
+            **figures,
+            **reflector_figures,
+            **ages,
+            "reflector_cache_hits": hits / asked if asked else None,
+            "rows": len(samples),
+            "replayed_episodes": len(old),
+            "groups_without_spread": len(dropped) / groups if groups and dropped is not None else None,
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1),
+            "episodes_per_second": round(len(played) / seconds, 3),
+            "rollout_seconds": round(played_s, 3),
+            "update_seconds": round(seconds - played_s, 3),
+        }
+        return row | env_figures(played)
+
+    def validate(self, level: Level) -> dict[str, Any]:
+        """Play each problem of `level` once with the most likely actions: figures as of an update, named
+        `validation_…`.
+        """
+        episodes = [Episode(task, derive(self.config.seed, "validate", task.id)) for task in level.tasks]
+        greedy = copy.copy(self.agent)  # as the other one may be playing
+        greedy.temperature = 0.0
+        self._publish()
+        played = self._play_all(episodes, level, greedy)
+        self._share_comments()
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            return {"validation_aborted": 1.0}
+        figures = summary(played) | env_figures(played)
+        return {f"validation_{name}": value for name, value in figures.items()}
+
+    def settle(self) -> None:
+        """Forget what a run that is resumed from here does not have either, so that both round alike. A run that plays
+        ahead is not repeated exactly, and keeps it.
+        """
+        if self.rollouts is None:
+            for sampler in self._local_samplers():
+                sampler.forget()
+
+    def close(self) -> None:
+        """Stop playing ahead."""
+        if self.rollouts is not None:
+            self.rollouts.close()
+
+    def _publish(self) -> None:
+        """Give the sampler the present weights, if it does not have them."""
+        if self._published != self.step:
+            run_sync(self.agent.policy.publish(self.learner.player, self.step))
+            self._published = self.step
+
+    def _group(self, number: int) -> Group:
+        """Group `number` of all updates, at the curriculum's present level: the episodes of one problem, which start
+        from one state if there are several.
+        """
+        config, level = self.config, self.config.levels[self.curriculum.level]
+        step, place = divmod(number, config.groups)
+        if self._drawn[:2] != (level, step):
+            self._drawn = level, step, draw(level.tasks, step, config.groups, config.seed)
+        episodes = [
+            Episode(
+                self._drawn[2][place],
+                derive(config.seed, "rollout", step, place * config.repeats + repeat),
+                group=f"{step}/{place}",
+                start=derive(config.seed, "start", step, place) if config.repeats > 1 else None,
+            )
+            for repeat in range(config.repeats)
+        ]
+        return Group(episodes, level.make)
+
+    def _play(self, level: Level) -> list[Trajectory]:
+        """This update's episodes in their order, played by all processes, with the critic's values."""
+        first = self.step * self.config.groups
+        groups = [self._group(number) for number in range(first, first + self.config.groups)]
+        episodes = [episode for group in groups for episode in group.episodes]
+        self._begun = {episode.seed: episode for episode in episodes}
+        return self._play_all(episodes, level, self.agent, valued=True)
+
+    def _play_ahead(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """Episodes that were played ahead of this update, and figures of how stale they are."""
+        config, limits = self.config, self.config.staleness
+        if self.rollouts is None:
+            first, skip = self.begin_at or (self.step * config.groups, [])
+            self.rollouts = AsyncRollouts(
+                self._group,
+                self.agent,
+                StalenessLimits(config.groups, limits.max_staleness, limits.oversample, config.steps * config.groups),
+                width=min(config.width, *(level.max_concurrency for level in config.levels)),
+                timeout_s=limits.episode_timeout_s,
+                first=first,
+                skip=skip,
+            )
+        taken = self.rollouts.take(self.step)
+        versions = [turn.decision.version for trajectory in taken.played for turn in trajectory.turns]
+        ages = [self.step - version for version in versions if version is not None]
+        return self.learner.valued(taken.played), {
+            "staleness": statistics.fmean(ages) if ages else 0.0,
+            "staleness_max": max(ages, default=0),
+            "stale_groups_dropped": taken.dropped,
+            "groups_ahead": taken.waiting,
+        }
+
+    def _play_all(
+        self, episodes: list[Episode], level: Level, agent: TwoPlayerAgent, *, valued: bool = False
+    ) -> list[Trajectory]:
+        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
+        sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
+        share = episodes if sharded else self.processes.share(episodes)
+        timeout_s = self.config.staleness.episode_timeout_s
+        playing = play_all(share, level.make, agent, width=self.config.width, timeout_s=timeout_s)
+        if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
+            return self.rollouts.result(playing)
+        mine = run_sync(playing)
+        for sampler in self._local_samplers():  # memory for the update, and a resumed run has nothing kept either
+            sampler.kept.clear()
+        if valued:
+            mine = self.learner.valued(mine)
+        return mine if sharded else self.processes.gather_shares(mine)
+
+    def _share_comments(self) -> None:
+        """Share new comments among the processes, so that all have the same memo."""
+        reflector = self.agent.reflector
+        if reflector is None:
+            return
+        for new in self.processes.gather(reflector.new_comments()):
+            for key, comment in new.items():
+                reflector.memo.setdefault(key, comment)
+
+    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
+        """Training rows of fresh and replayed episodes, without those of groups without spread."""
+        values: list[list[float]] | None = None
+        if self.learner.critic is not None:
+            values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
+            prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
+            current = iter(self.learner.values(prompts))
+            values += [[next(current) for _ in trajectory.turns] for trajectory in old]
+        estimates = self.config.objective.estimate(fresh, old, values or [])
+        played = [*fresh, *old]
+        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
+        labels_of = {choices: self.agent.labels(choices) for choices in offered}
+        samples: list[Sample] = []
+        for number, trajectory in enumerate(played):
+            if trajectory.group not in (estimates.dropped or ()):
+                samples += batch.rows(
+                    [trajectory],
+                    [estimates.advantages[number]],
+                    [estimates.returns[number]],
+                    labels_of,
+                    [values[number]] if values is not None else None,
+                    replayed=number >= len(fresh),
+                )
+        return samples, estimates
+
+    def _train_reflector(self, trainer: ReflectorTrainer, level: Level, rate: float) -> dict[str, Any]:
+        """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
+
+        What was scored or commented in it is forgotten, as it is in a run that is resumed after it.
+        """
+        reflector, turns, seed = self.agent.reflector, trainer.config, derive(self.config.seed, "reflector", self.step)
+        assert reflector is not None
+        self._publish()
+        read = self.agent.policy.tokens + reflector.sampler.tokens
+        states = visited([trajectory for trajectory, _ in self.latest], turns.states, generator(seed, "states"))
+        branches = [Branch(self._begun[trajectory.seed], trajectory, turn) for trajectory, turn in states]
+        trial = Trial(
+            turns.comments,
+            turns.temperature,
+            self.config.objective.gamma,
+            self.config.width,
+            self.config.staleness.episode_timeout_s,
+        )
+        compare = by_judgement if turns.reward == JUDGEMENT else by_return
+        compared = run_sync(compare(self.agent, branches, level.make, trial))
+        read = self.agent.policy.tokens + reflector.sampler.tokens - read
+        comments = [state.comments for state in compared]
+        figures = trainer.learn(comments, generator(seed, "update"), rate)
+        run_sync(reflector.renew(trainer.learner.player, self.step))
+        self.learner.forget_values()
+        self._published = None
+        return figures | {
+            "states_left_out": len(branches) - len(compared),
+            "comments_true": share_true([state.read for state in compared]),
+            "sampled_comments_true": share_true([comment.true for row in comments for comment in row]),
+            "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
+        }
+
+    def _local_samplers(self) -> list[LocalSampler]:
+        """The samplers whose models this process holds."""
+        both = (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler)
+        return [sampler for sampler in both if isinstance(sampler, LocalSampler)]
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Tokens processed, comments requested and comments found in the memo, in this process so far."""
+        reflector = self.agent.reflector
+        if reflector is None:
+            return self.agent.policy.tokens, 0, 0
+        return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits

@@ -1,0 +1,290 @@
+"""evaluate: what is played, kept, and warned of; tables computed again; choices scored by the oracle."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gc
+import math
+import shutil
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.players import Player, Players, mismatch
+from reflectkit.agents.scripted import Oracle
+from reflectkit.cli.main import main
+from reflectkit.commands import evaluate
+from reflectkit.commands.evaluate import EvaluateConfig
+from reflectkit.console import Quiet
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.env import Taskset
+from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.taxi import Taxi
+from reflectkit.evals.evaluate import Advised, Evaluation, Match, draw_problems, oracle_scores
+from reflectkit.evals.tables import lean, row
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon, Shuffled
+from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
+from tests.command_lines import error_of
+from tests.server import serve
+
+HERE = __name__
+TASKS = tuple(Corridor.taskset.tasks("long"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_tasks(path: str, tasks: Any) -> None:
+    write_json(Path(path), [record_to_json(Record(task, ())) for task in tasks])
+
+
+# ------------------------------------------------------------------------------------------------------------- playing
+
+
+def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
+    config = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=5)
+    evaluation = Evaluation(config.setup, Players(config.players), tmp_path, Quiet())
+
+    def play(number: int, horizon: int = 5, tasks: tuple[Task, ...] = TASKS) -> list[dict[str, Any]]:
+        evaluation.folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        evaluation.setup = dataclasses.replace(config.setup, horizon=horizon)
+        return [one.line for one in evaluation.play(Match(number, Player("random"), "long", tasks))]
+
+    play(0)
+    assert len(evaluation.played) == len(TASKS)
+    for _, saved in evaluation.played.values():
+        saved.line["level"], saved.line["mark"] = "elsewhere", True
+    assert [(line["level"], line["mark"]) for line in play(0)] == [("long", True)] * len(TASKS)
+    assert not any("mark" in line for line in play(1)), "another player's"
+    changed = tuple(dataclasses.replace(task, data=task.data | {"new": 1}) for task in TASKS)
+    assert not any("mark" in line for line in play(0, tasks=changed)), "another problem by the same id"
+    assert not any("mark" in line for line in play(0, horizon=6)), "another horizon's"
+
+
+def test_problems_are_drawn_evenly_from_the_clusters() -> None:
+    clusters = [*"aaaaaa", *"bbb", "c"]
+    for count in (0, 10, 99):
+        assert draw_problems(clusters, count, 0) == list(range(10))
+    drawn = {tuple(draw_problems(clusters, 5, seed)) for seed in range(5)}
+    assert len(drawn) > 1
+    assert all(Counter(clusters[place] for place in places) == {"a": 2, "b": 2, "c": 1} for places in drawn)
+
+
+def test_an_env_that_lists_its_problems_needs_no_split(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--env=corridor", "--policy=oracle", "--level=short", "--level=long"]) == 0
+    assert "data/corridor/test.json does not exist" in " ".join(capsys.readouterr().out.split())
+    assert "none held out" in Path("results/1_evaluate/eval.md").read_text()
+    assert "nosuch.json" in error_of(
+        ["evaluate", "--env=corridor", "--policy=oracle", "--task-file=nosuch.json"], capsys
+    )
+    assert "data/memory/test.json" in error_of(["evaluate", "--env=memory", "--policy=oracle"], capsys)
+
+
+def test_a_checkpoint_with_the_wrong_partner_or_env_is_warned_of(
+    checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tasks("some.json", Taxi.taskset.tasks("pickup")[:1])
+    players = {
+        "alone": f"{checkpoints['policy']}",
+        "both": f"{checkpoints['policy']}+{checkpoints['reflection']}",
+        "odd": f"{checkpoints['plain']}+{checkpoints['reflection']}",
+    }
+    command = ["evaluate", "--env=taxi", "--level=pickup", "--task-file=some.json", "--horizon=1"]
+    assert main([*command, *(f"--policy={name}={paths}" for name, paths in players.items())]) == 0
+    warnings = read_json(Path("results/1_evaluate/report.json"))["figures"]["warnings"]
+    assert [text.partition(":")[0] for text in warnings] == ["alone", "odd"]
+    assert main(["play", "--env=taxi", "--auto", "--horizon=1", f"--policy=odd={players['odd']}"]) == 0
+    assert "warning: odd: " in " ".join(capsys.readouterr().out.split())
+    model = Path(shutil.copytree(checkpoints["plain"], "model"))
+    for env, other in (("taxi", True), ("reflectkit.envs.corridor:Corridor", False)):
+        write_json(model / "reflectkit.json", read_json(model / "reflectkit.json") | {"env": env})
+        assert main(["evaluate", "--horizon=1", "--env=corridor", f"--policy=it={model}"]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert ("was trained in env 'taxi', but plays in 'corridor'" in told) is other
+
+
+@pytest.mark.parametrize(
+    ("facts", "alone", "beside"),
+    [
+        ({"role": "policy"}, True, False),
+        ({"role": "plain", "reflector": "some/reflector"}, True, False),
+        ({"role": "policy", "reflector": None}, False, True),
+        ([], False, False),
+    ],
+)
+def test_what_a_checkpoint_says_of_its_training(tmp_path: Path, facts: object, alone: bool, beside: bool) -> None:
+    """RL goes before the role that SFT gave: a plain policy that learnt with a reflector knows comments."""
+    write_json(tmp_path / "reflectkit.json", facts)
+    assert bool(mismatch(Player("it", tmp_path))) is alone
+    assert bool(mismatch(Player("it", tmp_path, tmp_path / "reflector"))) is beside
+
+
+# ------------------------------------------------------------------------------------------------- keeping and memory
+
+
+class Interrupting(Quiet):
+    """Presses Ctrl-C once three episodes have ended."""
+
+    episodes = 0
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.episodes += amount
+        if self.episodes == 3:
+            raise KeyboardInterrupt
+
+
+FLIPPED = (
+    b'{"task": "corridor-long-1", "seed": "1", "status": "completed", "success": true, "return": 1.0, "turns": []}\n'
+)
+
+
+@pytest.mark.parametrize("damage", [b'{"task": "corr', b"\xff\xff\n", FLIPPED])
+def test_damaged_lines_are_dropped_and_their_episodes_played_again(
+    tmp_path: Path, damage: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"env": "corridor", "policy": ("oracle",), "max_concurrency": 1}
+    whole = evaluate.run(EvaluateConfig.from_flat(**settings, results_dir=tmp_path / "whole"), Quiet())
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.run(EvaluateConfig.from_flat(**settings), Interrupting())
+    (kept,) = (tmp_path / "results").glob("*_evaluate/episodes/*.jsonl")
+    lines = kept.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    kept.write_bytes(lines[0] + damage)
+    assert main(["evaluate", "--env=corridor", "--policy=oracle", "--max-concurrency=1"]) == 0
+    assert "damaged lines dropped: 1;" in " ".join(capsys.readouterr().out.split())
+    assert read_json(Path("results/1_evaluate/eval.json")) == read_json(whole.folder / "eval.json")
+
+
+LENGTH = 20_000
+
+
+class LongTasks(Taskset):
+    def tasks(self, level: str) -> list[Task]:
+        return [dataclasses.replace(task, env="long-texts") for task in TASKS]
+
+
+class LongTexts(Corridor):
+    """Each observation is another text of 20 kB."""
+
+    name = "long-texts"
+    taskset = LongTasks()
+
+    def _text(self) -> str:
+        return super()._text() + "x" * LENGTH
+
+
+class Watching(Quiet):
+    """Counts the trajectories in memory when the last episode ends."""
+
+    ended = alive = 0
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.ended += amount
+        if self.ended == 60:
+            self.alive = sum(isinstance(one, Trajectory) for one in gc.get_objects())
+
+
+def test_memory_does_not_grow_with_the_episodes(tmp_path: Path) -> None:
+    def config(results: Path, repeats: int) -> EvaluateConfig:
+        settings = {"policy": ("oracle",), "max_concurrency": 2, "results_dir": results, "eval_reps": repeats}
+        return EvaluateConfig.from_flat(env=f"{HERE}:LongTexts", **settings)
+
+    evaluate.run(config(tmp_path / "first", 1), Quiet())  # imports
+    watching = Watching()
+    gc.collect()
+    tracemalloc.start()
+    report = evaluate.run(config(tmp_path, 10), watching)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert watching.alive <= 4
+    written = report.folder / "episodes.jsonl"
+    assert written.stat().st_size > 60 * LENGTH * 2
+    assert peak < written.stat().st_size / 4
+    (figures,) = read_json(report.folder / "eval.json")["rows"]
+    whole = [dict(one) for _, one in read_jsonl(written)]
+    assert figures == row("oracle", figures["env"], "long", whole), "the tables are those of the whole episodes"
+    for one in whole:
+        one |= {"unfit": True, "unreadable": 1}
+        one["turns"][0] = {"reflection": "go right", "tokens": 3, "illegal": 1}
+    assert row("x", "env", "long", whole) == row("x", "env", "long", list(map(lean, whole)))
+    assert row("x", "env", "long", whole)["reflection_words"] == 2.0
+
+
+# --------------------------------------------------------------------------------------------------------------- --from
+
+
+def again(*sources: Path | str) -> int:
+    return main(["evaluate", "--env", "corridor", "--name", "again", *(f"--from={source}" for source in sources)])
+
+
+def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(tmp_path: Path) -> None:
+    playing = ["evaluate", "--env=corridor", "--policy=random", "--policy=oracle", "--eval-reps=2", "--name=played"]
+    assert main(playing) == 0
+    evaluated = tmp_path / "results/played"
+    assert again(evaluated) == 0
+    first, second = (read_json(tmp_path / "results" / name / "eval.json") for name in ("played", "again"))
+    assert second == {name: first[name] for name in ("rows", "differences")}
+    assert {one["clusters"] for one in second["rows"]} == {one["tasks"] for one in second["rows"]}
+    for name in ("eval.md", "eval.csv"):
+        old, new = ((tmp_path / "results" / run / name).read_text() for run in ("played", "again"))
+        assert old.split("\n")[2:] == new.split("\n")[2:]
+    assert "clusters" in next(csv.reader((evaluated / "eval.csv").open()))
+    shutil.rmtree("results/again")
+    assert again(evaluated, evaluated / "episodes.jsonl") == 0
+    for alone, together in zip(first["rows"], read_json(Path("results/again/eval.json"))["rows"], strict=True):
+        assert together["by_seed"] == [alone["success"]] * 2
+        assert (together["tasks"], together["clusters"]) == (alone["tasks"], alone["clusters"])
+        assert together["episodes"] == 2 * alone["episodes"]
+        assert together["pass_at"] == alone["pass_at"], "the plays of two seeds are not more tries of one model"
+
+
+# ------------------------------------------------------------------------------------------------------- --score-oracle
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ([(0, 0, (0.5, 0.5)), (0, 1, (0.75, 0.25))], {"agreement": 0.5, "choice_nll": 1.5 * math.log(2)}),
+        ([(1, 1, ()), (1, 1, ()), (0, 1, ())], {"agreement": 2 / 3}),
+        ([], {"agreement": 0.0, "choice_nll": math.log(2)}),  # counts as a wrong guess
+        ([(0, 1, (1.0, 0.0))], {"agreement": 0.0, "choice_nll": pytest.approx(708.4, abs=0.1)}),  # is not infinite
+    ],
+)
+def test_scores_are_means_over_turns(turns: list[Any], expected: dict[str, float]) -> None:
+    """turns: (action, the oracle's choice, probabilities). Agreement 1/2; -(ln 0.5 + ln 0.25) / 2 = 1.5 ln 2."""
+    seen = Observation((), ("left", "right"))
+    made = [Turn(seen, Decision(action, probabilities=shares), 0.0, {"oracle": best}) for action, best, shares in turns]
+    trajectory = Trajectory(TASKS[0], 0, tuple(made), Status.COMPLETED, True, final=seen)
+    scores = oracle_scores(trajectory)
+    assert scores.keys() == expected.keys()
+    assert all(scores[name] == pytest.approx(value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_the_oracle_is_asked_before_the_step_and_in_the_order_shown(shuffled: bool) -> None:
+    episodes = [Episode(task, seed) for seed, task in enumerate(Taxi.taskset.tasks("full")[:6])]
+    played = rollout(episodes, lambda: Horizon(Advised(Shuffled(Taxi()) if shuffled else Taxi()), 40), Oracle())
+    assert [oracle_scores(one) for one in played] == [{"agreement": 1.0}] * 6
+    assert any(len({turn.info["oracle"] for turn in one.turns}) > 1 for one in played)
+
+
+def test_a_chat_model_has_no_likelihood_even_if_its_first_answer_was_unreadable() -> None:
+    """Its probabilities are unknown, so that ln 2 of one episode would be a mean over all of them."""
+    first = Corridor().reset(TASKS[0], 0).text
+    with serve(lambda body: "?" if first in body["messages"][-1]["content"] else "Analysis: on.\nChoice: 1") as server:
+        command = ["evaluate", "--env=corridor", "--score-oracle", "--policy=local:walker", "--base-url", server.url]
+        assert main(command) == 0
+    lines = [line for _, line in read_jsonl(Path("results/1_evaluate/episodes.jsonl"))]
+    assert [] in [line["turns"] for line in lines]
+    assert all(set(line.get("figures", {})) == {"agreement"} for line in lines)
+    (found,) = read_json(Path("results/1_evaluate/eval.json"))["rows"]
+    assert list(found["figures"]) == ["agreement"]

@@ -1,0 +1,145 @@
+"""Play that goes on while the policy learns: what an update takes, how old it may be, and that nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from reflectkit.env import Context, StepResult
+from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollouts.episode import Episode
+from reflectkit.types import Decision, Message, Observation, Task
+
+SEEN = Observation((Message("user", "?"),), ("a", "b"))
+
+
+class OneStep:
+    """An env whose episode is over after one action."""
+
+    name, levels = "one-step", ("all",)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return SEEN
+
+    def step(self, action: Any) -> StepResult:
+        return StepResult(SEEN, 1.0, True, info={"success": True})
+
+
+class Gate:
+    """An agent of weights `version` that answers at once, but to the episodes `held` (by seed) only when let go."""
+
+    def __init__(self, held: set[int] | None = None) -> None:
+        self.version, self.held = 0, held or set()
+        self.begun: list[int] = []
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        version = self.version
+        self.begun.append(context.seed)
+        while context.env.seed in self.held:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.001)
+        return Decision(0, version=version)
+
+
+class Numbered(OneStep):
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.seed = task.data["number"]
+        return SEEN
+
+
+def group(number: int) -> Group:
+    task = Task(str(number), "one-step", "all", str(number), {"number": number})
+    return Group([Episode(task, number, group=str(number))], Numbered)
+
+
+def test_its_envs_are_closed() -> None:
+    made: list[Any] = []
+    closed: list[Any] = []
+
+    class Closing(Numbered):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def closing(number: int) -> Group:
+        return Group(group(number).episodes, Closing)
+
+    ahead = AsyncRollouts(closing, Gate(), StalenessLimits(2, 1), width=3)
+    ahead.take(0)
+    ahead.close()
+    assert made
+    assert sorted(map(id, made)) == sorted(map(id, closed))
+
+
+def numbers(played: Any) -> list[int]:
+    return [int(one.task.id) for one in played]
+
+
+def test_updates_take_the_groups_of_the_synchronous_loop_in_order() -> None:
+    agent = Gate()
+    ahead = AsyncRollouts(group, agent, StalenessLimits(3, staleness=2), width=4)
+    try:
+        for step in range(4):
+            agent.version = step
+            taken = ahead.take(step)
+            assert numbers(taken.played) == [3 * step, 3 * step + 1, 3 * step + 2]
+            assert all(0 <= step - one.turns[0].decision.version <= 2 for one in taken.played)
+            assert (taken.dropped, taken.waiting) == (0, taken.waiting)
+            assert len(agent.begun) <= 3 * (step + 3)  # K = 2: groups of two more updates at most
+        assert ahead.progress == {"first": 12, "skip": []}
+    finally:
+        ahead.close()
+
+
+def test_a_long_episode_is_passed_over_but_never_left_out() -> None:
+    """Of the oldest 4 groups the first 2 complete ones are taken; a held one is waited for before it gets too old."""
+    agent = Gate({0})
+    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1, oversample=2.0), width=8)
+    try:
+        assert numbers(ahead.take(0).played) == [1, 2]
+        assert ahead.progress == {"first": 0, "skip": [1, 2]}
+        threading.Timer(0.05, agent.held.clear).start()  # at the next update it would be 2 updates old
+        agent.version = 1
+        second = ahead.take(1)
+        assert numbers(second.played) == [0, 3]
+        assert second.dropped == 0
+        assert [one.turns[0].decision.version for one in second.played] == [0, 0]
+    finally:
+        ahead.close()
+
+
+def test_what_is_too_old_is_dropped_and_counted() -> None:
+    ahead = AsyncRollouts(group, Gate(), StalenessLimits(1, staleness=1), width=2)
+    try:
+        ahead.take(0)
+        taken = ahead.take(5)  # as if updates had been made without it
+        assert taken.dropped == 1
+        assert numbers(taken.played) == [2]
+    finally:
+        ahead.close()
+
+
+def test_a_restart_plays_what_was_not_learned_from() -> None:
+    ahead = AsyncRollouts(group, Gate(), StalenessLimits(2, staleness=1), width=2, first=3, skip=[4, 6])
+    try:
+        assert numbers(ahead.take(2).played) == [3, 5]
+        assert numbers(ahead.take(3).played) == [7, 8]
+    finally:
+        ahead.close()
+
+
+def test_an_error_in_play_is_raised() -> None:
+    class Broken(Gate):
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            raise ValueError("no")
+
+    ahead = AsyncRollouts(group, Broken(), StalenessLimits(2, staleness=1), width=2)
+    try:
+        with pytest.raises(ValueError, match="no"):
+            ahead.take(0)
+    finally:
+        ahead.close()

@@ -1,0 +1,219 @@
+"""The one loop: order, independence of the width, and failures that are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from reflectkit.agents.scripted import RandomAgent
+from reflectkit.env import Context, Env, StepResult
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon, Shuffled
+from reflectkit.seeding import generator
+from reflectkit.types import Decision, Observation, Status
+
+EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.taskset.tasks("long")]
+
+
+class Drawing:
+    """RandomAgent's choices, in batches."""
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        return [
+            Decision(generator(context.seed, "random").randrange(len(observation.choices)))
+            for observation, context in zip(observations, contexts, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("width", [1, 100])
+def test_order_and_course_do_not_depend_on_the_width(width: int) -> None:
+    played = rollout(EPISODES, lambda: make("corridor", 9), RandomAgent(), width=width)
+    assert [(t.task, t.seed) for t in played] == [(e.task, e.seed) for e in EPISODES]
+    assert played == rollout(EPISODES, lambda: make("corridor", 9), RandomAgent(), width=7)
+
+
+def test_at_most_width_observations_at_once_and_the_batch_is_refilled() -> None:
+    seen = []
+
+    class Counting(Drawing):
+        def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+            seen.append(len(observations))
+            return super().act(observations, contexts)
+
+    rollout(EPISODES, lambda: make("corridor", 9), Counting(), width=4)
+    assert max(seen) == 4
+    assert seen[:9] == [4] * 9  # someone ended by then, and the seat was filled
+
+
+class Flaky(Corridor):
+    """Fails at reset in cell 0, and at the first step in cell 1."""
+
+    def reset(self, task, seed):
+        if task.data["start"] == 0:
+            raise EnvironmentFailure("the engine did not start")
+        return super().reset(task, seed)
+
+    def step(self, action) -> StepResult:
+        if self.place == 1:
+            raise EnvironmentFailure("the engine died")
+        return super().step(action)
+
+
+def test_engine_failures_are_counted_and_the_rest_goes_on() -> None:
+    told: list[str] = []
+    played = rollout(EPISODES[:6], Flaky, RandomAgent(), width=2, on_end=lambda t: told.append(t.task.id))
+    assert [t.status for t in played[:2]] == [Status.ABORTED, Status.ABORTED]
+    assert [t.reason for t in played[:2]] == ["the engine did not start", "the engine died"]
+    assert not played[0].success
+    assert sorted(told) == sorted(e.task.id for e in EPISODES[:6])
+    assert played[5].status is Status.COMPLETED or played[5].status is Status.ABORTED
+
+
+class Remote(Corridor):
+    remote = True
+
+
+class Batches(Drawing):
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        self.seen.append([observation.text for observation in observations])
+        return super().act(observations, contexts)
+
+
+class Awaited(Corridor):
+    """Answers later, as an engine in another process does."""
+
+    async def reset(self, task, seed):  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(task, seed)
+
+    async def step(self, action):  # type: ignore[override]
+        for _ in range(self.place):  # each in its own time
+            await asyncio.sleep(0)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_envs_that_are_awaited_give_the_same_episodes_in_the_same_batches(width: int) -> None:
+    plain, awaited = Batches(), Batches()
+    played = rollout(EPISODES, lambda: Horizon(Shuffled(Corridor()), 9), plain, width=width)
+    assert rollout(EPISODES, lambda: Horizon(Shuffled(Awaited()), 9), awaited, width=width, patience=60) == played
+    assert awaited.seen == plain.seen
+
+
+def test_remote_envs_work_at_once() -> None:
+    together = threading.Barrier(4, timeout=60)
+
+    class Meeting(Remote):
+        def reset(self, task, seed):
+            together.wait()  # all four are in here, or nobody gets on
+            return super().reset(task, seed)
+
+    assert len(rollout(EPISODES[:4], Meeting, RandomAgent(), width=4)) == 4
+
+
+def test_the_others_do_not_wait_for_a_stuck_env() -> None:
+    freed = threading.Event()
+    order = []
+
+    class Stuck(Remote):
+        def reset(self, task, seed):
+            self.stuck = seed == 5
+            return super().reset(task, seed)
+
+        def step(self, action) -> StepResult:
+            if self.stuck:
+                assert freed.wait(60)
+            return super().step(action)
+
+    def on_end(trajectory) -> None:
+        order.append(trajectory.seed)
+        if len(order) == len(EPISODES) - 1:
+            freed.set()  # only when all others are through
+
+    episodes = [Episode(e.task, number, start=5 if number == 1 else 0) for number, e in enumerate(EPISODES)]
+    played = rollout(episodes, Stuck, RandomAgent(), width=4, patience=0.01, on_end=on_end)
+    assert order[-1] == 1
+    assert played == rollout(episodes, Corridor, RandomAgent(), width=4)
+
+
+@pytest.mark.parametrize("kind", [Corridor, Flaky])
+def test_every_env_is_closed_once(kind: type[Corridor]) -> None:
+    made: list[Corridor] = []
+    closed: list[Corridor] = []
+
+    class Closing(kind):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    rollout(EPISODES[:6], Closing, RandomAgent(), width=2)
+    assert sorted(map(id, made)) == sorted(map(id, closed))
+
+
+def test_envs_are_closed_where_an_agent_raises() -> None:
+    closed: list[int] = []
+
+    class Closing(Corridor):
+        def close(self) -> None:
+            closed.append(id(self))
+
+    class Raising(RandomAgent):
+        async def decide(self, observation, context) -> Decision:
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        rollout(EPISODES[:3], Closing, Raising(), width=3)
+    assert len(set(closed)) == len(closed) == 3
+
+
+def test_an_env_may_allow_fewer_side_by_side() -> None:
+    class Narrow(Corridor):
+        max_concurrency = 2
+
+    agent = Batches()
+    assert rollout(EPISODES, Narrow, agent, width=7) == rollout(EPISODES, Corridor, RandomAgent(), width=7)
+    assert max(map(len, agent.seen)) == 2
+
+
+def test_a_late_episode_is_truncated_and_pays_for_it() -> None:
+    """It costs as much as playing on to the horizon, and its env, which may still be at work, is not used again."""
+    made = []
+
+    class Hanging(RandomAgent):
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            if len(context.turns) == 2:
+                await asyncio.Event().wait()
+            return await super().decide(observation, context)
+
+    def make_env() -> Env:
+        made.append(1)
+        return make("corridor", 9)
+
+    played = rollout([EPISODES[0]] * 2, make_env, Hanging(), width=1, timeout_s=0.05)
+    assert [(one.status, one.reason) for one in played] == [
+        (Status.TRUNCATED, "the episode took longer than 0.05 s")
+    ] * 2
+    assert [one.total_return for one in played] == pytest.approx([-0.9] * 2)  # 9 steps of 0.1
+    assert all(len(one.turns) <= 2 and not one.success for one in played)
+    assert len(made) == 2
+
+
+def test_a_time_out_of_an_env_is_no_deadline() -> None:
+    class Slow(Corridor):
+        def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
+            raise TimeoutError("the engine")
+
+    with pytest.raises(TimeoutError, match="the engine"):
+        rollout(EPISODES[:1], lambda: Horizon(Slow(), 9), RandomAgent(), timeout_s=60)

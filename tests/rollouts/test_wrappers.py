@@ -1,0 +1,124 @@
+"""What an env and its teacher may return: each mistake is one line that names it, however the env is wrapped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
+from reflectkit.env import StepResult, Teacher
+from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import ConfigError
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Checked, Horizon, Shuffled
+from reflectkit.types import Message, Observation, ToolUse
+
+TASK = Corridor.taskset.tasks("short")[0]
+EPISODES = [Episode(TASK, 1)]
+SEEN = Observation((Message("user", "here"),), ("left", "right"))
+WRAPPED: tuple[Callable[[Any], Any], ...] = (lambda env: env, lambda env: Horizon(Shuffled(env), 10))
+
+
+def env_that(teacher: dict[str, Any] | None = None, **returns: Any) -> Corridor:
+    """A corridor whose methods, and whose teacher's, return these values."""
+    env = Corridor()
+    for method, value in returns.items():
+        setattr(env, method, lambda *_, value=value: value)
+    if teacher:
+        methods = {method: lambda *_, value=value: value for method, value in teacher.items()}
+        kind: Any = type("Faulty", (Corridor.teacher_type,), methods)
+        env.teacher = lambda: kind(env)  # type: ignore[method-assign]
+    return env
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        (None, "the observation is None; return an Observation"),
+        (replace(SEEN, messages="hello"), "messages of the observation are 'hello'; return a tuple"),
+        (replace(SEEN, messages=(Message("bot", "x"),)), "its role from system"),  # type: ignore[arg-type]
+        (replace(SEEN, choices=("left", "a\nb")), r"offers the choice 'a\\nb'; return a text of one line"),
+        (replace(SEEN, choices=("left", "right", "left")), "return choices that all differ"),
+    ],
+)
+def test_an_observation_that_cannot_be_read_or_answered(seen: Any, message: str) -> None:
+    for wrap in WRAPPED:
+        with pytest.raises(ConfigError, match=f"env 'corridor': .*{message}"):
+            rollout(EPISODES, lambda wrap=wrap: wrap(env_that(reset=seen)), RandomAgent())
+        with pytest.raises(ConfigError, match=message):
+            rollout(EPISODES, lambda wrap=wrap: wrap(env_that(step=StepResult(seen, 0.0, False))), RandomAgent())
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, r"step\(\) returned None; return a StepResult"),
+        (StepResult(SEEN, float("nan"), False), "reward nan or info {} is not valid JSON"),
+        (StepResult(SEEN, 0.0, False, info={"success": np.True_}), r"is not valid JSON .*bool\(success\)"),
+        (StepResult(SEEN, 0.0, False, info={"figures": {"success": 1.0}}), "a figure is named 'success'; return anoth"),
+        (StepResult(SEEN, 0.0, True), r"info\['success'\] of the last step is None; return True or False"),
+    ],
+)
+def test_a_result_that_cannot_be_counted(result: Any, message: str) -> None:
+    for wrap in WRAPPED:
+        with pytest.raises(ConfigError, match=message):
+            rollout(EPISODES, lambda wrap=wrap: wrap(env_that(step=result)), RandomAgent())
+
+
+@pytest.mark.parametrize(
+    ("agent", "method", "value", "message"),
+    [
+        (Oracle(), "action", -2, "-2; return the index of a choice, from 0 to 1"),
+        (Demonstrator(1.0), "mistakes", [7], "7; return the index"),
+        (Demonstrator(0.0), "note", "right", '\'right\'; return "good" or "mistake"'),
+    ],
+)
+def test_a_teacher_that_offers_what_is_not_there(agent: Any, method: str, value: Any, message: str) -> None:
+    """An index of -2 was recorded as the choice before the last, and 5 was an internal error."""
+    for wrap in WRAPPED:
+        with pytest.raises(ConfigError, match=rf"the teacher's {method}\(\) returned {message}"):
+            rollout(EPISODES, lambda wrap=wrap: wrap(env_that({method: value})), agent)
+
+
+def test_an_env_without_a_base_gives_up_at_no_cost_and_has_no_teacher() -> None:
+    class Bare:
+        name, levels = "bare", ("only",)
+
+    env = Checked(Bare())  # type: ignore[arg-type]
+    assert env.truncation_penalty(3) == 0.0
+    assert not env.teacher().has("action")
+    assert env.max_concurrency == Corridor.max_concurrency
+
+
+def test_actions_without_choices_are_texts_or_calls() -> None:
+    free = Observation((Message("user", "x"),))
+    for action in ("a word", ToolUse("a word")):
+        env = Checked(env_that({"action": action}, reset=free))
+        env.reset(TASK, 0)
+        assert env.teacher().action() == action
+    env = Checked(env_that({"action": 3}, reset=free))
+    env.reset(TASK, 0)
+    with pytest.raises(ConfigError, match="returned 3; return a text or a ToolUse"):
+        env.teacher().action()
+
+
+def test_what_is_right_passes_unchanged() -> None:
+    bare, env = Corridor(), Checked(Corridor())
+    assert env.reset(TASK, 0) == bare.reset(TASK, 0)
+    ours, theirs = env.teacher(), bare.teacher()
+    assert isinstance(theirs, Teacher)
+    assert (ours.action(), ours.mistakes()) == (theirs.action(), list(theirs.mistakes()))
+    assert env.step(1) == bare.step(1)
+    assert (ours.note(), env.truncation_penalty(3)) == (theirs.note(), bare.truncation_penalty(3))
+    assert ours.comment(random.Random(0)) == theirs.comment(random.Random(0))
+
+
+def test_a_step_as_gymnasiums_is_refused() -> None:
+    env = env_that(_move=(0.0, False, False, {}, 1))
+    with pytest.raises(ConfigError, match=r"_move\(\) of env 'corridor' returned \(0.0, False, False, {}, 1\)"):
+        rollout(EPISODES, lambda: env, RandomAgent())

@@ -1,0 +1,151 @@
+"""The sampler in this process: what is read once, what is kept until the weights change, and what is drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from reflectkit.errors import CheckpointError
+from reflectkit.eventloop import run_sync
+from reflectkit.models.labels import Path
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw
+from reflectkit.sampling.decoding import truncated_rows
+from reflectkit.sampling.hf import LocalSampler
+
+
+def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
+    async def gathered() -> list[SampleOutput]:
+        return await asyncio.gather(*map(sampler.sample, asks))
+
+    return run_sync(gathered())
+
+
+@pytest.fixture
+def labels(policy: LoadedModel) -> tuple[Path, ...]:
+    return label_ids(policy.tokenizer, 4)
+
+
+def prompt_of(player: LoadedModel, text: str) -> tuple[int, ...]:
+    return tuple(prompt_ids(player.tokenizer, text))
+
+
+def test_equal_prompts_are_read_once_until_the_weights_change(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
+    sampler = LocalSampler(policy)
+    prompt = prompt_of(policy, "a taxi")
+    first = sample(sampler, *[SampleRequest(prompt, labels, seed=seed) for seed in range(20)])
+    assert sampler.tokens == len(prompt)
+    assert len({one.token_ids for one in first}) > 1  # each draws for itself
+    assert sample(sampler, SampleRequest(prompt, labels, seed=3)) == [first[3]]
+    assert sampler.tokens == len(prompt)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.mul_(2.0)
+    assert sample(sampler, SampleRequest(prompt, labels, seed=3)) == [first[3]]  # it does not know yet
+    run_sync(sampler.publish(None, 5))
+    (after,) = sample(sampler, SampleRequest(prompt, labels, seed=3))
+    assert (after.version, first[3].version) == (5, 0)
+    assert after.label_logprobs != first[3].label_logprobs
+    assert sampler.tokens == 2 * len(prompt)
+
+
+def test_draws_follow_the_distribution() -> None:
+    shares = [0.1, 0.2, 0.7]
+    counts = Counter(draw([math.log(share) for share in shares], 1.0, seed) for seed in range(4000))
+    for index, share in enumerate(shares):
+        assert abs(counts[index] / 4000 - share) < 3 * math.sqrt(share * (1 - share) / 4000)
+
+
+def test_a_text_keeps_its_stop_token(policy: LoadedModel) -> None:
+    ask = SampleRequest(prompt_of(policy, "a taxi"), max_new_tokens=5, temperature=0.0)
+    (free,) = sample(LocalSampler(policy), ask)
+    stop = free.token_ids[2]
+    (cut,) = sample(LocalSampler(policy), replace(ask, stop_ids=frozenset({stop})))
+    end = free.token_ids.index(stop) + 1
+    assert (cut.token_ids, len(cut.logprobs)) == (free.token_ids[:end], end)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
+    policy: LoadedModel, labels: tuple[Path, ...]
+) -> None:
+    long = prompt_of(policy, "a") * policy.context
+    longest, longer = (
+        SampleRequest(long[: policy.context], labels),
+        SampleRequest((*long[: policy.context], long[0]), labels),
+    )
+    text = SampleRequest(long[: policy.context], max_new_tokens=5)
+    fits, refused, no_room = sample(LocalSampler(policy), longest, longer, text)
+    assert fits.token_ids
+    assert not fits.too_long
+    assert (refused.token_ids, no_room.token_ids) == ((), ())
+    assert f"{policy.context + 1} tokens, but its model reads {policy.context}" in refused.too_long
+    assert no_room.too_long
+    with pytest.raises(CheckpointError, match="train one with a larger --max-length"):
+        sample(LocalSampler(policy), longer, text)
+
+
+def test_scores_that_are_not_numbers_are_an_error(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.fill_(math.nan)
+    with pytest.raises(CheckpointError, match="weights are damaged"):
+        sample(LocalSampler(policy), SampleRequest(prompt_of(policy, "a taxi"), labels))
+
+
+@pytest.mark.parametrize(
+    ("truncation", "left"),
+    [
+        (Truncation(), [0.1, 0.4, 0.2, 0.3]),
+        (Truncation(top_k=1), [0, 1, 0, 0]),
+        (Truncation(top_k=2), [0, 4 / 7, 0, 3 / 7]),
+        (Truncation(top_k=9), [0.1, 0.4, 0.2, 0.3]),
+        (Truncation(top_p=0.35), [0, 1, 0, 0]),
+        (Truncation(top_p=0.6), [0, 4 / 7, 0, 3 / 7]),
+        (Truncation(top_p=0.75), [0, 4 / 9, 2 / 9, 3 / 9]),
+        (Truncation(min_p=0.4), [0, 4 / 9, 2 / 9, 3 / 9]),  # 0.16 and more
+        (Truncation(min_p=1), [0, 1, 0, 0]),
+        (Truncation(top_k=2, top_p=0.5), [0, 1, 0, 0]),  # 0.4 of the two that are left is 0.57
+        (Truncation(top_p=0.95, min_p=0.6), [0, 4 / 7, 0, 3 / 7]),
+    ],
+)
+def test_truncation_leaves_the_likeliest(truncation: Truncation, left: list[float]) -> None:
+    """Of two rows at once."""
+    logprobs = [math.log(share) for share in (0.1, 0.4, 0.2, 0.3)]
+    rows = truncated_rows(torch.tensor([logprobs, logprobs[::-1]]), truncation).exp().tolist()
+    assert rows[0] == pytest.approx(left)
+    assert rows[1] == pytest.approx(left[::-1])
+
+
+def test_top_k_leaves_what_is_as_likely_as_the_last() -> None:
+    logprobs = torch.tensor([[0.25, 0.25, 0.5]]).log()
+    assert truncated_rows(logprobs, Truncation(top_k=2)).exp().tolist() == [pytest.approx([0.25, 0.25, 0.5])]
+
+
+def test_labels_that_are_cut_off_are_not_drawn_and_keep_their_probability(
+    policy: LoadedModel, labels: tuple[Path, ...]
+) -> None:
+    prompt, two = prompt_of(policy, "a taxi"), Truncation(top_k=2)
+    asks = [SampleRequest(prompt, labels, temperature=3.0, seed=seed, truncation=two) for seed in range(200)]
+    drawn = sample(LocalSampler(policy), *asks)
+    (whole,) = sample(LocalSampler(policy), SampleRequest(prompt, labels, temperature=3.0))
+    first, second, *_ = sorted(whole.label_logprobs, reverse=True)
+    kept = math.log(math.exp(first) + math.exp(second))
+    likeliest = {labels[whole.label_logprobs.index(one)]: one - kept for one in (first, second)}
+    assert {one.token_ids for one in drawn} == set(likeliest)
+    for one in drawn:
+        assert one.logprobs == pytest.approx((likeliest[one.token_ids],), abs=1e-6)
+        assert one.label_logprobs == whole.label_logprobs
+
+
+def test_a_text_is_drawn_from_the_tokens_that_are_left(policy: LoadedModel) -> None:
+    """Beside one that is drawn from all of them."""
+    prompt = prompt_of(policy, "a taxi")
+    ask = SampleRequest(prompt, max_new_tokens=8, temperature=1.0, seed=1)
+    one, free = sample(LocalSampler(policy), replace(ask, truncation=Truncation(top_k=1)), ask)
+    (greedy,) = sample(LocalSampler(policy), replace(ask, temperature=0.0))
+    assert one.token_ids == greedy.token_ids != free.token_ids
+    assert one.logprobs == pytest.approx([0.0] * 8, abs=1e-6)

@@ -1,0 +1,234 @@
+"""Calls of tools as text: whatever a model writes is read, and what is wrong with it is said in one line."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflectkit.prompts import policy_prompt
+from reflectkit.tools import (
+    FORMS,
+    HERMES,
+    LLAMA,
+    MAX_CALLS,
+    MAX_ERROR,
+    PLAIN,
+    Form,
+    form_text,
+    parse,
+    plain_text,
+    tools_text,
+)
+from reflectkit.types import Message, Observation, ToolCall, ToolSpec
+
+BOOK = ToolSpec(
+    "book_flight",
+    "Books a flight\nfor one person.",
+    {
+        "type": "object",
+        "properties": {
+            "date": {"type": "string"},
+            "seats": {"type": "integer"},
+            "cabin": {"enum": ["economy", "business"]},
+            "bags": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"kg": {"type": "number"}}, "required": ["kg"]},
+            },
+        },
+        "required": ["date", "seats"],
+    },
+)
+CANCEL = ToolSpec("cancel", "Cancels.", {"type": "object", "properties": {}})
+NOTE = ToolSpec("note", "Anything.", {"type": "object", "additionalProperties": True})
+TOOLS = (BOOK, CANCEL, NOTE)
+BOOKED = ToolCall("book_flight", {"date": "2 May", "seats": 1, "bags": [{"kg": 7.5}]})
+
+scalars = st.none() | st.booleans() | st.integers(-(10**29), 10**29) | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["</tool_call>", "<|python_tag|>", "; {", "\n", "\x85"]
+)
+values = st.recursive(
+    scalars | texts, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
+)
+calls_of_notes = st.lists(st.builds(ToolCall, st.just("note"), st.dictionaries(texts, values, max_size=3)), max_size=4)
+MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "none", "note ", "cancel {}")
+JSON = ("{", "}", "[", "]", '"', ":", ",", ";", "null", '"name"', '"arguments"', '{"name": "cancel", "arguments": {}}')
+ODD = ("NaN", "-Infinity", "1e999", "9" * 5000, "\ud800", "\\ud800", "\x00", "\n", "\u2028", "\N{GRINNING FACE}")
+pieces = st.sampled_from([*MARKS, *JSON, *ODD])
+awkward = st.lists(pieces | st.text(max_size=5), max_size=25).map("".join) | st.text(st.characters())
+
+
+def check_errors(errors: tuple[str, ...]) -> None:
+    for error in errors:
+        assert 0 < len(error) <= MAX_ERROR
+        assert error.isprintable()  # one line, no control characters
+        error.encode()  # no surrogates
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(text=awkward)
+def test_any_text_is_read(form: Form, text: str) -> None:
+    use = parse(text, TOOLS, form)
+    assert use.text == text
+    assert len(use.calls) + len(use.errors) <= MAX_CALLS + 1
+    check_errors(use.errors)
+    plain_text(use.calls).encode()  # what is read can be written to a file
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(calls=calls_of_notes)
+def test_calls_come_back(form: Form, calls: list[ToolCall]) -> None:
+    use = parse(form_text(calls, form), TOOLS, form)
+    assert (list(use.calls), use.errors) == (calls, ())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("unit", ["[", "{", "<tool_call>", "{;", "cancel {}\n", "</think>", "\ud800"])
+def test_a_million_characters_are_read_in_time(form: Form, unit: str) -> None:
+    text = unit * (10**6 // len(unit))
+    started = time.perf_counter()
+    for begun in (text, "note {" + text, "<tool_call>" + text, "{" + text):
+        check_errors(parse(begun, TOOLS, form).errors)
+    assert time.perf_counter() - started < 10  # quadratic reading takes minutes
+
+
+def test_the_three_forms() -> None:
+    calls = (BOOKED, ToolCall("cancel", {}))
+    booked = '{"date": "2 May", "seats": 1, "bags": [{"kg": 7.5}]}'
+    assert plain_text(calls) == f"book_flight {booked}\ncancel {{}}"
+    hermes = (
+        f'<tool_call>\n{{"name": "book_flight", "arguments": {booked}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "cancel", "arguments": {}}\n</tool_call>'
+    )
+    assert form_text(calls, HERMES) == hermes
+    llama = f'{{"name": "book_flight", "parameters": {booked}}}; {{"name": "cancel", "parameters": {{}}}}'
+    assert form_text(calls, LLAMA) == llama
+    for text, form in [
+        (plain_text(calls), PLAIN),
+        (f"<think>cancel? <tool_call></think>I book.\n{hermes} Done.", HERMES),
+        (f"<|python_tag|>{llama}", LLAMA),
+        (llama.replace("; ", "\n"), LLAMA),
+        (f"[{llama.replace('; ', ', ')}]", LLAMA),
+    ]:
+        use = parse(text, TOOLS, form)
+        assert (use.calls, use.errors, use.text) == (calls, (), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [("", PLAIN), (" none\n", PLAIN), ("I am done.", HERMES), ("", HERMES), ("{ is odd"[2:], LLAMA), ("", LLAMA)],
+)
+def test_no_calls(text: str, form: Form) -> None:
+    use = parse(text, TOOLS, form)
+    assert (use.calls, use.errors) == ((), ())
+    assert plain_text(()) == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("cancle {}", "no tool named 'cancle'; did you mean cancel?"),
+        ("cancel", "'cancel' is no call; write one call a line, as name {…}, or only none"),
+        ('book_flight {"date": 3, "seats": 1}', "book_flight: argument 'date': expected string, found integer 3"),
+        (
+            'book_flight {"date": "x", "seats": 1, "cabin": "first"}',
+            'expected "economy" | "business", found string "first"',
+        ),
+        ('book_flight {"date": "x", "seats": 1, "bags": [{}]}', "missing argument 'bags.0.kg' (number)"),
+        (
+            'book_flight {"date": "x", "seats": 1, "day": 2}',
+            "unknown argument 'day'; expected date, seats, cabin, bags",
+        ),
+        ('note {"a": tru}', "'note': invalid JSON at its line 1, column 7: Expecting value; near 'tru}'"),
+        ('note {"a": 1e999}', "invalid JSON: "),
+        ('note {"a": "\\ud800"}', "invalid JSON: "),
+        (f'note {{"a": {"[" * 40}{"]" * 40}}}', "the JSON is nested more than 32 deep"),
+        ("cancel {} cancel {}", "'cancel {}' stands behind the arguments; write one call a line"),
+    ],
+)
+def test_a_bad_call_is_explained(text: str, error: str) -> None:
+    use = parse(f"cancel {{}}\n{text}", TOOLS, PLAIN)
+    assert use.calls == (ToolCall("cancel", {}),)  # the good one is made
+    assert len(use.errors) == 1
+    assert use.errors[0].startswith("call 2: ")
+    assert error in use.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "error"),
+    [
+        (
+            '<tool_call>{"name": "cancel", "arguments": {}}',
+            HERMES,
+            "unclosed <tool_call>: write </tool_call> behind the JSON",
+        ),
+        (
+            '<tool_call>{"name": "can',
+            HERMES,
+            "unclosed <tool_call>: write </tool_call> behind the JSON, and invalid JSON",
+        ),
+        (
+            '<tool_call>{"name": "cancel", "arguments": {}}}</tool_call>',
+            HERMES,
+            "'}' stands between the JSON and </tool_call>",
+        ),
+        ("{cancel}", LLAMA, "invalid JSON at its line 1, column 2"),
+        ('[{"name": "cancle", "parameters": {}}]', LLAMA, "did you mean cancel?"),
+    ],
+)
+def test_what_is_wrong_in_the_models_own_forms(text: str, form: Form, error: str) -> None:
+    use = parse(text, TOOLS, form)
+    assert use.calls == ()
+    assert len(use.errors) == 1
+    assert error in use.errors[0]
+
+
+def test_too_many_calls_are_not_all_read() -> None:
+    use = parse("cancel {}\n" * 1000, TOOLS, PLAIN)
+    assert len(use.calls) == MAX_CALLS
+    assert use.errors == (f"more than {MAX_CALLS} calls at once; the rest was not read",)
+
+
+@pytest.mark.parametrize("reference", ["https://example.org/x.json", "#/nowhere", "file:"])
+def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *place, **_: asked.append(place) or [])
+    (tmp_path / "x.json").write_text('{"type": "integer"}', encoding="utf-8")
+    reference = (tmp_path / "x.json").as_uri() if reference == "file:" else reference
+    tool = ToolSpec("far", "", {"type": "object", "properties": {"x": {"$ref": reference}}})
+    (error,) = parse('far {"x": 1}', [tool], PLAIN).errors
+    assert "its schema refers to" in error
+    assert "which is not in it" in error
+    assert asked == []
+
+
+def test_references_within_the_schema_are_followed() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/count"}},
+        "$defs": {"count": {"type": "integer"}},
+    }
+    tool = ToolSpec("near", "", parameters)
+    assert parse('near {"x": 1}', [tool], PLAIN).errors == ()
+    assert "expected integer" in parse('near {"x": "1"}', [tool], PLAIN).errors[0]
+    endless = ToolSpec("endless", "", {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}})
+    assert "without an end" in parse('endless {"x": 1}', [endless], PLAIN).errors[0]
+
+
+def test_the_prompt_of_a_model_without_a_template() -> None:
+    seen = Observation((Message("user", "Book me a flight."),), tools=(BOOK, CANCEL))
+    shown = (
+        'book_flight(date: string, seats: integer, cabin?: "economy" | "business", bags?: array of object):'
+        " Books a flight for one person.\ncancel(): Cancels."
+    )
+    assert tools_text(seen.tools) == shown
+    assert policy_prompt(seen) == f"{shown}\n\nBook me a flight.\nCalls:"
+    assert policy_prompt(seen, "Ask\nfirst.") == f"{shown}\n\nBook me a flight.\nReflection: Ask first.\nCalls:"

@@ -1,0 +1,217 @@
+"""The trainer: it learns, its curriculum and replay buffer, groups, and aborted episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.env import StepResult
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import EnvironmentFailure
+from reflectkit.eventloop import run_sync
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.prefix_cache import PrefixCache
+from reflectkit.train import checkpoint
+from reflectkit.train.algorithms import Objective, objective
+from reflectkit.train.critic import Critic
+from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
+from reflectkit.types import Observation, Status, Task, Trajectory
+from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, favour
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [
+        (objective("reinforce"), {"replay": 12}),
+        (objective("ppo", gae_lambda=0.9), {"critic": ("mlp", "shared"), "epochs": 2, "minibatch": 64}),
+        (objective("grpo", step_groups=1.0), {}),
+    ],
+    ids=["reinforce", "ppo", "grpo"],
+)
+def test_learns_the_corridor_from_scratch(objective: Objective[Any], settings: dict[str, Any]) -> None:
+    player = corridor_player(seed=0)
+    critic = Critic(player, *settings["critic"]) if "critic" in settings else None
+    trainer = build_trainer(player, objective, steps=16, **{**settings, "critic": critic})
+    rows = [trainer.train_step() for _ in range(16)]
+    assert float(str(rows[-1]["return"])) > float(str(rows[0]["return"])) + 0.2
+    assert rows[-1]["success_rate"] == 1
+    assert rows[-1]["aborted"] == 0
+
+
+@pytest.mark.slow
+def test_learns_to_write_decisions_of_several_tokens() -> None:
+    tasks = [Task("abb", "spelling", "all", "abb", {"word": "abb"})]
+    tokenizer = build_tokenizer(["Say", "Action", "a b\n"], [], vocabulary=262)
+    player = LoadedModel(build_model(tokenizer, 64, seed=1), tokenizer, "plain")
+    favour(player, ["a", "b", "\n"], 4.0)  # an untrained model says all of 262 tokens; SFT would give such a bias
+    options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
+    trainer = build_trainer(player, objective("ppo"), 40, [Level("all", tasks, Spelling)], Critic(player), **options)
+    trainer.agent.max_new_tokens = 6
+    rates = [trainer.train_step()["success_rate"] for _ in range(40)]
+    assert sum(rates[:3]) / 3 < 0.3
+    assert sum(rates[-3:]) / 3 > 0.5
+
+
+def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:
+    equal = Curriculum(3, 7)
+    began = [(equal.begin(step), equal.level) for step in range(7)]
+    assert [level for _, level in began] == [0, 0, 0, 1, 1, 2, 2]
+    assert [new for new, _ in began] == [False, False, False, True, False, True, False]
+    tasks = [Task(str(number), "e", "l", "g", {}) for number in range(10)]
+    drawn = [task.id for step in range(5) for task in draw(tasks, step, 4, seed=0)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(task.id for task in tasks)
+    assert len(draw(tasks, 0, 35, seed=0)) == 35
+
+
+def test_adaptive_curriculum_moves_on_when_it_is_good_enough() -> None:
+    adaptive = Curriculum(3, 100, advance_at=0.6)
+    levels = []
+    for step, rate in enumerate([0.9, 0.9, 0.0, 0.1, 0.9, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]):
+        adaptive.begin(step)
+        levels.append(adaptive.level)
+        adaptive.end(rate)
+    # means of three: .6 passes after the third; .633 after the sixth (three of level 1); the last level is never left
+    assert levels == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_replay_keeps_the_last_successes() -> None:
+    task = Task("t", "e", "l", "g", {})
+    played = [Trajectory(task, number, (), Status.COMPLETED, number % 2 == 0) for number in range(9)]
+    buffer = ReplayBuffer(3)
+    buffer.add(played)
+    assert [trajectory.seed for trajectory in buffer] == [4, 6, 8]
+    buffer.clear()
+    assert list(buffer) == []
+    none = ReplayBuffer(0)
+    none.add(played)
+    assert len(none) == 0
+
+
+def test_the_buffer_is_cleared_on_each_level() -> None:
+    levels = [
+        Level(name, Corridor.taskset.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")
+    ]
+    trainer = build_trainer(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
+    replayed = [trainer.train_step()["replayed_episodes"] for _ in range(4)]
+    assert replayed[0] == replayed[2] == 0
+    assert min(replayed[1], replayed[3]) > 0
+    assert {trajectory.task.level for trajectory in trainer.replay} == {"long"}
+
+
+def test_groups_without_spread_are_dropped_and_counted() -> None:
+    """Where every episode is won alike, grpo has no rows, says so, and changes nothing."""
+    player = corridor_player(seed=0)
+    ends = [task for task in Corridor.taskset.tasks("long") if task.data["start"] == 5]  # one step from the goal
+
+    def sure() -> Any:
+        env = make("corridor", 1)
+        env.step = lambda action: StepResult(env.reset(ends[0], 0), 1.0, True, info={"success": True})  # type: ignore[method-assign]
+        return env
+
+    trainer = build_trainer(player, objective("grpo"), 2, [Level("end", ends, sure)])
+    before = [weight.detach().clone() for weight in player.model.parameters()]
+    figures = trainer.train_step()
+    assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
+    assert all(torch.equal(old, new) for old, new in zip(before, player.model.parameters(), strict=True))
+
+
+def test_a_group_starts_alike_and_plays_apart() -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Watching(Corridor):
+        def reset(self, task: Task, seed: int) -> Observation:
+            seen.setdefault(task.id, set()).add(seed)
+            return super().reset(task, seed)
+
+    player = corridor_player(seed=0)
+    from reflectkit.rollouts.wrappers import Horizon
+
+    trainer = build_trainer(
+        player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
+    )
+    trainer.train_step()
+    played = [trajectory for trajectory, _ in trainer.latest]
+    assert all(len(starts) == 1 for starts in seen.values())
+    assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
+    seeds = {trajectory.seed for trajectory in played}
+    assert len(seeds) == 12
+    trainer.train_step()
+    assert not seeds & {trajectory.seed for trajectory, _ in trainer.latest}
+
+
+def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
+    player = corridor_player(seed=0)
+
+    def broken(which: Callable[[int], bool]) -> Callable[[], Any]:
+        class Broken(Corridor):
+            def reset(self, task: Task, seed: int) -> Observation:
+                if which(int(task.data["start"])):
+                    raise EnvironmentFailure("the engine is down")
+                return super().reset(task, seed)
+
+        from reflectkit.rollouts.wrappers import Horizon
+
+        return lambda: Horizon(Broken(), 16)
+
+    tasks = Corridor.taskset.tasks("long")
+    half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
+    assert half.train_step()["aborted"] == 0.5
+    assert half.counters["aborted"] == 6
+    none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
+    with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
+        none.train_step()
+
+
+def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of both players, though only the policy's weights change."""
+    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 4)
+    level = Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling)
+    trainer = build_trainer(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
+    trainer.agent = agent_of(trainer.learner.player, corridor_player(1), max_new_tokens=3)
+    assert trainer.agent.reflector is not None
+    kept = [trainer.agent.policy.kept, trainer.agent.reflector.sampler.kept]  # type: ignore[attr-defined]
+    sizes: list[list[int]] = [[], []]
+
+    def watch(one: PrefixCache, seen: list[int]) -> None:
+        keep = one.keep
+        monkeypatch.setattr(one, "keep", lambda *read: (keep(*read), seen.append(one.size)))
+
+    for one, seen in zip(kept, sizes, strict=True):
+        watch(one, seen)
+    trainer.train_step()
+    assert all(max(seen) > 0 for seen in sizes)
+    assert [one.size for one in kept] == [0, 0]
+
+
+def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before is not read again, which changes the rounding; but it is after a checkpoint."""
+    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 4)
+    player = corridor_player(seed=0)
+    trainer = build_trainer(player, objective("reinforce"), 2)
+    trainer.agent = agent_of(player, corridor_player(seed=1))
+    assert trainer.agent.reflector is not None
+    sampler: Any = trainer.agent.reflector.sampler
+    sizes: list[int] = []
+    sampler.player.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, __: sizes.append(given[0].numel())
+    )
+    prompt = tuple(sampler.tokenizer("You are in cell 3. You are in cell 4.")["input_ids"])
+
+    def tokens_read() -> int:
+        sizes.clear()
+        run_sync(sampler.sample(SampleRequest(prompt, max_new_tokens=2, temperature=0.0)))
+        return sum(sizes)
+
+    assert tokens_read() == len(prompt) + 1
+    assert tokens_read() == 1 + 1
+    checkpoint.save(tmp_path, trainer, {}, {})
+    assert tokens_read() == len(prompt) + 1

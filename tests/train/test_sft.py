@@ -1,0 +1,201 @@
+"""sft that is interrupted, whose state is damaged, that diverges, or that runs out of memory or disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reflectkit.commands import sft
+from reflectkit.console import Quiet
+from reflectkit.errors import CheckpointError, DivergedError, ReflectkitError
+from reflectkit.jsonl import read_json
+from reflectkit.models.load import all_finite, load_player
+from reflectkit.runs.checksums import seal, verify
+from tests.kill import hashes
+from tests.sft_runs import Interrupting, config, train, write_rows
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def straight(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of an uninterrupted run's checkpoint."""
+    return hashes(train(rows, tmp_path_factory.mktemp("straight")))
+
+
+@pytest.fixture(scope="module")
+def interrupted(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a run that was interrupted in step 5, behind the trainer checkpoints 2 and 4."""
+    results = tmp_path_factory.mktemp("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, results, Interrupting(at=5))
+    assert sorted(path.name for path in results.glob("1_sft/trainer/checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    return results
+
+
+@pytest.fixture
+def results(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of `interrupted`."""
+    return Path(shutil.copytree(interrupted, tmp_path / "results"))
+
+
+def flip_a_bit(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[-len(held) // 3] ^= 1
+    path.write_bytes(held)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
+    checkpoint = train(rows, tmp_path)
+    verify(checkpoint)
+    flip_a_bit(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        load_player(checkpoint, device="cpu")
+
+
+@pytest.mark.parametrize(("name", "damage"), [("model.safetensors", flip_a_bit), ("optimizer.pt", cut_in_half)])
+def test_a_damaged_trainer_checkpoint_gives_way_to_the_one_before(
+    rows: Path, straight: dict[str, str], results: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(results / "1_sft/trainer/checkpoint-4" / name)
+    progress = Interrupting()
+    assert hashes(train(rows, results, progress)) == straight
+    assert any(name in line and "resuming from an earlier state" in line for line in progress.lines)
+
+
+@pytest.mark.parametrize("at", [3])
+def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at: int) -> None:
+    """Three steps are an epoch: resumed within the second or third one, or between two."""
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1, "max_steps": 7}
+    for step in (at, at + 1):  # interrupted twice, so that a resumed run has kept its epoch's order, too
+        with pytest.raises(KeyboardInterrupt):
+            train(rows, tmp_path / "cut", Interrupting(at=step), **settings)
+    assert hashes(train(rows, tmp_path / "cut", **settings)) == hashes(train(rows, tmp_path / "straight", **settings))
+
+
+def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Path, tmp_path: Path) -> None:
+    """Resumed at step 15, between the rows of the log: the next one is still of the steps 1 to 20."""
+    settings: dict[str, Any] = {"save_steps": 15, "max_steps": 40}
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "cut", Interrupting(at=18), **settings)
+    here, there = (
+        read_json(train(rows, tmp_path / name, **settings).parent / "report.json")["figures"]
+        for name in ("cut", "straight")
+    )
+    assert here == there
+    texts = [(tmp_path / name / "1_sft" / "metrics.jsonl").read_text() for name in ("cut", "straight")]
+    assert texts[0] == texts[1]
+    assert [json.loads(line)["step"] for line in texts[0].splitlines()] == [20, 40]
+
+
+def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path, Interrupting(at=3), **settings)
+    (last,) = tmp_path.glob("1_sft/trainer/checkpoint-2")
+    save_file({"state": torch.zeros(3)}, last / "epoch_order.safetensors")
+    seal(last)
+    with pytest.raises(CheckpointError, match=r"epoch_order.safetensors is damaged"):
+        train(rows, tmp_path, **settings)
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin", "pytorch_model.bin"])
+def test_nothing_in_a_trainer_checkpoint_runs_code(rows: Path, results: Path, tmp_path: Path, name: str) -> None:
+    """Even where the checksums are right."""
+    sign = tmp_path / "exploded"
+    checkpoint = results / "1_sft/trainer/checkpoint-4"
+    assert not (checkpoint / "training_args.bin").exists()
+    torch.save(Bomb(sign), checkpoint / name)
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    seal(checkpoint)
+    if name == "training_args.bin":  # which is not read
+        train(rows, results)
+    else:
+        with pytest.raises(CheckpointError, match="checkpoint-4 holds more than tensors, and is not read"):
+            train(rows, results)
+    assert not sign.exists()
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(1000.0, 4)])
+def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
+    rows: Path, tmp_path: Path, rate: float, steps: int
+) -> None:
+    with pytest.raises(
+        DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*its last checkpoint is"
+    ) as caught:
+        train(rows, tmp_path, save_steps=1, learning_rate=rate, max_steps=steps)
+    assert "\n" not in str(caught.value)
+    kept = list(tmp_path.glob("1_sft/trainer/checkpoint-*"))
+    assert str(max(kept)) in str(caught.value)
+    for checkpoint in kept:
+        verify(checkpoint)
+        assert all_finite(load_file(checkpoint / "model.safetensors").values())
+    assert not list(tmp_path.glob("1_sft/checkpoint-*"))
+
+
+@pytest.mark.parametrize("error", [lambda: torch.empty(2**50)])
+def test_out_of_memory_names_what_to_lower(
+    rows: Path, tmp_path: Path, error: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: error())
+    with pytest.raises(ReflectkitError, match=r"^out of memory; lower --batch-size, which is 4") as caught:
+        train(rows, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_a_checkpoint_that_could_not_be_written_does_not_stay(
+    rows: Path, tmp_path: Path, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's error for a full disk does not name it."""
+    whole = torch.save
+
+    def fails(value: object, path: str, **settings: Any) -> None:
+        whole(value, path, **settings)
+        if "checkpoint-4" in path and "scheduler" in path:
+            raise RuntimeError("[enforce fail at inline_container.cc:863] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", fails)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40 - free, free))
+    with pytest.raises(RuntimeError if free else OSError) as caught:
+        train(rows, tmp_path)
+    assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
+    assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_tensorboard_gets_the_losses_in_the_runs_folder(rows: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = sft.run(config(rows, tmp_path, report_to=("tensorboard",)), Quiet())
+    events = EventAccumulator(str(report.folder)).Reload()
+    assert [one.step for one in events.Scalars("loss")] == [7]
+    assert events.Scalars("loss")[0].value == pytest.approx(report.figures["loss"], rel=1e-5)
