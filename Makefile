@@ -17,8 +17,8 @@ VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-PACKS := $(shell ls -d docs/experiments/episodes/* | sort -V)
-CURVED := $(wildcard docs/experiments/episodes/taxi-few* docs/experiments/episodes/taxi-maps)
+PACKS := $(shell ls -d research/experiments/episodes/* | sort -V)
+CURVED := $(wildcard research/experiments/episodes/taxi-few* research/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
 .PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean
@@ -130,11 +130,11 @@ pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictur
 	cd build/pictures && $(abspath $(BIN))/reflectkit run taxi-tiny --fast
 	cd build/pictures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.pictures $(CURDIR)/docs/pictures
 
-figures: $(INSTALLED) ## Draw the figures of docs/what-we-found.md again from the packed episodes, without training
-	$(PLOT) $(PACKS:%=--packs %) --first 3 --out docs/experiments/effects.png --page docs/what-we-found.md
-	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out docs/experiments/$${pack##*/}.png; done
+figures: $(INSTALLED) ## Draw the figures of research/what-we-found.md again from the packed episodes, without training
+	$(PLOT) $(PACKS:%=--packs %) --first 3 --out research/experiments/effects.png --page research/what-we-found.md
+	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out research/experiments/$${pack##*/}.png; done
 	set -e; for pack in $(CURVED); do \
-	  $(PLOT) --packs $$pack --figure validation_success_rate --reach 0.9 --out docs/experiments/$${pack##*/}-curves.png; done
+	  $(PLOT) --packs $$pack --figure validation_success_rate --reach 0.9 --out research/experiments/$${pack##*/}-curves.png; done
 
 dist: $(INSTALLED) ## Build the wheel and the sdist in dist/, and check them as a package index does
 	$(BIN)/pip install --quiet build twine 'readme_renderer[md]'

@@ -1,11 +1,14 @@
 """The documentation: its commands parse, its pages run as they stand, and its links lead somewhere.
 
 A fenced block without a language holds shell commands. `<!-- needs: … -->` in the line above it says why no test runs
-it. All other blocks of the pages in `RUN` are run here from top to bottom, in an empty folder.
+it. All other blocks of the pages in `RUN` are run here from top to bottom, in an empty folder. Blocks that need only
+what the quick start leaves behind (`QUICK_START`) are run in a copy of its folder, whose models have hardly been
+trained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import io
@@ -14,7 +17,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +29,24 @@ from reflectkit.cli.main import main
 from reflectkit.cli.pages import page
 from reflectkit.commands import STAGES
 from reflectkit.jsonl import read_json, write_json
+from tests.conftest import built_once
 from tests.examples import examples, run_page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), DOCS / "commands/index.md"]
-RUN = ["five-minutes", "environments", "evaluation", "more-environments"]
-RUN_SLOWLY = ["data", "slime", "your-own-model", "your-own-environment"]
+ENVIRONMENTS = sorted((DOCS / "environments").glob("*.md"))
+PAGES = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *ENVIRONMENTS, DOCS / "commands/index.md",
+    *sorted((ROOT / "research").glob("*.md")),
+]  # fmt: skip
+EXPERIMENTS = sorted((ROOT / "research/experiments").glob("*.md"))
+RUN = ["five-minutes", "more-environments", "design", "chat-models", "environments/index"]
+RUN_SLOWLY = [
+    "data", "slime", "sft", "file-formats", "your-own-model", "your-own-environment", "environments/taxi",
+    "environments/auto-explore", "environments/memory", "environments/support",
+]  # fmt: skip
+AFTER_QUICK_START = ["rl", "evaluation"]
+QUICK_START = "results/taxi-tiny-fast (the quick start)"
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -74,7 +88,11 @@ def parse(words: list[str]) -> None:
         stage_command(words[0], words[1:]).make_context(words[0], words[1:])
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def page_id(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_commands_on_the_page_parse(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = path.read_text("utf-8")
     for name, code in examples(path).items():
@@ -102,24 +120,58 @@ def test_examples_of_the_command_parse(stage: str) -> None:
 def test_the_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Standard input ends after two lines, which ends a person's play."""
-    path = DOCS / f"{name}.md"
-    programs = {code: module for module, code in examples(path).items()}
     monkeypatch.chdir(tmp_path)
+    run_blocks(DOCS / f"{name}.md", tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AFTER_QUICK_START)
+def test_the_page_runs_after_the_quick_start(
+    name: str, quick_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(quick_start, tmp_path / "folder")
+    monkeypatch.chdir(folder)
+    run_blocks(DOCS / f"{name}.md", folder, monkeypatch, capsys, met=(QUICK_START,))
+
+
+@pytest.fixture(scope="module")
+def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `reflectkit run taxi-tiny --fast` leaves behind, after very few steps."""
+    few = ["sft.max_steps=2", "rlft.max_steps=1", "rlft.episodes=16", "evaluate.eval_reps=1"]
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        with contextlib.chdir(folder):
+            assert main(["run", "taxi-tiny", "--fast", *(word for each in few for word in ("--set", each))]) == 0
+
+    return built_once(tmp_path_factory, "quick-start", build)
+
+
+def run_blocks(
+    path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    met: Collection[str] = (),
+) -> None:
+    """Run the blocks of the page at `path` in `folder`, the working directory, but those with needs that are not `met`.
+    Standard input ends after two lines, which ends a person's play.
+    """
+    programs = {code: module for module, code in examples(path).items()}
     for block in blocks(path.read_text("utf-8")):
-        if block.needs is not None:
+        if block.needs is not None and block.needs not in met:
             continue
         if block.language == "python" and block.text in programs:
             Path(f"{programs[block.text]}.py").write_text(block.text, encoding="utf-8")
         elif block.language == "python":
-            exec(compile(block.text, str(path), "exec"), {"__name__": name})
+            exec(compile(block.text, str(path), "exec"), {"__name__": path.stem})
         elif block.language == "yaml":
             Path("lift.yaml").write_text(block.text, encoding="utf-8")
         for line in block.lines if not block.language else ():
             words = shlex.split(line, comments=True)
             monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
             if words == ["export", "PYTHONPATH=."]:
-                monkeypatch.syspath_prepend(str(tmp_path))
+                monkeypatch.syspath_prepend(str(folder))
             elif words[:2] == ["python", "-m"]:
                 monkeypatch.setattr(sys, "argv", words[2:])
                 runpy.run_module(words[2], run_name="__main__")
@@ -140,8 +192,8 @@ def test_the_python_of_the_page_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With untrained models in the places that the page names."""
-    for role, place in (("policy", "reflect-rl/checkpoint-36"), ("reflection", "reflector/checkpoint-700")):
-        folder = shutil.copytree(checkpoints[role], tmp_path / "results" / "taxi-tiny" / place)
+    for role, place in (("policy", "reflect-rl/checkpoint-24"), ("reflection", "reflector/checkpoint-100")):
+        folder = shutil.copytree(checkpoints[role], tmp_path / "results" / "taxi-tiny-fast" / place)
         write_json(folder / "reflectkit.json", read_json(folder / "reflectkit.json") | {"env": "taxi"})
     monkeypatch.chdir(tmp_path)
     names = run_page(DOCS / f"{name}.md")
@@ -150,7 +202,7 @@ def test_the_python_of_the_page_runs(
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *EXPERIMENTS], ids=page_id)
 def test_relative_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)[^)]*\)", path.read_text("utf-8"))
     assert [target for target in targets if not (path.parent / target).exists()] == []

@@ -23,7 +23,7 @@ from research.effects import Effect, curves, effects, success_rows
 from research.packs import MOST_STEPS, Seed, read_pack, write_pack
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ROOT / "docs/experiments/episodes"
+PUBLISHED = ROOT / "research/experiments/episodes"
 FACTS = ("name", "level", "success", "low", "high", "tasks", "clusters", "episodes", "aborted", "return", "steps")
 
 
@@ -180,13 +180,13 @@ def test_a_file_cannot_fill_the_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_published_says_what_the_pages_say() -> None:
-    """The table of docs/results.md, and the table of effects in docs/what-we-found.md."""
+    """The tables of research/results.md, and the table of effects in research/what-we-found.md."""
     rows = {row["name"]: row for row in success_rows(read_pack(PUBLISHED / "auto-explore-smollm2"))}
     shown = {
         name: f"{100 * row['success']:.1f} % | {100 * row['low']:.0f} to {100 * row['high']:.0f} %"
         for name, row in rows.items()
     }
-    results = (ROOT / "docs/results.md").read_text("utf-8")
+    results = (ROOT / "research/results.md").read_text("utf-8")
     for name, line in (
         ("SFT", "| SFT | {} | 5.1 |"),
         ("Base", "| base model, untrained | {} | 3.2 |"),
@@ -202,7 +202,7 @@ def test_what_is_published_says_what_the_pages_say() -> None:
             f"{100 * row['success']:.1f} % ({100 * row['low']:.0f} to {100 * row['high']:.0f})" for row in cells
         )
         assert f"| {line} |" in results, line
-    page = (ROOT / "docs/what-we-found.md").read_text("utf-8")
+    page = (ROOT / "research/what-we-found.md").read_text("utf-8")
     for folder in sorted(path for path in PUBLISHED.iterdir() if path.is_dir()):
         for one in effects(read_pack(folder)):
             row = f"| {one.experiment} | {one.first} − {one.second} | "
