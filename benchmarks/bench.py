@@ -37,6 +37,7 @@ import psutil
 from pydantic import model_validator
 
 from benchmarks import gpu
+from benchmarks.problems import problems_of
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.cli.main import main
 from reflectkit.config import Config, option, with_values
@@ -51,8 +52,7 @@ from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed, model_source
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.train.sft_config import SFTConfig
@@ -360,7 +360,7 @@ def _problems(config: BenchConfig, progress: Progress) -> Iterator[tuple[BenchCo
         yield config, at_level(config.env.name, tasks, config.env.kind.levels[-1], config.task_file)
         return
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
-        tasks, settings = config.env.kind.taskset.benchmark(Path(folder), config.files, config.run.seed, progress)
+        tasks, settings = problems_of(config.env.kind, Path(folder), config.files, config.run.seed, progress)
         if not tasks:
             raise ConfigError(NONE_LISTED.format(config.setup.env_name, config.env.kind.levels[-1]))
         yield with_values(config, **settings), tasks

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.problems import problems_of
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.console import Quiet
 from reflectkit.envs import env_class, make
@@ -122,7 +123,7 @@ def main() -> None:
     policy = load_player(given.policy, "policy", device="cpu")
     reflector = load_player(given.reflector, "reflection", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        tasks, _ = env_class("support").taskset.benchmark(Path(folder), 0, 0, Quiet())
+        tasks, _ = problems_of(env_class("support"), Path(folder), 0, 0, Quiet())
     figures = measure(policy, reflector, tasks, given)
     ratios = [afresh / kept for afresh, kept in zip(figures["afresh"], figures["kept"], strict=True)]
     middle = {name: statistics.median(values) for name, values in figures.items()}

@@ -19,6 +19,7 @@ from benchmarks.gpu_parts import (
     reflector_rows,
     row_tokens,
 )
+from benchmarks.problems import problems_of
 from benchmarks.rl import Clock, decoding_rounds
 from reflectkit.config import with_values
 from reflectkit.console import Quiet
@@ -58,7 +59,7 @@ def bench_rl(bench: Bench) -> Measured:
     size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)
     env: dict[str, Any] = {"env": "corridor"} if bench.fast else {"env": ENV, **PROMPTS}
     config = command.BenchConfig.from_flat(what="rl", **env)
-    tasks, settings = config.env.kind.taskset.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
+    tasks, settings = problems_of(config.env.kind, bench.folder / "generated", 500, bench.seed, Quiet())
     make = with_values(config, **settings).setup.maker(tasks[0].level)
     with Quiet().bar("", 0) as bar:
         figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)

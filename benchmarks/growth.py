@@ -30,9 +30,8 @@ import torch
 
 from benchmarks.common import Ours
 from benchmarks.rl import player
-from reflectkit.env import StepResult
+from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import env_class, make
-from reflectkit.envs.wrappers import Wrapper
 from reflectkit.eventloop import result_of
 from reflectkit.models.hub import silence_libraries
 from reflectkit.rollouts.episode import Episode

@@ -14,9 +14,8 @@ from reflectkit.version import VERSION
 
 if TYPE_CHECKING:
     from reflectkit.config import Config, option
-    from reflectkit.env import Env, StepResult, Taskset, Teacher
+    from reflectkit.env import BaseEnv, ChoiceEnv, Env, StepResult, Taskset, Teacher
     from reflectkit.envs import env_class, make
-    from reflectkit.envs.base import BaseEnv, ChoiceEnv
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
     from reflectkit.rollouts.episode import Episode, rollout
@@ -49,17 +48,15 @@ __all__ = [
     "rollout",
 ]
 
-_MODULES = {
-    "reflectkit.config": ("Config", "option"),
-    "reflectkit.errors": ("ReflectkitError",),
-    "reflectkit.env": ("Env", "StepResult", "Taskset", "Teacher"),
-    "reflectkit.rollouts.episode": ("Episode", "rollout"),
-    "reflectkit.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
-    "reflectkit.envs": ("env_class", "make"),
-    "reflectkit.envs.base": ("BaseEnv", "ChoiceEnv"),
-    "reflectkit.integrations.agent": ("Act", "LoadedAgent", "load_agent"),
+_PLACES = {
+    **dict.fromkeys(("Config", "option"), "reflectkit.config"),
+    **dict.fromkeys(("BaseEnv", "ChoiceEnv", "Env", "StepResult", "Taskset", "Teacher"), "reflectkit.env"),
+    **dict.fromkeys(("ReflectkitError",), "reflectkit.errors"),
+    **dict.fromkeys(("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"), "reflectkit.types"),
+    **dict.fromkeys(("env_class", "make"), "reflectkit.envs"),
+    **dict.fromkeys(("Episode", "rollout"), "reflectkit.rollouts.episode"),
+    **dict.fromkeys(("Act", "LoadedAgent", "load_agent"), "reflectkit.integrations.agent"),
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

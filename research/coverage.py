@@ -21,8 +21,7 @@ from reflectkit.console import Bar, Progress, Report, Table
 from reflectkit.evals.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
 from reflectkit.evals.tables import csv_text
 from reflectkit.jsonl import write_text
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive
 
 EXAMPLES = ("python -m research.coverage --simulations 500",)

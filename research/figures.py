@@ -20,8 +20,7 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.plot import curve_figures, curve_table, draw_curves
 from reflectkit.evals.tables import figures_tables, markdown, table
 from reflectkit.jsonl import file_text, write_text
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from research.effects import (
     EQUIVALENT,
     LEGEND,

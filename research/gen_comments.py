@@ -29,9 +29,7 @@ from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import dumps, read_jsonl, salvage, write_jsonl
 from reflectkit.prompts import one_line, policy_prompt
-from reflectkit.runs.folders import RunConfig, runs_of, write_permission
-from reflectkit.runs.identity import digest, read_record, recorded_defaults
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, digest, open_run, read_record, recorded_defaults, runs_of, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Answer

@@ -22,8 +22,7 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.plot import read_curves
 from reflectkit.evals.tables import clusters_of, counted_as_0
 from reflectkit.jsonl import read_json
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.identity import HASHED_WHOLE, digest, read_record
+from reflectkit.runs.run import HASHED_WHOLE, RunConfig, digest, read_record, write_permission
 from research.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
 
 EXAMPLES = (

@@ -79,10 +79,7 @@ def _sentence_piece(texts: Iterable[str], steps: list[normalizers.Normalizer]) -
 
 def _trained(tokenizer: Tokenizer, texts: Iterable[str], alphabet: list[str]) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[UNKNOWN, BEGIN, END],
-        initial_alphabet=alphabet,
-        show_progress=False,
+        vocab_size=VOCABULARY, special_tokens=[UNKNOWN, BEGIN, END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(list(texts), trainer)
     return PreTrainedTokenizerFast(

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from reflectkit.commands import rlft
 from reflectkit.console import Quiet
-from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.run import checkpoints
 from tests.kill import hashes
 
 

@@ -1,4 +1,4 @@
-"""The number of CPU threads is a setting, and part of what a run is."""
+"""Seeds, and the number of CPU threads, which is part of what a run is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from reflectkit import seeding
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json
 from reflectkit.seeding import VARIABLES
@@ -59,3 +60,21 @@ def test_a_command_computes_on_its_own_number_of_threads(tmp_path: Path) -> None
         assert main([*play, *flags]) == 0
         assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (threads, str(threads))
     assert [read_json(path)["settings"]["threads"] for path in sorted(tmp_path.glob("*/config.json"))] == [1, 2]
+
+
+def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:
+    seeds = {
+        seeding.derive(seed, *path) for seed in (0, 1) for path in [(), ("a",), ("a", 1), ("a", 2), ("a1",), ("b", 1)]
+    }
+    assert len(seeds) == 12
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert seeding.derive(0, "a", 1) == 5640247956467711177  # fixed: old runs must be repeatable
+
+
+def test_uniform_is_uniform() -> None:
+    draws = [seeding.uniform(seed, "x") for seed in range(10_000)]
+    counts = [sum(low / 10 <= draw < (low + 1) / 10 for draw in draws) for low in range(10)]
+    assert (
+        sum((count - 1000) ** 2 / 1000 for count in counts) < 27.9
+    )  # chi-square, 9 degrees of freedom, p = 0.001; seeded
+    assert 0 <= min(draws) <= max(draws) < 1

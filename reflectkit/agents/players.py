@@ -7,13 +7,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.chat.budget import Budget
 from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
-from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.chat.endpoints import KEYS, Budget, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
@@ -22,7 +21,7 @@ from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, 
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
-from reflectkit.runs.folders import CHECKPOINT, checkpoints
+from reflectkit.runs.run import CHECKPOINT, checkpoints
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
 
@@ -66,29 +65,49 @@ def is_chat(model: Path | None) -> bool:
     return model is not None and str(model).partition(":")[0] in KEYS
 
 
-def chat_models(text: str, methods: Iterable[str] = ()) -> list[str]:
-    """The chat models that a --policy asks: those of `chat_parts`, or a checkpoint's reflector."""
-    _, equals, models = text.partition("=")
-    reflector = models.partition("+")[2]
-    return [reflector] if equals and is_chat(Path(reflector)) else chat_parts(text, methods)
+@dataclass(frozen=True)
+class Player:
+    """Who plays, as a --policy says."""
+
+    name: str
+    """Its name in the results."""
+    policy: Path | None = None
+    """Its checkpoint, if it has one."""
+    reflector: Path | None = None
+    """Who comments for that, if anyone."""
+    chat: tuple[str, ...] = ()
+    """In place of a checkpoint, the chat model that acts, and the one that reflects, if any."""
+    method: str = ""
+    """The published method that it plays by, if any."""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The chat models that it asks."""
+        return (str(self.reflector),) if is_chat(self.reflector) else self.chat
+
+    def resolved(self, data_dir: Path, progress: Progress) -> Player:
+        """With the places of its models; see `resolve_model_path`."""
+        policy = resolve_model_path(self.policy, data_dir, progress)
+        return replace(
+            self, policy=policy, reflector=resolve_model_path(self.reflector, data_dir, progress, reflects=True)
+        )
 
 
-def parse_policy(
-    text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()
-) -> tuple[str, Path | None, Path | None]:
-    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint, and `methods`
-    that of their model. Raises ConfigError.
+def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()) -> Player:
+    """The player of a --policy. baselines, methods: names of those of the env. Raises ConfigError.
 
     >>> parse_policy("ours=a/b+c/d")
-    ('ours', PosixPath('a/b'), PosixPath('c/d'))
+    Player(name='ours', policy=PosixPath('a/b'), reflector=PosixPath('c/d'), chat=(), method='')
     """
-    if text in SCRIPTED or text in baselines or chat_parts(text, methods) or text in _plugins(text):
-        return text, None, None
     method, model = method_of(text, methods)
+    if chat := chat_parts(text, methods):
+        return Player(text, chat=tuple(chat), method=method)
+    if text in SCRIPTED or text in baselines or text in _plugins(text):
+        return Player(text)
     if method and (not model or model.partition(":")[0] in KEYS):
         raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
     if method:
-        return text, Path(model), None
+        return Player(text, Path(model), method=method)
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
     names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
@@ -100,7 +119,7 @@ def parse_policy(
             f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
         )
     refuse_without_model(Path(policy))
-    return name, Path(policy), Path(reflector) if reflector else None
+    return Player(name, Path(policy), Path(reflector) if reflector else None)
 
 
 def refuse_without_model(*models: Path | None) -> None:
@@ -153,12 +172,13 @@ def _plugins(text: str) -> list[str]:
     return [] if "=" in text else sorted(plugins(PLUGINS))
 
 
-def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
-    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" where nothing says
-    so.
+def mismatch(player: Player) -> str:
+    """What to warn of where `player` is a policy that plays with comments and was trained without, or the reverse; ""
+    where nothing says so.
 
     A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
     """
+    name, policy, reflector = player.name, player.policy, player.reflector
     commented = None if policy is None else trained_with_comments(policy)
     if commented is None or commented == (reflector is not None):
         return ""
@@ -214,8 +234,8 @@ class PlayersSetup:
     """The folder of the env's rows."""
     sampler: SamplerConfig
     chat: ChatConfig
-    policies: tuple[str, ...]
-    """All of --policy."""
+    players: tuple[Player, ...]
+    """All of them."""
     temperature: float
     max_new_tokens: int
     history_tokens: int
@@ -228,8 +248,7 @@ class PlayersSetup:
         """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
         ConfigError.
         """
-        models = (model for text in self.policies for model in chat_models(text, self.kind.methods))
-        local = any(model.startswith("local:") for model in models)
+        local = any(model.startswith("local:") for player in self.players for model in player.asked)
         base_url = self.chat.base_url if part.startswith("local:") or not local else None
         return parse_endpoint(part, base_url, "--policy", "")
 
@@ -248,9 +267,9 @@ class Players:
         """Close the connections."""
         self._stack.close()
 
-    def stop_if_spent(self, name: str) -> None:
-        """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
-        for part in chat_parts(name, self.settings.kind.methods):
+    def stop_if_spent(self, player: Player) -> None:
+        """Raises BudgetSpentError if the budget of a chat model that acts as `player` ran out."""
+        for part in player.chat:
             if client := self._clients.get(str(self.settings.endpoint_of(part))):
                 stop_if_spent(self.settings.chat, client, "finished episodes are kept")
 
@@ -279,14 +298,14 @@ class Players:
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
 
-    def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
-        """The agent called `name`."""
+    def agent(self, player: Player) -> Agent:
+        """The agent of `player`."""
         settings, kind = self.settings, self.settings.kind
-        method, _ = method_of(name, kind.methods)
-        if chat := chat_parts(name, kind.methods):
+        name, policy, method = player.name, player.policy, player.method
+        if player.chat:
             from reflectkit.chat.players import ChatMethod, ChatPolicy
 
-            client, *reflectors = [self._client(part) for part in chat]
+            client, *reflectors = [self._client(part) for part in player.chat]
             if method:
                 return ChatMethod(method, client)
             return ChatPolicy(client, reflectors[0] if reflectors else None, settings.history_tokens)
@@ -298,8 +317,8 @@ class Players:
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent
 
-        commentator = self.reflector(reflector) if reflector else None
-        player = TwoPlayerAgent(
+        commentator = self.reflector(player.reflector) if player.reflector else None
+        agent = TwoPlayerAgent(
             settings.sampler.open_policy(Opening(str(policy), settings.device)),
             commentator and settings.sampler.swapped(commentator, settings.folder),
             answer=settings.sampler.answer_of(policy),
@@ -313,8 +332,8 @@ class Players:
         if method:
             from reflectkit.chat.players import ModelMethod
 
-            return ModelMethod(method, player)
-        return player
+            return ModelMethod(method, agent)
+        return agent
 
     def reflector(self, checkpoint: Path) -> Any:
         """Who comments: the `Reflector` of `checkpoint`, a chat model, the env's teacher, or nobody. Raises

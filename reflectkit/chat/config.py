@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.chat.budget import Budget, BudgetSpentError, Prices, prices_of
-from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
+from reflectkit.chat.endpoints import (
+    Budget,
+    BudgetSpentError,
+    Endpoint,
+    Prices,
+    address_in_use,
+    parse_endpoint,
+    prices_of,
+)
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.errors import ConfigError

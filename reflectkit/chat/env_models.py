@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from reflectkit.chat.budget import Budget, BudgetSpentError, prices_of
 from reflectkit.chat.client import HOPELESS, ChatClient, Request, open_client
-from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError
+from reflectkit.chat.endpoints import ApiError, Budget, BudgetSpentError, Endpoint, NoAccessError, prices_of
 from reflectkit.chat.journal import JournalHeldError
 from reflectkit.env import Claim, Query, UserTurn
 from reflectkit.errors import EnvironmentFailure

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reflectkit.errors import ConfigError
-from reflectkit.jsonl import opened, refuse_pipe
-from reflectkit.runs.locks import take
+from reflectkit.jsonl import opened, refuse_pipe, take
 
 CHECKSUM = "sha256"
 MALFORMED = "malformed"

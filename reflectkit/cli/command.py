@@ -29,7 +29,7 @@ from reflectkit.config import (
 from reflectkit.console import process_number
 from reflectkit.errors import DataError
 from reflectkit.jsonl import file_text
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 
 
 def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:

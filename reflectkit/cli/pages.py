@@ -11,7 +11,7 @@ from reflectkit.cli.command import order
 from reflectkit.commands import STAGES, config_class
 from reflectkit.config import REQUIRED, Leaf, choices, heading, leaves
 from reflectkit.jsonl import write_text
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 
 
 def page(name: str) -> str:

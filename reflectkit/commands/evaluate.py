@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,14 +16,12 @@ from typing_extensions import override
 
 from reflectkit.agents.players import (
     TEACHER,
+    Player,
     Players,
     PlayersSetup,
-    chat_models,
-    chat_parts,
     mismatch,
     model_folders,
     parse_policy,
-    resolve_model_path,
     trained_elsewhere,
 )
 from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig
@@ -31,7 +30,6 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import read_compared, write_episodes
-from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, memory_explained
@@ -51,9 +49,7 @@ from reflectkit.evals.tables import (
     table,
 )
 from reflectkit.jsonl import read_json, write_json, write_text
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.identity import digest
-from reflectkit.runs.run import Run, finished, open_run
+from reflectkit.runs.run import Run, RunConfig, digest, finished, open_run
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.text import pluralize
@@ -143,7 +139,7 @@ class EvaluateConfig(Config):
             self.setup.folder,
             self.sampler,
             self.chat,
-            self.policy,
+            tuple(self.entrants),
             self.temperature,
             self.max_new_tokens,
             self.history_tokens,
@@ -157,10 +153,15 @@ class EvaluateConfig(Config):
         return (SFT, *self.env.kind.baselines)
 
     @property
+    def entrants(self) -> list[Player]:
+        """The players."""
+        return [parse_policy(text, self.baselines, self.env.kind.methods) for text in self.policy]
+
+    @property
     def endpoints(self) -> list[Endpoint]:
         """The chat models that play or comment."""
-        parts = [part for text in self.policy for part in chat_models(text, self.env.kind.methods)]
-        return [self.players.endpoint_of(part) for part in parts]
+        players = self.players
+        return [players.endpoint_of(part) for player in players.players for part in player.asked]
 
     @property
     @override
@@ -179,9 +180,8 @@ class EvaluateConfig(Config):
             return self
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
-        methods = self.env.kind.methods
-        parsed = [parse_policy(text, self.baselines, methods) for text in self.policy]
-        names, reflectors = [name for name, _, _ in parsed], [reflector for _, _, reflector in parsed]
+        entrants = self.entrants
+        names, reflectors = [player.name for player in entrants], [player.reflector for player in entrants]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         if self.score_oracle or ORACLE in names:
@@ -193,7 +193,7 @@ class EvaluateConfig(Config):
         if given := non_default(self, "top_p", "top_k", "min_p"):
             if not self.temperature:
                 raise ConfigError(f"{flag(given[0])} is for sampling; add --temperature 1, or leave it out")
-            if chat := next((text for text in self.policy if chat_parts(text, methods)), None):
+            if chat := next((player.name for player in entrants if player.chat), None):
                 raise ConfigError(
                     f"{flag(given[0])} is for checkpoints, not for --policy {chat}; leave one of them out"
                 )
@@ -204,13 +204,6 @@ class EvaluateConfig(Config):
         return self
 
 
-def entrant(config: EvaluateConfig, text: str) -> tuple[str, Path | None, Path | None]:
-    """(name, policy, reflector) of a --policy, with the checkpoint of "sft" filled in."""
-    if text == SFT:
-        return SFT, plain_sft(config.env.name, config.setup.folder, config.run.results_dir), None
-    return parse_policy(text, config.baselines, config.env.kind.methods)
-
-
 def plain_sft(env: str, folder: Path, results_dir: Path) -> Path:
     """The checkpoint of the only finished SFT without reflections on the current rows in `folder`.
 
@@ -218,6 +211,8 @@ def plain_sft(env: str, folder: Path, results_dir: Path) -> Path:
     ------
     ConfigError: there is none, or more than one. DataError: the rows are missing.
     """
+    from reflectkit.data.sft_rows import FILE_OF_ROLE
+
     rows = folder / FILE_OF_ROLE["plain"]
     checkpoints = [
         str(output)
@@ -245,24 +240,29 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     setup, env = config.setup, config.env
     levels = tuple(dict.fromkeys(config.level)) or (env.kind.levels[-1],)
     source, problems = _problems(config, levels)
-    entrants = [entrant(config, text) for text in config.policy]
+    entrants = [
+        replace(player, policy=plain_sft(env.name, setup.folder, config.run.results_dir))
+        if player == Player(SFT)
+        else player
+        for player in config.entrants
+    ]
     if not config.chat.dry_run:
-        data_dir = config.run.data_dir
-        entrants = [
-            (
-                name,
-                resolve_model_path(policy, data_dir, progress),
-                resolve_model_path(reflector, data_dir, progress, reflects=True),
-            )
-            for name, policy, reflector in entrants
-        ]
+        entrants = [player.resolved(config.run.data_dir, progress) for player in entrants]
     matches = [
-        Match(number, *player, level, problems[level]) for number, player in enumerate(entrants) for level in levels
+        Match(number, player, level, problems[level]) for number, player in enumerate(entrants) for level in levels
     ]
     if config.chat.dry_run:
         from reflectkit.evals.estimate import estimate
 
-        return estimate(config, matches, progress)
+        return estimate(
+            setup,
+            config.players,
+            matches,
+            progress,
+            seed=config.run.seed,
+            repeats=config.eval_reps,
+            width=config.rollout.width,
+        )
     if source is None:
         progress.news(
             f"{setup.folder / HELD_OUT} does not exist: playing all problems that env '{env.name}' lists, none of them"
@@ -270,10 +270,10 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         )
     for endpoint in config.endpoints:
         key_of(endpoint)
-    for _, policy, _ in entrants:
-        if policy is not None:
-            config.sampler.answer_of(policy)
-    models = model_folders(path for _, *paths in entrants for path in paths)
+    for player in entrants:
+        if player.policy is not None:
+            config.sampler.answer_of(player.policy)
+    models = model_folders(path for player in entrants for path in (player.policy, player.reflector))
     inputs = [
         *([source] if source else []),
         *models,
@@ -282,7 +282,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         *config.sampler.comment_files(setup.folder),
     ]
     with open_run("evaluate", config, inputs) as current, contextlib.closing(Players(config.players)) as players:
-        warnings = [text for player in entrants if (text := mismatch(*player))]
+        warnings = [text for player in entrants if (text := mismatch(player))]
         warnings += trained_elsewhere(env.name, models)
         for text in warnings:
             progress.news(f"warning: {text}")
@@ -302,7 +302,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             width=config.rollout.width,
             score_oracle=config.score_oracle,
         )
-        played = [(match.name, match.level, evaluation.play(match)) for match in matches]
+        played = [(match.player.name, match.level, evaluation.play(match)) for match in matches]
         saved = [episode for _, _, episodes in played for episode in episodes]
         rows = rows_of(
             setup.env_name, [(name, level, [one.line for one in episodes]) for name, level, episodes in played]

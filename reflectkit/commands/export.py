@@ -16,8 +16,7 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.version import VERSION
 
 EXAMPLES = (

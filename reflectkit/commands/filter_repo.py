@@ -27,8 +27,7 @@ from reflectkit.envs.auto_explore.filtering import (
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.files import REPOSITORIES, included_repositories
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 
 EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",

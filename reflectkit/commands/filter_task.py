@@ -22,8 +22,7 @@ from reflectkit.envs.auto_explore.repository import answer_of, find_repository, 
 from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list, write_json
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 
 EXAMPLES = (
     "reflectkit filter-task",

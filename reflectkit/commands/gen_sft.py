@@ -18,8 +18,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_jsonl
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Answer

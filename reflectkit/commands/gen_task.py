@@ -26,8 +26,7 @@ from reflectkit.envs.setup import EnvSetup, check_explores
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import write_json
 from reflectkit.registry import code_files, resolve
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.text import pluralize
 
 EXAMPLES = (

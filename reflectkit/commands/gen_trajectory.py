@@ -32,7 +32,7 @@ from reflectkit.chat.config import (
     stop_if_spent,
 )
 from reflectkit.chat.journal import open_journal
-from reflectkit.chat.teacher import ChatTeacher, Rehearsal
+from reflectkit.chat.players import ChatTeacher, Rehearsal
 from reflectkit.chat.templates import fullest
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
@@ -45,8 +45,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_leve
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.folders import RunConfig, write_permission
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Status, Task, Trajectory

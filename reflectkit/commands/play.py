@@ -8,7 +8,8 @@ prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.human import Human, PersonUser
+from reflectkit.agents.human import HELP_KEYS, LEFT, Human, PersonUser, action_text, keys
 from reflectkit.agents.players import (
     TEACHER,
+    Player,
     Players,
     PlayersSetup,
-    chat_parts,
     is_chat,
     mismatch,
     model_folders,
@@ -35,7 +36,7 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
-from reflectkit.env import Agent, Context
+from reflectkit.env import Agent, Context, Env, StepResult, Wrapper, rules_of
 from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.setup import (
     HORIZON_HELP,
@@ -47,19 +48,154 @@ from reflectkit.envs.setup import (
     refuse_uncounted,
 )
 from reflectkit.errors import ConfigError, unknown_name
-from reflectkit.evals.narrator import Narrator, Reporter, verdict_text
+from reflectkit.eventloop import followed
+from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Decision, Observation, Status, Task, Trajectory
+from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 
 if TYPE_CHECKING:
     from reflectkit.agents.two_player import TwoPlayerAgent
     from reflectkit.train.critic import Critic
+
+MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
+LEAST_SHOWN = 0.005  # minimum probability of a shown choice
+NEXT = "Enter: take it; h: the rules; q: leave > "
+Comment = Callable[[Observation, Context], Awaitable[str]]
+
+
+class Narrator:
+    """Shows what `agent` observes, the comments on it, and its actions. wait: wait for a key before each step."""
+
+    def __init__(self, agent: Agent, comment: Comment | None, progress: Progress, *, wait: bool) -> None:
+        self.agent, self.comment, self.progress, self.wait = agent, comment, progress, wait
+        self.stopped = False
+        self.begin()
+
+    @property
+    def left(self) -> bool:
+        """Whether the person has quit."""
+        return self.stopped or (isinstance(self.agent, Human) and self.agent.left)
+
+    def begin(self) -> None:
+        """Start a new episode."""
+        self.steps, self.total, self.before = 0, 0.0, tuple[Message, ...]()
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The agent's decision."""
+        self.steps += 1
+        self.see(f"Step {self.steps}", observation)
+        person = isinstance(self.agent, Human)
+        if self.steps == 1 and person:
+            self.progress.show(f"Keys: {keys(context.env)}")
+        comment = None if self.comment is None else one_line(await self.comment(observation, context))
+        if comment is not None:
+            self.progress.show(f"Reflection: {comment}")
+        decision = await self.agent.decide(observation, context)
+        if not person:
+            self.progress.show(decision_text(observation, decision, commented=comment is not None))
+        if comment is not None or person:
+            decision = replace(decision, reflection=comment)
+        if self.wait and not decision.truncation_reason and not decision.failure:
+            self.stopped = not self._wants_next(context.env)
+        return replace(decision, truncation_reason=LEFT) if self.stopped else decision
+
+    def see(self, heading: str, observation: Observation) -> None:
+        """Show what is new in `observation`: of several messages those that were not shown before, and of a
+        conversation not what the agent wrote, which was shown as its decision.
+        """
+        self.progress.show(f"── {heading} ──")
+        pairs = enumerate(zip(self.before, observation.messages, strict=False))
+        same = next((place for place, (old, new) in pairs if old != new), len(self.before))
+        if observation.replies:
+            new = observation.messages[same if same == len(self.before) else 0 :]
+            lines = [message.line for message in new if message.role != "assistant"]
+        elif len(observation.messages) == 1:
+            lines = [observation.messages[0].content]
+        else:
+            new = observation.messages[same:] or observation.messages[-1:]
+            lines = [f"[{message.name or message.role}] {message.content}" for message in new]
+        self.before = observation.messages
+        if text := "\n".join(lines):
+            self.progress.show(text)
+
+    def _wants_next(self, env: Env) -> bool:
+        """Whether the person who watches wants the next step."""
+        while (answer := self.progress.ask(NEXT)) is not None:
+            key = answer.strip().casefold()
+            if key in ("", "q"):
+                return not key
+            self.progress.show(rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key.")
+        return False
+
+
+class Reporter(Wrapper):
+    """Shows the reward of each step, and the final view."""
+
+    def __init__(self, env: Env, narrator: Narrator) -> None:
+        super().__init__(env)
+        self.narrator = narrator
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`."""
+        return self.env.reset(task, seed)
+
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+        """Take one step, and show its reward."""
+        return followed(self.env.step(action), self._stepped)
+
+    def _stepped(self, result: StepResult) -> StepResult:
+        self.narrator.total += result.reward
+        ended = result.terminated or result.truncated
+        if ended or result.reward or not result.observation.replies:
+            total = self.narrator.total
+            self.narrator.progress.show(f"Reward {result.reward:+.3g}, return so far {total:+.3g}.")
+        if ended:
+            self.narrator.see("The end", result.observation)
+        return result
+
+
+def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:
+    """A decision in words: the reflection unless already shown, the probabilities, and the action."""
+    lines = []
+    if decision.reflection is not None and not commented:
+        lines.append(f"Reflection: {one_line(decision.reflection)}")
+    if decision.truncation_reason or decision.failure:
+        return "\n".join([*lines, str(decision.truncation_reason or decision.failure)])
+    likely = sorted(enumerate(decision.probabilities), key=lambda item: -item[1])[:MOST_SHOWN]
+    shares = [
+        f"{100 * share:.0f} % {one_line(observation.choices[index])}" for index, share in likely if share >= LEAST_SHOWN
+    ]
+    if shares:
+        lines.append("Policy: " + ", ".join(shares))
+    if decision.value is not None:
+        lines.append(f"Value: {decision.value:+.3g}")
+    marker = AGENT_MARKER if observation.replies else ACTION_MARKER
+    written = action_text(observation, decision.action).lstrip(" ")  # models begin with a space, as their rows do
+    return "\n".join([*lines, f"{marker} {written}"])
+
+
+def verdict_text(trajectory: Trajectory) -> str:
+    """Why a conversation failed, and the changes of records made and expected; empty where the env does not judge."""
+    if not trajectory.turns or not trajectory.turns[-1].observation.replies:
+        return ""
+    info = trajectory.turns[-1].info
+    reasons = [name.replace("_", " ") for name, value in trajectory.figures.items() if value]
+    lines = [] if trajectory.success or not reasons else [f"Why: {', '.join(reasons)}."]
+    for title in ("changes", "expected"):
+        lines += [f"  {title}: {_change(change)}" for change in info.get(title) or ()]
+    untold = info.get("untold") or ()
+    return "\n".join([*lines, *([f"Not told to the user: {'; '.join(map(str, untold))}."] if untold else [])])
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    before, after = (json.dumps(change[name], ensure_ascii=False) for name in ("before", "after"))
+    return f"{change['record']} {change['field']} {before:.200} → {after:.200}"
+
 
 EXAMPLES = (
     "reflectkit play --env taxi",
@@ -121,7 +257,7 @@ class PlayConfig(Config):
             self.setup.folder,
             self.sampler,
             self.chat,
-            (self.policy,),
+            (self.player,),
             self.temperature,
             self.max_new_tokens,
             0,
@@ -134,13 +270,13 @@ class PlayConfig(Config):
             check_level(self.env.name, self.level)
         if self.reflector is not None and self.teacher:
             raise ConfigError("--reflector and --teacher both comment; leave one out")
-        if (self.reflector is not None or self.teacher) and self.player[1] is not None:
+        if (self.reflector is not None or self.teacher) and self.player.policy is not None:
             raise ConfigError(
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
         if self.policy == ORACLE:
             self.env.require_teacher("action")
-        if self.teacher or self.player[2] == TEACHER:
+        if self.teacher or self.player.reflector == TEACHER:
             self.env.require_teacher("comment")
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         for endpoint in self.asked_endpoints:
@@ -172,7 +308,8 @@ class PlayConfig(Config):
     @property
     def asked_endpoints(self) -> list[Endpoint]:
         """The chat model that comments, if one does."""
-        return [self.players.endpoint_of(str(model)) for model in (self.player[2], self.reflector) if is_chat(model)]
+        models = (self.player.reflector, self.reflector)
+        return [self.players.endpoint_of(str(model)) for model in models if is_chat(model)]
 
     @property
     @override
@@ -180,38 +317,39 @@ class PlayConfig(Config):
         return address_in_use(self.asked_endpoints)
 
     @property
-    def player(self) -> tuple[str, Path | None, Path | None]:
-        """(name, policy's checkpoint, reflector's checkpoint) of the player."""
-        if chat_parts(self.policy):
+    def player(self) -> Player:
+        """Who plays."""
+        player = parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
+        if player.chat:
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
             )
-        return parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
+        return player
 
 
 def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
-    name, *models = config.player
+    name = config.player.name
     user = PersonUser(progress) if config.as_ == USER else None
     if name != PERSON and user is None and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
-    policy, *commenting = *models, TEACHER if config.teacher else config.reflector
-    policy = resolve_model_path(policy, config.run.data_dir, progress)
-    reflector, commentator = (
-        resolve_model_path(model, config.run.data_dir, progress, reflects=True) for model in commenting
-    )
-    if policy is not None:
-        config.sampler.answer_of(policy)
+    player = config.player.resolved(config.run.data_dir, progress)
+    commentator = TEACHER if config.teacher else config.reflector
+    commentator = resolve_model_path(commentator, config.run.data_dir, progress, reflects=True)
+    if player.policy is not None:
+        config.sampler.answer_of(player.policy)
     if config.chat.dry_run:
         from reflectkit.evals.estimate import estimate_comments
 
         parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
-        return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
+        return estimate_comments(
+            "play", config.setup, config.chat, config.asked_endpoints[0], parts, progress, seed=config.run.seed
+        )
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
-    folders = model_folders((policy, reflector, commentator))
-    for warning in filter(None, (mismatch(name, policy, reflector), *trained_elsewhere(config.env.name, folders))):
+    folders = model_folders((player.policy, player.reflector, commentator))
+    for warning in filter(None, (mismatch(player), *trained_elsewhere(config.env.name, folders))):
         progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
@@ -227,7 +365,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         contextlib.closing(Players(config.players)) as players,
     ):
         path = current.folder / "episodes.jsonl"
-        agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
+        agent: Any = Human(progress) if name == PERSON else _player(players, player)
         comment = players.reflector(commentator).remark if commentator else None
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
@@ -292,14 +430,17 @@ def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
     return [order[number % len(order)] for number in range(config.episodes)]
 
 
-def _player(players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+def _player(players: Players, player: Player) -> Agent:
     """The agent that plays; with the critic's values if it was trained with a critic."""
-    agent: Any = players.agent(name, policy, reflector)
-    if policy is not None:
+    agent: Any = players.agent(player)
+    if player.policy is not None:
         from reflectkit.sampling.hf import LocalSampler
         from reflectkit.train.checkpoint import saved_critic
 
-        if isinstance(agent.policy, LocalSampler) and (critic := saved_critic(policy, agent.policy.player)) is not None:
+        if (
+            isinstance(agent.policy, LocalSampler)
+            and (critic := saved_critic(player.policy, agent.policy.player)) is not None
+        ):
             return _Valued(agent, critic)
     return agent  # type: ignore[no-any-return]
 

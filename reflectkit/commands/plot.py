@@ -28,10 +28,8 @@ from reflectkit.evals.plot import (
     number_in,
     read_curves,
 )
-from reflectkit.jsonl import read_json, rows_so_far
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.locks import is_locked
-from reflectkit.runs.run import open_run
+from reflectkit.jsonl import is_locked, read_json, rows_so_far
+from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.text import distinct_names
 from reflectkit.types import LARGEST
 

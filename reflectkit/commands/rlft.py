@@ -18,7 +18,7 @@ from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.trajectories import read_records
 from reflectkit.errors import memory_explained
 from reflectkit.models.hub import PACKAGED, hub_options
-from reflectkit.runs.identity import digest
+from reflectkit.runs.run import digest
 from reflectkit.text import pluralize
 from reflectkit.train.launching import check_launch, launch, shared_run, start_processes
 from reflectkit.train.rl_config import RLConfig as RLConfig

@@ -52,8 +52,7 @@ from reflectkit.recipe import (
     with_arms,
     with_copies,
 )
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.run import Run, finished_as, open_run
+from reflectkit.runs.run import Run, RunConfig, finished_as, open_run
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",

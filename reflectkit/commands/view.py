@@ -21,7 +21,7 @@ from reflectkit.errors import NO_ROOM, ConfigError, DataError
 from reflectkit.evals.view import InspectLog, Source, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 from reflectkit.text import distinct_names
 
 EXAMPLES = (

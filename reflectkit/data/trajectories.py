@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from reflectkit.envs.auto_explore import questions
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list
 from reflectkit.types import Task, Trajectory, from_json, to_json
 
 Note = Literal["positive", "mistake", "correction"]
+EXPLORE = "auto_explore"
+"""The env whose records have the original's fields."""
 VISITED = "visited"
 """What `info` begins with in episodes of other players."""
 
@@ -96,7 +97,9 @@ def record_to_json(record: Record) -> dict[str, Any]:
         for step in item["trajectory"]:
             if not step["best"]:
                 del step["best"]
-    if record.task.env == questions.ENV:
+    if record.task.env == EXPLORE:
+        from reflectkit.envs.auto_explore import questions
+
         return questions.to_record(record.task, demonstrations)
     flat: dict[str, Any] = to_json(record.task)
     return flat | {"trajectories": demonstrations}
@@ -115,7 +118,9 @@ def read_records(path: Path, env: str) -> list[Record]:
         where = f"{path}, record {number}"
         if lone_surrogate(json.dumps(value, ensure_ascii=False)):
             raise DataError(where, "a text contains half a surrogate pair, which is not valid Unicode; fix the text")
-        if env == questions.ENV:
+        if env == EXPLORE:
+            from reflectkit.envs.auto_explore import questions
+
             value = questions.from_record(value, where)
         task = from_json(Task, value, path=where)
         demonstrations = from_json(_File, value, path=where).trajectories

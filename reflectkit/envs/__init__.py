@@ -112,8 +112,7 @@ def make(
     horizon: truncate episodes after that many steps. shuffle: shuffle the choices at each step. data_folder: the env's
     folder for data.
     """
-    from reflectkit.envs.wrappers import Horizon, Shuffled
-    from reflectkit.rollouts.checked import Checked
+    from reflectkit.rollouts.wrappers import Checked, Horizon, Shuffled
 
     kind = env_class(name)
     try:

@@ -18,8 +18,7 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
-from reflectkit.env import Taskset, Teacher
-from reflectkit.envs.base import ChoiceEnv, task_int
+from reflectkit.env import ChoiceEnv, Taskset, Teacher, task_int
 from reflectkit.types import Task
 
 STEP_REWARD = -0.1

@@ -17,7 +17,7 @@ from reflectkit.env import Env, User, check_teacher
 from reflectkit.envs import ENV_HELP, ENVS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.registry import code_files, resolve
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 from reflectkit.text import pluralize
 from reflectkit.types import Task
 
@@ -220,8 +220,7 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
     for name, asker in getattr(settings, "chat_models", {}).items():
         if name not in type(settings).model_fields:
             continue
-        from reflectkit.chat.budget import prices_of
-        from reflectkit.chat.endpoints import parse_endpoint
+        from reflectkit.chat.endpoints import parse_endpoint, prices_of
 
         model, default = getattr(settings, name), type(settings).model_fields[name].default
         url, budget = (getattr(settings, f"{name}_{part}", None) for part in ("url", "max_usd"))

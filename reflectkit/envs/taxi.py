@@ -32,8 +32,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, NoSettings, option
-from reflectkit.env import Taskset, Teacher
-from reflectkit.envs.base import ChoiceEnv, task_int
+from reflectkit.env import ChoiceEnv, Taskset, Teacher, task_int
 from reflectkit.seeding import generator
 from reflectkit.types import Task
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reflectkit.agents.players import Players
+from reflectkit.agents.players import Player, Players
 from reflectkit.console import Progress
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.env import StepResult, Wrapper
@@ -104,12 +104,7 @@ class Match:
 
     number: int
     """Number of the player, from 0."""
-    name: str
-    """Name of the player."""
-    policy: Path | None
-    """Its checkpoint; None for a player without one."""
-    reflector: Path | None
-    """Its reflector's checkpoint, if any."""
+    player: Player
     level: str
     """The level to play."""
     tasks: tuple[Task, ...]
@@ -155,7 +150,7 @@ class Evaluation:
                 done[episode.task.id, episode.seed] = replace(saved, line=saved.line | {"level": match.level})
         done |= _kept(path, self.progress)
         remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
-        title = f"{match.name} ({match.level})"
+        title = f"{match.player.name} ({match.level})"
         with self.progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar:
             if remaining:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,18 +163,18 @@ class Evaluation:
                         file.flush()
                         bar.advance()
 
-                    agent = self.players.agent(match.name, match.policy, match.reflector)
+                    agent = self.players.agent(match.player)
                     make = self.setup.maker(match.level)
                     maker = (lambda: Advised(make())) if self.score_oracle else make
                     rollout(remaining, maker, agent, width=self.width, on_end=on_end, keep=False)
-                    self.players.stop_if_spent(match.name)
+                    self.players.stop_if_spent(match.player)
         played = [done[episode.task.id, episode.seed] for episode in episodes]
         if self.score_oracle and not any(saved.line["turns"].probabilities for saved in played):
             # nobody's probabilities are known: the guesses of episodes without a turn would be the only ones
             played = [_without_nll(saved) for saved in played]
         aborted = [saved.line.get("reason") for saved in played if saved.line["status"] == "aborted"]
         if aborted and len(aborted) == len(played):
-            raise EnvironmentFailure(f"every episode of {match.name} was aborted ({len(played)}): {aborted[0]}")
+            raise EnvironmentFailure(f"every episode of {match.player.name} was aborted ({len(played)}): {aborted[0]}")
         if aborted:
             self.progress.news(f"{title}: {pluralize(len(aborted), 'episode')} aborted, the first for: {aborted[0]}")
         for episode, saved in zip(episodes, played, strict=True):
@@ -189,7 +184,7 @@ class Evaluation:
 
     def _line(self, match: Match, trajectory: Trajectory) -> dict[str, Any]:
         cluster = cluster_of(self.setup.env, trajectory.task)
-        line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
+        line = episode_to_json(match.player.name, trajectory, cluster=cluster) | {"level": match.level}
         if aspects := dict(self.setup.kind.taskset.aspects(trajectory.task)):
             line["aspects"] = aspects
         if self.score_oracle:

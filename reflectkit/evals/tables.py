@@ -27,7 +27,7 @@ from reflectkit.evals.stats import (
     pass_at,
     rate_interval,
 )
-from reflectkit.rollouts.checked import TAKEN
+from reflectkit.rollouts.wrappers import TAKEN
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
 MANY = 6  # with more players than this, the table compares each with the first only

@@ -19,12 +19,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from reflectkit.agents.players import (
+    Player,
     Players,
     PlayersSetup,
     chat_parts,
-    is_chat,
     parse_policy,
-    resolve_model_path,
     trained_elsewhere,
     trained_with_comments,
 )
@@ -37,9 +36,8 @@ from reflectkit.envs import env_class
 from reflectkit.errors import AgentError, ConfigError, DataError, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.models.checkpoint_metadata import model_facts
-from reflectkit.rollouts.checked import ROLES
-from reflectkit.runs.folders import RunConfig
-from reflectkit.runs.identity import read_record
+from reflectkit.rollouts.wrappers import ROLES
+from reflectkit.runs.run import RunConfig, read_record
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize
@@ -150,9 +148,8 @@ def load_agent(
     ------
     CheckpointError, ConfigError: a model cannot be loaded, or a setting is invalid; each is one line with the fix.
     """
-    name, policy_model, reflector_model = _parsed(policy, reflector)
-    chat = chat_parts(name) or ([str(reflector_model)] if is_chat(reflector_model) else [])
-    folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat else None
+    player = _parsed(policy, reflector)
+    folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
     given = {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
@@ -162,11 +159,10 @@ def load_agent(
         "seed": seed,
     }
     config = build(AgentConfig, given, "load_agent")
-    policy_place = resolve_model_path(policy_model, config.run.data_dir, Quiet())
-    reflector_place = resolve_model_path(reflector_model, config.run.data_dir, Quiet(), reflects=True)
-    if policy_place is not None:
-        _warn_of_mismatch(policy_place, reflector_place)
-    given["thinking"] = thinking or _trained_with(policy_place).get("thinking", THINKING[0])
+    player = player.resolved(config.run.data_dir, Quiet())
+    if player.policy is not None:
+        _warn_of_mismatch(player.policy, player.reflector)
+    given["thinking"] = thinking or _trained_with(player.policy).get("thinking", THINKING[0])
     config = build(AgentConfig, given, "load_agent")
     settings = PlayersSetup(
         Env,
@@ -174,18 +170,18 @@ def load_agent(
         Path(),
         config.sampler,
         config.chat,
-        (name,),
+        (player,),
         temperature,
         max_new_tokens,
         HISTORY_TOKENS,
         device,
     )
-    for part in chat:
+    for part in player.asked:
         key_of(settings.endpoint_of(part))
     players = Players(settings)
-    agent = players.agent(name, policy_place, reflector_place)
+    agent = players.agent(player)
     closing = (players.close, *([folder.cleanup] if folder else []))
-    return LoadedAgent(agent, _trained_env(policy_place), seed=seed, rules=rules, closing=closing)
+    return LoadedAgent(agent, _trained_env(player.policy), seed=seed, rules=rules, closing=closing)
 
 
 class LoadedAgent:
@@ -299,8 +295,8 @@ class LoadedAgent:
         return observation
 
 
-def _parsed(policy: str | Path, reflector: str | Path | None) -> tuple[str, Path | None, Path | None]:
-    """(name, policy's model, reflector's model), as of a --policy. Raises ConfigError."""
+def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:
+    """The player, as of a --policy. Raises ConfigError."""
     text, other = str(policy), None if reflector is None else str(reflector)
     if not text or other == "":
         raise ConfigError("the name of a model is empty; give a checkpoint, a hub id or a chat model")
@@ -308,15 +304,15 @@ def _parsed(policy: str | Path, reflector: str | Path | None) -> tuple[str, Path
         both = text if other is None else f"{text}+{other}"
         if not chat_parts(both):
             raise ConfigError(f"{both}: a chat model plays with a chat model that reflects, or alone")
-        return both, None, None
+        return parse_policy(both)
     if os.path.exists(text):
-        return "agent", Path(text), Path(other) if other else None
-    name, model, commentator = parse_policy(text, ()) if _is_policy(text) else ("agent", Path(text), None)
-    if other and (commentator or model is None):
+        return Player("agent", Path(text), Path(other) if other else None)
+    player = parse_policy(text) if _is_policy(text) else Player("agent", Path(text))
+    if other and (player.reflector or player.policy is None):
         raise ConfigError(f"{text} plays without the reflector {other}; leave one out")
-    if name == "oracle":
+    if player.name == "oracle":
         raise ConfigError("the oracle is a part of an environment; play it with `rollout` and `Oracle()`")
-    return name, model, Path(other) if other else commentator
+    return dataclasses.replace(player, reflector=Path(other)) if other else player
 
 
 def _is_policy(text: str) -> bool:
@@ -324,7 +320,7 @@ def _is_policy(text: str) -> bool:
     if "=" in text:
         return True
     try:
-        return parse_policy(text)[1] is None
+        return parse_policy(text).policy is None
     except ConfigError:
         return False
 

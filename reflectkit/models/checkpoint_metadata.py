@@ -10,8 +10,7 @@ from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local, silence_libraries
-from reflectkit.runs.folders import checkpoints
-from reflectkit.runs.identity import read_record
+from reflectkit.runs.run import checkpoints, read_record
 from reflectkit.types import ANSWERS
 
 DType = Literal["float32", "bfloat16", "float16"]

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from reflectkit.console import Progress
 from reflectkit.errors import CheckpointError
-from reflectkit.jsonl import TEMPORARY_PREFIX
+from reflectkit.jsonl import TEMPORARY_PREFIX, locked
 from reflectkit.models.checkpoint_metadata import wherever_read
 from reflectkit.models.hub import PACKAGED, silence_libraries
-from reflectkit.runs.locks import locked
 
 MODELS = "models"
 """Folder in the data folder, of packaged models that were converted."""

@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 
 from reflectkit.env import Agent, Env
 from reflectkit.eventloop import LoopThread
-from reflectkit.rollouts.batching import BatchBarrier
-from reflectkit.rollouts.checked import Checked, checked
-from reflectkit.rollouts.episode import Episode, play, usable_after
+from reflectkit.rollouts.episode import BatchBarrier, Episode, play, usable_after
+from reflectkit.rollouts.wrappers import Checked, checked
 from reflectkit.types import Trajectory
 
 PATIENCE_S = 2.0  # see `rollouts.episode.rollout`

@@ -1,26 +1,394 @@
 """One folder per run: `config.json` first, `report.json` last, so that a report means the stage is complete.
 
-A run is found again by its identity (see `runs.identity`), so the same command resumes its own unfinished run and skips
-its finished one. `runs.folders` says where a new one goes.
+A run is found again by its identity, its stage, settings and the contents of its inputs as config.json records them, so
+the same command resumes its own unfinished run and skips its finished one.
+
+- Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
+back.
+- With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
+  replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with `--keep`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.config import identifying
+from pydantic import field_validator
+
+from reflectkit.config import REQUIRED, Config, as_plain, flag, flat, identifying, leaves, option
 from reflectkit.console import Report, Table
-from reflectkit.errors import DataError
-from reflectkit.jsonl import read_json, sweep, write_json
-from reflectkit.runs.folders import find_run, named_runs, new_folder, remove_if_empty, runs_of
-from reflectkit.runs.identity import Identity, digest, read_record
-from reflectkit.runs.locks import locked
+from reflectkit.errors import NO_ROOM, ConfigError, DataError
+from reflectkit.files import visible_files
+from reflectkit.jsonl import (
+    LOCK,
+    PATIENCE_S,
+    TEMPORARY_PREFIX,
+    LockedError,
+    dumps,
+    is_locked,
+    locked,
+    read_json,
+    sha256,
+    sweep,
+    write_json,
+)
 from reflectkit.seeding import use_threads
 from reflectkit.types import to_json
+
+CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
+"""The name of a checkpoint's folder, with its step."""
+NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
+"""Folder name of a run without a name, e.g. 8_rlft."""
+_NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
+
+
+class RunConfig(Config):
+    """Every command."""
+
+    data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
+    results_dir: Path = option(Path("results"), help="Folder for runs.", identity=False)
+    name: str = option(
+        "",
+        help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.",
+        identity=False,
+    )
+    seed: int = option(0, help="Random seed; the same seed gives the same result.", ge=0, le=2**32 - 1)  # as in numpy
+    threads: int = option(
+        1, help="CPU threads per process; other numbers change rounding and therefore the weights.", ge=1
+    )
+    force: bool = option(
+        False, help="Run again even if a finished run exists; with --name, replace its folder.", identity=False
+    )
+    keep: bool = option(
+        False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …", identity=False
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _usable_name(cls, name: str) -> str:
+        if name:
+            check_run_name(name)
+        return name
+
+
+def check_run_name(name: str) -> None:
+    """Raises ConfigError unless `name` can be a run's folder."""
+    for part in name.split("/"):
+        if not _NAME_PART.fullmatch(part):
+            raise ConfigError(
+                f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy"
+            )
+        if NUMBERED.fullmatch(part):
+            raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
+
+
+def _numbered(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
+    """(number, stage, folder) of the runs without a name."""
+    if not results_dir.is_dir():
+        return
+    for folder in results_dir.iterdir():
+        if (match := NUMBERED.fullmatch(folder.name)) and folder.is_dir():
+            yield int(match[1]), match[2], folder
+
+
+def _named(results_dir: Path) -> Iterator[Path]:
+    """The named runs in `results_dir`, in order, without those of other results folders inside it (`results/seed0`)."""
+    stack = [results_dir]
+    while stack:
+        folder = stack.pop()
+        if folder != results_dir and (folder / "config.json").exists():
+            if read_record(folder).get("name") == folder.relative_to(results_dir).as_posix():
+                yield folder
+            continue
+        try:
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        except OSError:  # missing, or not readable
+            continue
+        names = [name for name in names if not name.startswith(".") and not NUMBERED.fullmatch(name)]
+        stack += [folder / name for name in sorted(names, reverse=True)]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
+        named = [(match, one) for one in folder.iterdir() if (match := CHECKPOINT.fullmatch(one.name))]
+        steps = {int(match[1]): one for match, one in named if one.is_dir()}
+        return [steps[step] for step in sorted(steps)]
+    return []
+
+
+def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
+    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones."""
+    yield from (folder for _, name, folder in sorted(_numbered(results_dir), reverse=True) if name == stage)
+    yield from (folder for folder in _named(results_dir) if read_record(folder).get("stage") == stage)
+
+
+def find_run(run: RunConfig, identity: Identity) -> Path | None:
+    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to
+    it.
+    """
+    if not run.name:
+        runs = list(runs_of(run.results_dir, identity.stage))
+        same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
+        for folder in runs if same is None else ():
+            intact_record(folder)  # otherwise a damaged run would silently start again
+        return same
+    return next((folder for folder in named_runs(run) if identity.fits(intact_record(folder))), None)
+
+
+def named_runs(run: RunConfig) -> list[Path]:
+    """The folders that a run named by `run` may be in."""
+    first = run.results_dir / run.name
+    return [first, *_beside(first)] if run.keep else [first]
+
+
+def new_folder(run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack) -> Path:
+    """A new folder with its config.json, whose lock `holding` keeps. A run that it replaces is removed."""
+    try:
+        run.results_dir.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = _place(run, identity, again) if run.name else _next_number(run.results_dir, identity.stage)
+            replaces = (folder / "config.json").exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.ExitStack() as attempt:
+                try:
+                    attempt.enter_context(locked(folder, PATIENCE_S if run.name else 0.0))
+                except FileNotFoundError:
+                    continue  # a failed run has just removed it
+                except LockedError:
+                    if run.name:
+                        raise
+                    continue  # another process has just taken the number
+                if (folder / "config.json").exists() and not replaces:
+                    continue
+                _empty(folder)
+                name = folder.relative_to(run.results_dir).as_posix() if run.name else ""
+                record = identity.as_json() | {"name": name} | circumstances(run.seed)
+                write_json(folder / "config.json", record | {CHECKSUM: record_checksum(record)})
+                holding.push(attempt.pop_all())
+                return folder
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise ConfigError(
+            f"cannot write to {error.filename or run.results_dir} ({error.strerror}); choose another folder with"
+            " --results-dir"
+        ) from None
+
+
+def _next_number(results_dir: Path, stage: str) -> Path:
+    """The folder after the last that is a run, or that another process is making one; a kill may have left it empty."""
+    taken = [
+        number for number, _, folder in _numbered(results_dir) if (folder / "config.json").exists() or is_locked(folder)
+    ]
+    return results_dir / f"{max(taken, default=0) + 1}_{stage}"
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a replaced run made. Its report goes first, so that after a kill it is an unfinished run."""
+    (folder / "report.json").unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in ("config.json", LOCK):
+            path.unlink()
+
+
+def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
+    """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that is not allowed."""
+    first = run.results_dir / run.name
+    for above in list(first.parents)[: run.name.count("/")]:
+        if (above / "config.json").exists():
+            raise ConfigError(f"--name {run.name}: {above} is a run; choose a name outside it")
+    if run.keep:
+        same = [folder for folder in [first, *_beside(first)] if run.force and identity.fits(intact_record(folder))]
+        if not same:
+            others = (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
+            return next(folder for folder in itertools.chain([first], others) if _is_free(folder))
+        first = same[0]
+    if _is_free(first):
+        return first
+    if not (first / "config.json").is_file():
+        raise ConfigError(f"--name {run.name}: {first} already exists and is not a run; choose another name")
+    record = read_record(first)
+    if record.get("stage", identity.stage) != identity.stage:
+        raise ConfigError(f"--name {run.name}: {first} is a run of {record['stage']}; choose another name")
+    if not run.force:
+        conflict = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
+        fixes = f"use --force to replace it or --keep to make {run.name}.2, or choose another name"
+        raise ConfigError(f"--name {run.name}: {first} is {conflict}; {fixes}")
+    if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
+        raise ConfigError(
+            f"--name {run.name}: --force would remove {inside[0]}, which this run reads; choose another name"
+        )
+    return first
+
+
+def _beside(first: Path) -> list[Path]:
+    """The existing folders among NAME.2, NAME.3, …"""
+    numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
+    matches = [(int(match[1]), path) for path in first.parent.glob("*") if (match := numbered.fullmatch(path.name))]
+    return [path for _, path in sorted(matches)]
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether `folder` does not exist, or has only what a kill leaves before there is a config.json."""
+    if folder.is_dir():
+        return all(path.name == LOCK or path.name.startswith(TEMPORARY_PREFIX) for path in folder.iterdir())
+    return not folder.exists() and not folder.is_symlink()
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove the locked folder of a run that failed before it made anything."""
+    with contextlib.suppress(OSError):
+        sweep(folder)
+        if {path.name for path in folder.iterdir()} <= {"config.json", LOCK}:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_permission(folder: Path) -> None:
+    """Raises ConfigError if files cannot be written to `folder`, which is created if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create {folder} ({error.strerror}); choose another with --data-dir") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"cannot write to {folder}; choose another folder with --data-dir")
+
+
+RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
+CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.json
+HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and modification time
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What identifies a run. inputs: digests by path. config: the whole settings, for the defaults of those that an
+    earlier version did not have.
+    """
+
+    stage: str
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    config: Config
+
+    def as_json(self) -> dict[str, Any]:
+        """The entries for config.json."""
+        return {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether `record`, the config.json of a run, has this identity."""
+        settings = record.get("settings")
+        return (
+            record.get("stage") == self.stage
+            and record.get("inputs") == self.inputs
+            and isinstance(settings, dict)
+            and recorded_defaults(self.config) | settings == self.settings
+        )
+
+    def difference(self, record: Mapping[str, Any]) -> str:
+        """The first setting, or else input, that differs in `record`."""
+        settings, inputs = record.get("settings"), record.get("inputs")
+        if not isinstance(settings, dict) or not isinstance(inputs, dict):
+            return "its config.json is damaged"
+        recorded = recorded_defaults(self.config) | settings
+        for name in sorted({*recorded, *self.settings}):
+            if recorded.get(name) != self.settings.get(name):
+                shown_name = name if name.isupper() else flag(name)
+                return f"{shown_name} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
+        changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
+        return f"{changed[0]} was different" if changed else "another process made it just now"
+
+
+def digest(path: Path) -> str:
+    """A digest of the contents of `path`, a file or a folder of files.
+
+    Raises DataError if it is missing or cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            return _file_digest(path)
+    except FileNotFoundError:
+        raise DataError(path, "no such file or folder; run the command that makes it, or name another") from None
+    except PermissionError:
+        raise DataError(path, "cannot be read; change its permissions") from None
+    parts = []
+    for file in visible_files(path):
+        try:
+            parts.append(f"{file.relative_to(path)} {_file_digest(file)}")
+        except OSError:
+            parts.append(f"{file.relative_to(path)} unreadable")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    facts = path.stat()
+    return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
+
+
+def recorded_defaults(config: Config) -> dict[str, Any]:
+    """The defaults of the settings that belong to a run's identity, as JSON values: what runs made before a setting
+    existed are taken to have.
+    """
+    rows = [leaf for leaf in leaves(type(config), flat(config)) if leaf.is_identity and leaf.default is not REQUIRED]
+    return {leaf.name: as_plain(leaf.default) for leaf in rows}
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value in (None, "", []) else str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def circumstances(seed: int) -> dict[str, Any]:
+    """The seed, package versions and commit of a run, for config.json."""
+    versions = {}
+    for package in ("reflectkit", *RECORDED_PACKAGES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    commit = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        here = Path(__file__).parent
+        command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return {"seed": seed, "versions": versions, "commit": commit}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The content of `config.json` in `folder`; empty if it is missing or damaged."""
+    try:
+        record = read_json(folder / "config.json")
+    except (DataError, NotADirectoryError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def intact_record(folder: Path) -> dict[str, Any]:
+    """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
+    if not (folder / "config.json").exists():
+        return {}
+    record = read_record(folder)
+    whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, record_checksum(record))
+    if not whole and (folder / "config.json").exists():
+        fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
+        raise DataError(folder / "config.json", f"is damaged and may belong to this command; {fixes}")
+    return record
+
+
+def record_checksum(record: Mapping[str, Any]) -> str:
+    """SHA-256 of the other entries of a config.json."""
+    text = dumps({name: value for name, value in record.items() if name != CHECKSUM})
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 @dataclass

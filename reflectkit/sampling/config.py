@@ -4,21 +4,66 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
-from reflectkit.data.sft_rows import FILE_OF_ROLE, read_rows
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import model_facts
-from reflectkit.registry import code_files
-from reflectkit.sampling.base import Opening, Sampler
-from reflectkit.sampling.choices import BACKENDS, backend
-from reflectkit.sampling.settings import KEYS, ServerSettings, is_server
+from reflectkit.registry import code_files, resolve
+from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
 from reflectkit.types import ANSWERS, Thinking
 
 if TYPE_CHECKING:
     from reflectkit.agents.comments import CommentSource
+
+
+def open_local(opening: Opening, settings: object = None) -> Sampler:
+    """A sampler of the player in this process, which is loaded if there is none. Raises CheckpointError."""
+    from reflectkit.models.load import load_player
+    from reflectkit.sampling.hf import LocalSampler
+
+    player = opening.player or load_player(opening.checkpoint, "policy", device=opening.device)
+    return LocalSampler(player, scorer=opening.scorer, team=opening.team, watch=opening.watch)
+
+
+BACKENDS = {"local": Backend(NoSettings, open_local)}
+"""The kinds of samplers by name, except servers."""
+
+
+def backend(name: str) -> Backend:
+    """The kind of sampler `name`.
+
+    Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it shows no password.
+    """
+    if not is_server(name):
+        row = resolve("sampler", name, BACKENDS)
+        if not isinstance(row, Backend):
+            raise ConfigError(f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}")
+        return row
+    kind, _, address = name.partition(":")
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    shown = address.rpartition("@")[2]
+    if not usable:
+        raise ConfigError(f"--sampler {kind}:{shown}: write the server's address, e.g. {kind}:http://localhost:8000")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            f"--sampler {kind}:{shown} must not hold a user, key or query; export the key as {KEYS[kind]}"
+        )
+    url = address.rstrip("/").removesuffix("/v1")
+
+    def opened(opening: Opening, settings: Any) -> Sampler:
+        from reflectkit.sampling.server import open_server
+
+        return open_server(kind, url, opening, settings)
+
+    return Backend(ServerSettings, opened, remote=True)
+
 
 LOCAL = "local"
 _SERVERS = " or ".join(f"{kind}:URL" for kind in KEYS)
@@ -132,11 +177,14 @@ class SamplerConfig(Config):
         """Where --swap-comments takes comments from, if it does. folder: of the env's rows."""
         if not self.swap_comments:
             return []
+        from reflectkit.data.sft_rows import FILE_OF_ROLE
+
         return [self.swap_from or folder / FILE_OF_ROLE["reflection"]]
 
     def swapped(self, commentator: CommentSource, folder: Path) -> CommentSource:
         """`commentator`, some of whose comments are on other states. Raises DataError."""
         from reflectkit.agents.comments import ShuffledComments
+        from reflectkit.data.sft_rows import read_rows
 
         others = [row.parts[0][1].strip() for path in self.comment_files(folder) for row in read_rows(path)]
         return ShuffledComments(commentator, others, self.swap_comments) if others else commentator

@@ -15,7 +15,7 @@ from reflectkit.errors import CheckpointError
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import choice_logprobs
-from reflectkit.rollouts.batching import Batcher
+from reflectkit.rollouts.episode import Batcher
 from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation
 from reflectkit.sampling.decoding import decode, draw_label
 from reflectkit.sampling.memo import ScoreMemo

@@ -31,11 +31,10 @@ from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
-from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest
+from reflectkit.sampling.base import KEYS, Opening, SampleOutput, SampleRequest, ServerSettings
 from reflectkit.sampling.decoding import draw_label
 from reflectkit.sampling.memo import ScoreMemo
 from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Weights
-from reflectkit.sampling.settings import KEYS, ServerSettings
 from reflectkit.sampling.sglang import Sglang
 from reflectkit.sampling.vllm import Vllm
 from reflectkit.sampling.wire import Wire

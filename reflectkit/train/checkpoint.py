@@ -23,7 +23,7 @@ from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.runs.checksums import seal
-from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.run import checkpoints
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json

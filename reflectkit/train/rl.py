@@ -31,10 +31,9 @@ from reflectkit.models.load import LoadedModel, load_pair, load_player, starting
 from reflectkit.models.packaged import model_source
 from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
-from reflectkit.rollouts.checked import checked
+from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.checksums import verify
-from reflectkit.runs.folders import checkpoints
-from reflectkit.runs.identity import recorded_defaults
+from reflectkit.runs.run import checkpoints, recorded_defaults
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
@@ -455,7 +454,7 @@ def comments_estimate(
     if validation is not None:
         times = -(-config.max_steps // config.validate_steps)
         parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
-    return estimate_comments("rlft", config, endpoint, parts, progress)
+    return estimate_comments("rlft", config.setup, config.chat, endpoint, parts, progress, seed=config.run.seed)
 
 
 def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:

@@ -17,7 +17,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_leve
 from reflectkit.errors import ConfigError
 from reflectkit.models.hub import TINY
 from reflectkit.registry import code_files
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
 from reflectkit.train.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
 from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig

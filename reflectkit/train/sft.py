@@ -21,7 +21,7 @@ from reflectkit.jsonl import disk_full
 from reflectkit.models.hub import TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
 from reflectkit.runs.checksums import CHECKSUMS, verify
-from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.run import checkpoints
 from reflectkit.text import pluralize
 from reflectkit.train.trackers import Log, tracking
 from reflectkit.types import AGENT_MARKER

@@ -14,7 +14,7 @@ from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
-from reflectkit.runs.folders import RunConfig
+from reflectkit.runs.run import RunConfig
 from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig
 
 

@@ -31,7 +31,7 @@ from reflectkit.models.load import all_finite
 from reflectkit.models.prefixes import shared_length
 from reflectkit.models.scoring import attends_to_all, takes_positions, trunk_of, unwrapped
 from reflectkit.runs.checksums import seal
-from reflectkit.runs.folders import checkpoints
+from reflectkit.runs.run import checkpoints
 from reflectkit.train.trackers import Log
 
 Encoded = Mapping[str, Sequence[int]]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.bench import CpuClock, play_round
-from reflectkit.console import Quiet
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.support.env import Support
 
 BURN = """
 import time
@@ -45,9 +42,3 @@ def test_waiting_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.process_time", lambda: next(cpu))
     rate, resets = play_round(Corridor(), Corridor.taskset.tasks("long")[-1:], 2, 0)
     assert (rate, resets) == (pytest.approx(1.0), [0.25])  # two steps in two seconds
-
-
-def test_an_environment_with_a_generator_is_measured_on_generated_problems() -> None:
-    tasks, settings = Support.taskset.benchmark(Path(), 1, 3, Quiet())
-    assert len({task.id for task in tasks}) == len(tasks) > 1
-    assert play_round(Support(horizon=20, **settings), tasks, 30, 0)[0] > 0

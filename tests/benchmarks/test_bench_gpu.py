@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench, gpu
+from benchmarks import gpu
 from benchmarks.gpu import Bench, Part, Row
-from benchmarks.gpu_parts import _communication_error
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json
@@ -87,15 +86,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_some_parts_after_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use([quick("setup", 1), quick("one", 2), quick("two", 3)], monkeypatch)
-    report = bench.run(
-        bench.BenchConfig.from_flat(what="gpu", device="cpu", fast=True, only=("two",), results_dir=tmp_path), Quiet()
-    )
-    assert report.code == 0
-    assert [row[:2] for row in report.tables[0].rows] == [("setup", "1"), ("two", "3")]
-
-
 class Stops(Quiet):
     """Ctrl-C after the second part."""
 
@@ -140,17 +130,3 @@ def test_why_a_part_has_no_figures(
     assert row.note == note
     assert row.cells[1:4] == ("-", "-", "-")
     assert row.cells[5].startswith(f"{status}: ")
-
-
-def test_a_part_that_does_not_end_is_stopped(tmp_path: Path) -> None:
-    row = gpu.perform(Part("part", f"{HERE}:endless"), place(tmp_path), 0.5)
-    assert (row.status, row.note) == ("failed", "stopped after 0.5 s")
-
-
-def test_processes_that_cannot_share_a_gpu_are_a_reason_and_other_errors_are_not() -> None:
-    said = "[Gloo] Rank 0 is connected to 1 peer ranks\n  raise it\ntorch.distributed.DistBackendError: Duplicate GPU\n"
-    assert isinstance(_communication_error(said, 2), gpu.NotPossibleError)
-    assert not isinstance(_communication_error(said, 1), gpu.NotPossibleError)
-    other = _communication_error(f"{said.splitlines()[0]}\nValueError: 3\nChildFailedError: \n", 2)
-    assert not isinstance(other, gpu.NotPossibleError)
-    assert str(other) == "ValueError: 3"

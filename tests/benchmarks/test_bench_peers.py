@@ -10,13 +10,13 @@ import torch
 
 from reflectkit.env import Env
 from reflectkit.envs.taxi import Taxi
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import load_player
 from reflectkit.rollouts.episode import Episode
+from reflectkit.rollouts.wrappers import Horizon
 
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 
-from benchmarks import decoding, shares
+from benchmarks import decoding
 from benchmarks.common import HEAD, Ours, Rounds, row
 from benchmarks.trl_peer import Theirs, measure
 
@@ -76,31 +76,6 @@ def test_both_sides_write_the_same_texts(checkpoints: dict[str, Path]) -> None:
     assert partings.wrong
     assert not partings.near
     assert len(rounds.ours["rollout"]) == 1
-
-
-def test_a_near_tie_is_none_of_the_texts_that_differ(checkpoints: dict[str, Path]) -> None:
-    theirs, ours = (load_player(checkpoints["reflection"], "reflection", device="cpu") for _ in range(2))
-    prompt = [5, 6, 7, 8, 9]
-    ((likeliest,),) = decoding.our_texts(ours, [prompt], 1)
-    with torch.no_grad():
-        for player, share in ((ours, 1 - 1e-6), (theirs, 1 + 1e-6)):
-            table = player.model.get_input_embeddings().weight  # which is the head's too
-            table[likeliest + 1] = share * table[likeliest]
-    _, partings = decoding.measure(theirs, ours, [prompt], 1, 1)
-    assert partings == decoding.Partings(near={0})
-
-
-def test_the_shares_of_an_update_add_up(sides: Callable[[], tuple[Ours, Theirs]]) -> None:
-    ours, _ = sides()
-    ours.agent.reflector = None
-    played = ours.play([Episode(task, 7 + number) for number, task in enumerate(Taxi.taskset.tasks("full")[:300:100])])
-    step = ours.learner.optimizer.step
-    parts, seconds = shares.shares(ours, played)
-    assert list(parts) == list(shares.SHARES)
-    assert sum(parts.values()) == pytest.approx(1)
-    assert all(share > 0 for share in parts.values())
-    assert seconds > 0
-    assert ours.learner.optimizer.step == step
 
 
 def test_the_ratio_is_of_their_time_to_ours() -> None:

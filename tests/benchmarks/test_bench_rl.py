@@ -4,16 +4,12 @@ bare passes.
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import rl as bench_rl
 from reflectkit.console import Quiet
 from reflectkit.env import StepResult
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.tokens import label_ids
-from reflectkit.prompts import LABELS
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Message, Observation, Task
 
 
@@ -58,25 +54,6 @@ def test_choices_are_counted_once_per_prompt_on_both_sides_and_long_prompts_get_
     assert figures["rollout_tokens_per_episode"] == figures["bare_forward_tokens_per_episode"] > 0
 
 
-def test_long_episodes_make_rounds_of_few_and_leave_the_large_model_out() -> None:
-    """40,000 tokens for the small model and 6,000 for the large one: of 170 tokens each, 235 and 35 episodes; of 1,000,
-    40 and 6; of 15,000, two and none.
-    """
-    assert [bench_rl.fitting(size, 170) for size in bench_rl.SIZES] == [128, 35]
-    assert [bench_rl.fitting(size, 1_000) for size in bench_rl.SIZES] == [40, 6]
-    assert [bench_rl.fitting(size, 15_000) for size in bench_rl.SIZES] == [2, 0]
-    tasks = Corridor.taskset.tasks(Corridor.levels[-1])
-    short, long = (
-        bench_rl.tokens_of_an_episode(tasks, lambda most=most: Horizon(Corridor(), most), 0) for most in (1, 4)
-    )
-    assert 3 * short < long <= 4.5 * short
-
-
-def test_its_models_have_a_label_for_every_choice_that_an_env_may_come_to_offer() -> None:
-    player = bench_rl.player("tiny", [Task("abba", "echo", "all", "abba", {"word": "abba"})], Echo, 0)
-    assert len(label_ids(player.tokenizer, len(LABELS))) == len(LABELS)
-
-
 def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(policy: LoadedModel) -> None:
     shapes: list[tuple[int, ...]] = []
     hook = policy.model.transformer.register_forward_hook(lambda _, __, output: shapes.append(output[0].shape[:2]))
@@ -89,12 +66,3 @@ def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(
         assert len(shapes) == 4
     finally:
         hook.remove()
-
-
-def test_the_ratio_is_of_the_floors_time_to_that_of_decoding(
-    policy: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter([0, 1, 1, 2, 10, 14, 14, 16, 20, 22, 22, 28, 30, 31, 31, 32])
-    monkeypatch.setattr("time.perf_counter", lambda: next(times))
-    # warm-up; then 2 / 4, 6 / 2 and 1 / 1: the median of the three is 1
-    assert bench_rl.decoding_ratio(policy, [[5, 6]], [2], rounds=3) == 1.0

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from benchmarks import sft as bench_sft
-from benchmarks.sft import Measured
-from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
-from reflectkit.jsonl import read_json
 from reflectkit.train import sft as sft_training
 from tests.sft_runs import config, write_rows
 
@@ -65,51 +62,3 @@ def test_tokens_padding_and_trained_tokens_are_counted(settings: sft.SFTConfig) 
         assert one.floor > 0
     # nine rows in batches of four, each epoch's last batch of one row: steps 3 to 6 have 1 + 4 and 4 + 1 rows
     assert sum(one.trained for one in rounds) == 10  # a label each
-
-
-def test_the_ratio_is_of_the_floors_time_to_that_of_the_steps() -> None:
-    rounds = [
-        Measured(4.0, 0.4, 2.0, 80, 100, 8),
-        Measured(2.0, 0.1, 1.8, 80, 90, 8),
-        Measured(5.0, 0.5, 4.0, 80, 95, 8),
-    ]
-    values = bench_sft.figures(rounds)
-    # 2 / 4, 1.8 / 2 and 4 / 5; tokens a second 20, 40, 16 and 40, 44.4, 20; the optimizer a tenth, a twentieth, a tenth
-    assert (values["lowest_ratio"], values["sft_to_bare_forward_backward"], values["highest_ratio"]) == (0.5, 0.8, 0.9)
-    assert values["sft_tokens_per_cpu_second"] == 20
-    assert values["floor_tokens_per_cpu_second"] == 40
-    assert values["optimizer_share"] == pytest.approx(0.1)
-    assert (values["tokens"], values["padded_tokens"], values["trained_tokens"]) == (240, 285, 24)
-
-
-def test_waiting_does_not_count(settings: sft.SFTConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    wall = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(wall)))
-    with Quiet().bar("sft", 6) as bar:
-        assert all(one.sft < 1000 and one.floor < 1000 for one in bench_sft.measure(settings, 1, bar))
-
-
-@pytest.mark.parametrize("with_file", [False, True])
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_file: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = ["--task-file", str(write_rows(tmp_path)), "--role", "plain"] if with_file else []
-    arguments = [
-        "benchmarks.bench",
-        "sft",
-        "--model",
-        "tiny",
-        "--rounds",
-        "2",
-        "--steps",
-        "1",
-        "--batch-size",
-        "2",
-        *rows,
-    ]
-    assert main(arguments) == 0
-    assert "time of the floor / of sft" in capsys.readouterr().out
-    figures = read_json(next((tmp_path / "results").glob("*/report.json")))["figures"]
-    assert figures["tiny_padded_tokens"] >= figures["tiny_tokens"] > 0
-    assert 0 < figures["tiny_lowest_ratio"] <= figures["tiny_highest_ratio"]

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import Budget, Prices, prices_of
 from reflectkit.chat.client import ChatClient, Request, open_client
-from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
+from reflectkit.chat.endpoints import ApiError, Budget, Endpoint, NoAccessError, Prices, parse_endpoint
 from reflectkit.chat.journal import open_journal
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync
@@ -66,10 +65,8 @@ BOMB = gzip.compress(gzip.compress(bytes(2**20)))
         ("status", 500, QUICK | {"Content-Type": "application/json; charset=rot13"}, {"message": "oops"}),
         ("cut", b'{"choices": ['),
         ("drip",),
-        ("bytes", b"no HTTP at all\r\n\r\n"),
         ("sent", 503, QUICK | {"Content-Encoding": "gzip, gzip"}, BOMB),
         ("endless", 500, QUICK),
-        ("whole", 200, QUICK, {"error": {"message": "model is loading", "code": 503}}),
         ("whole", 200, QUICK, {"choices": [{"message": {"content": "half an"}, "error": {"message": "lost"}}]}),
     ],
     ids=lambda fault: f"{fault[0]} {fault[1]}"[:20] if len(fault) > 1 else fault[0],
@@ -177,11 +174,8 @@ def test_a_malformed_answer_costs_one_try_and_is_paid_once(server: Server, tmp_p
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        *[("raw", body) for body in (b"<html>busy</html>", b"[" * 100_000, b"", b"\xff\xfe", b"1" * 9999)],
-        ("endless", 200, {}),
-    ],
-    ids=["html", "nested", "nothing", "not text", "digits", "endless"],
+    [*[("raw", body) for body in (b"<html>busy</html>", b"[" * 100_000, b"\xff\xfe")], ("endless", 200, {})],
+    ids=["html", "nested", "not text", "endless"],
 )
 def test_a_body_that_is_no_answer_costs_one_try_and_what_it_may_have_cost(
     server: Server, tmp_path: Path, fault: Any
@@ -197,10 +191,7 @@ def test_a_body_that_is_no_answer_costs_one_try_and_what_it_may_have_cost(
     assert client.budget.paid == pytest.approx(PRICES.cost(read, client.completion_tokens))
 
 
-@pytest.mark.parametrize(
-    ("count", "written"),
-    [("20.0", 20), *[(count, 1) for count in ("NaN", "-5", "1e300", '"20"', "true")]],
-)
+@pytest.mark.parametrize(("count", "written"), [("20.0", 20), *[(count, 1) for count in ("NaN", "-5", '"20"')]])
 def test_a_bill_that_cannot_be_is_counted_by_the_text(server: Server, tmp_path: Path, count: str, written: int) -> None:
     """One token of text, where the bill names no possible number."""
     body = json.dumps({"choices": [CHOICE], "usage": BILL | {"completion_tokens": "?"}}).replace('"?"', count).encode()
@@ -217,20 +208,6 @@ def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None
     assert client.budget.paid == pytest.approx(3 * CALL_USD)
     _, client = ask(server, tmp_path, requests())
     assert client.budget.paid == pytest.approx(3 * CALL_USD)
-
-
-def test_a_rerun_costs_nothing_rejections_included(server: Server, tmp_path: Path) -> None:
-    server.faults = [("json", completion(""))] * 3
-    first, _ = ask(server, tmp_path, requests(5), concurrency=1)
-    made = len(server.requests)
-    second, client = ask(server, tmp_path, requests(5))
-    assert second == first
-    assert first[0].rejected.explained == "an empty answer"
-    assert second[0].rejected.explained.endswith(
-        f"(kept in {tmp_path / 'journal.jsonl'}; delete that file to ask again)"
-    )
-    assert len(server.requests) == made
-    assert (client.calls, client.replayed) == (0, made)
 
 
 def test_a_killed_journal_keeps_its_whole_lines(server: Server, tmp_path: Path) -> None:
@@ -279,17 +256,6 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
     assert all(outcome.value for outcome in outcomes)
 
 
-def test_calls_wait_for_the_reservations_of_those_in_flight(server: Server, tmp_path: Path) -> None:
-    """A call reserves about 1e-3 dollars and is billed 0.14e-3, so 8 at once would reserve more than the 20
-    calls cost.
-    """
-    wanted = [Request(f"item{i}", (Message("user", f"item{i}"),), 500) for i in range(20)]
-    outcomes, client = ask(server, tmp_path, wanted, budget=Budget(20 * CALL_USD + 1e-3), concurrency=8)
-    assert not client.stopped
-    assert all(outcome.value for outcome in outcomes)
-    assert client.cost_usd == pytest.approx(20 * CALL_USD)
-
-
 def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
     budget = Budget(10 * CALL_USD)
     wanted = [Request(f"item{i}", (Message("user", f"item{i}"),), 100) for i in range(20)]
@@ -302,15 +268,6 @@ def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
     assert first.stopped
     assert second.stopped
     assert 8 <= server.answered <= 10
-
-
-def test_bills_higher_than_reckoned_raise_what_is_reserved(server: Server, tmp_path: Path) -> None:
-    """Billed 140e-6 dollars where 108e-6 were reckoned: the first call shows it, and the eleventh would pass the
-    budget.
-    """
-    _, client = ask(server, tmp_path, requests(40), budget=Budget(10.9 * CALL_USD), concurrency=1)
-    assert len(server.requests) == 10
-    assert client.budget.paid <= 10.9 * CALL_USD
 
 
 def test_thinking_models_get_room_and_no_temperature(
@@ -382,29 +339,6 @@ def test_a_server_that_went_down_ends_all_that_are_under_way(server: Server, tmp
         assert len(journal.answers) == server.answered, "what was paid for is kept"
 
 
-def test_a_first_request_without_an_answer_waits_for_what_becomes_of_the_others(server: Server, tmp_path: Path) -> None:
-    server.faults = list(DOWN)
-    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=1) as client:
-        first, second = together(*(client.ask(request, str) for request in requests(2)))
-        assert "keeps answering 500" in first.rejected.reason
-        assert second.value == "echo item1"
-
-
-def test_event_loops_may_ask_in_turn(server: Server, tmp_path: Path) -> None:
-    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=2) as client:
-
-        def answers(prefix: str) -> list[str | None]:
-            return [outcome.value for outcome in run_sync(client.ask_all(requests(5, prefix), lambda _, text: text))]
-
-        async def inside() -> list[str | None]:
-            return answers("loop")
-
-        assert asyncio.run(inside()) == [f"echo loop{i}" for i in range(5)]
-        for prefix in "ab":
-            assert answers(prefix) == [f"echo {prefix}{i}" for i in range(5)]
-        assert client.calls == 15
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
 def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
     def interrupt(*_: Any) -> None:
@@ -437,7 +371,6 @@ def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server
     [
         (("status", 401, {}, {"message": f"Incorrect API key provided: {KEY}"}), "OPENAI_API_KEY"),
         (("json", {"error": {"message": f"no credits for {KEY}", "code": 402}}), "asks for payment"),
-        (("status", 402, {}, {"message": f"no credits for {KEY}"}), "asks for payment: no credits for .*; add credit"),
         (("status", 400, {}, {"message": f"bad parameter, {KEY}"}), "refuses every request: bad parameter"),
         (("status", 301, {"Location": "https://x"}, {}), "redirects to another address; give that as --base-url"),
     ],
@@ -522,11 +455,7 @@ KEYS = {"OPENAI_API_KEY": KEY, "AZURE_OPENAI_API_KEY": KEY}
     ("endpoint", "environment", "said"),
     [
         (OPENAI, {}, "OPENAI_API_KEY"),
-        (AZURE, {}, "AZURE_OPENAI_API_KEY"),
-        (OPENAI, KEYS | {"OPENAI_ORG_ID": "a\nb"}, "OPENAI_ORG_ID"),
         (OPENAI, KEYS | {"HTTP_PROXY": f"http://user:{KEY}@[::1"}, "HTTP_PROXY"),
-        (OPENAI, KEYS | {"SSL_CERT_FILE": "/nowhere.pem"}, "SSL_CERT_FILE"),
-        (AZURE, KEYS, "AZURE_OPENAI_ENDPOINT"),
         (AZURE, KEYS | {"AZURE_OPENAI_ENDPOINT": f"https://u:{KEY}@x.openai.azure.com"}, "AZURE_OPENAI_ENDPOINT"),
         (LOCAL, {}, r"nothing listens at http://127.0.0.1:9/v1 .*start the server"),
     ],
@@ -563,8 +492,8 @@ def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: p
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        *[(text, None) for text in ("gpt-4o", "openai:", "claude:x")],
-        *[("local:m", url) for url in ("localhost:1234", "http://x:99999/v1", f"http://u:{KEY}@x/v1")],
+        *[(text, None) for text in ("gpt-4o",)],
+        *[("local:m", url) for url in ("http://x:99999/v1", f"http://u:{KEY}@x/v1")],
         ("local:m", f"http://x/v1?key={KEY}"),
     ],
 )
@@ -572,14 +501,3 @@ def test_unknown_teachers_and_bad_addresses_are_refused_without_a_key(text: str,
     with pytest.raises(ConfigError, match="--base-url" if url else "--teacher") as caught:
         parse_endpoint(text, url)
     assert KEY not in str(caught.value)
-
-
-def test_prices_are_those_of_the_model_and_its_date_or_given() -> None:
-    for model, read, written in (("gpt-4o", 2.5, 10.0), ("gpt-4o-2024-05-13", 5.0, 15.0)):
-        assert prices_of("openai", model, None, None) == prices_of("azure", model, None, None) == Prices(read, written)
-    for model in ("brand-new", "whisper-1"):
-        assert not prices_of("openai", model, None, None).known
-        assert prices_of("openai", model, 1.0, 2.0) == Prices(1.0, 2.0)
-        assert prices_of("local", model, None, None) == Prices(0.0, 0.0)
-    with pytest.raises(ConfigError, match="go together"):
-        prices_of("openai", "gpt-4o", 1.0, None)

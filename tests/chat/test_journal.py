@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.chat.budget import Prices
 from reflectkit.chat.client import Request, open_client
-from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.endpoints import Endpoint, Prices
 from reflectkit.chat.journal import Answer, open_journal
 from reflectkit.eventloop import run_sync
 from reflectkit.types import Message

@@ -15,8 +15,6 @@ import pytest
 
 import reflectkit
 from reflectkit.cli.main import main
-from reflectkit.commands import STAGES, config_class
-from reflectkit.config import leaves
 
 PACKAGE = Path(reflectkit.__file__).parent
 RUN = (sys.executable, "-m", "reflectkit")
@@ -42,40 +40,10 @@ def test_help_imports_no_stage() -> None:
     own = {name for name in loaded if name.startswith("reflectkit.")}
     assert own <= {
         *("reflectkit.version", "reflectkit.text", "reflectkit.errors", "reflectkit.commands"),
-        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app", "reflectkit.cli.explain"),
+        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app"),
     }
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
-
-
-def test_every_command_has_help_with_an_example(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in STAGES:
-        assert main([name, "--help"]) == 0
-        told = capsys.readouterr().out
-        assert f"$ reflectkit {name}" in told
-        shown = {line.split()[1] for line in told.splitlines() if line.startswith("│ --")}
-        assert {leaf.shown for leaf in leaves(config_class(name)) if not leaf.is_argument} <= shown  # none is cut off
-
-
-def test_help_of_a_recipe_tells_its_ablations_and_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("""
-description: one arm
-steps: [{name: bars, stage: evaluate, env: taxi, policy: ["A=oracle"]}]
-ablations: {some: {of: A, arm: B, description: "with [bold] words"}, other: {of: A, arm: C}}
-parameters: {tries: {help: How many., sets: [bars.eval_reps]}}
-""")
-    assert main(["run", "--fast", "--seeds", "2", "mine.yaml", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "some: with [bold] words" in told
-    assert "  other" in told
-    assert "--tries" in told
-    assert "How many. Default: 1." in told
 
 
 def test_only_one_place_prints() -> None:
@@ -91,7 +59,7 @@ def test_only_one_place_prints() -> None:
                 "echo",
             ):
                 printing.add(path.relative_to(PACKAGE).as_posix())
-    assert printing == {"cli/main.py", "cli/pages.py", "cli/explain.py"}
+    assert printing == {"cli/main.py", "cli/pages.py", "cli/app.py"}
 
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec\nreflectkit: done"
@@ -126,20 +94,11 @@ def test_neither_an_error_nor_a_traceback_shows_a_key(
     assert key[:8] not in told.out + told.err
 
 
-@pytest.mark.parametrize("arguments", [["sft", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["sft", "--help"]])
 def test_a_closed_pipe_ends_it_quietly(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     done = started(*arguments, capture_output=False, stdout=write, stderr=subprocess.PIPE)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_a_stage_whose_output_nobody_reads_ends_quietly(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    flags = ["--env", "corridor", "--policy", "oracle", "--auto"]
-    done = started("play", *flags, cwd=tmp_path, capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -170,13 +129,6 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
     assert (tmp_path / "results/1_play/report.json").is_file()
 
 
-def test_a_person_needs_standard_input(tmp_path: Path) -> None:
-    done = started("play", "--env", "corridor", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.decode().count("\n") == 1
-    assert b"--policy oracle --auto" in done.stderr
-
-
 def test_a_working_directory_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,16 +142,6 @@ def test_a_working_directory_that_is_gone(
         assert "the working directory no longer exists" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no limit on the size of files")
-def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    command = [*RUN, "play", "--env", "corridor", "--policy", "oracle", "--auto"]
-    limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command]
-    done = subprocess.run(limited, env=os.environ | ROOT, cwd=tmp_path, capture_output=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.decode().count("\n") == 1
-    assert b"ulimit -f" in done.stderr
-
-
 @pytest.mark.parametrize("statement", ["raise BrokenPipeError(32, 'gone')", "raise SystemExit(0)"])
 def test_an_environment_cannot_end_the_command_without_a_word(
     statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -211,17 +153,6 @@ def test_an_environment_cannot_end_the_command_without_a_word(
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["play", "--env", f"{name}:Leaving", "--policy", "oracle", "--auto"]) == 2
     assert f"{name}.py, line 5" in capsys.readouterr().err
-
-
-def test_metadata_of_a_package_that_is_not_text(tmp_path: Path) -> None:
-    """Libraries read that of all packages."""
-    (tmp_path / "a-1.0.dist-info").mkdir()
-    (tmp_path / "a-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff")
-    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(PACKAGE.parent)))}
-    path["PYDANTIC_DISABLE_PLUGINS"] = ""
-    done = started("play", "--env", "taxi", "--policy", "oracle", "--auto", env=path, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
-    assert b"a-1.0.dist-info: its entry_points.txt is not UTF-8" in done.stderr
 
 
 PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
@@ -243,7 +174,7 @@ TOLD = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise ImportError('h
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals on this system")
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143)])
 def test_a_cluster_or_a_closed_terminal_stops_it_as_ctrl_c_does(name: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text(TOLD.format(name))
     env = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}

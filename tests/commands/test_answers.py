@@ -72,15 +72,7 @@ def test_a_checkpoint_answers_as_it_was_trained(
     problems = ["--task-file", str(taxi_data / "test.json")]
     assert main(["evaluate", *common, *problems, "--policy", f"ours={checkpoint}"]) == 0
     assert main(["play", *common, "--policy", f"ours={checkpoint}", "--auto"]) == 0
-    train = [
-        "rlft",
-        *common,
-        "--task-file",
-        str(taxi_data / "train.json"),
-        "--policy",
-        str(checkpoint),
-        "--max-steps",
-    ]
+    train = ["rlft", *common, "--task-file", str(taxi_data / "train.json"), "--policy", str(checkpoint), "--max-steps"]
     assert main([*train, "2", "--episodes", "8", "--name", "trained", "--answer", "text"]) == 0
     trained = Path("results/trained/checkpoint-2")
     assert model_facts(trained)["answer"] == "text"
@@ -96,11 +88,6 @@ def test_a_checkpoint_answers_as_it_was_trained(
         decision = agent._running().result(agent._agent.decide(*agent._request("a map", CHOICES)))
     assert decision.token_ids == text_ids(tokenizer, CHOICES)[decision.action]
     assert decision.prompt_ids == tuple(prompt_ids(tokenizer, "a map\nActions:\n " + "\n ".join(CHOICES) + "\nAction:"))
-
-
-def _last(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(command) == 2
-    return capsys.readouterr().err.splitlines()[-1].removeprefix("reflectkit: ")
 
 
 def test_a_model_without_sft_answers_as_it_is_told_and_rl_records_it(

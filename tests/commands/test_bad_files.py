@@ -27,12 +27,9 @@ TASK = b'{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"sta
     ("content", "message"),
     [
         (b"[]", "empty"),
-        (b"{}", "expected a JSON list"),
         (b"[" + TASK.replace(b', "data": {"state": 1}', b"") + b"]", "record 0: field 'data'"),
-        (b"[" + TASK.replace(b"taxi", b"corridor") + b"]", "belongs to env 'corridor'"),
         (shown({"state": 1}, "fly"), "does not offer 'fly'"),
         (shown({"state": 900}, "north"), "data.state"),
-        (b"[" + TASK + b"]", "no record has a demonstration"),
     ],
 )
 def test_bad_records_are_one_line_and_nothing_is_overwritten(
@@ -50,7 +47,6 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
     ("content", "message"),
     [
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
-        (b'{"prompt": "p", "completion": " 0"}\n{"prompt": "p"', ":2: not JSON"),
         (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),
         (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the row has"),
     ],
@@ -94,23 +90,6 @@ def test_unusable_models_are_one_line(
     (broken / "config.json").unlink()
     assert "is not a model folder" in evaluate(str(broken))
     assert "no such" in evaluate("nowhere/at/all")
-
-
-def test_a_checkpoint_of_another_shape_is_refused(
-    checkpoints: dict[str, Path],
-    taxi_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    other = tmp_path / "other"
-    shutil.copytree(checkpoints["policy"], other)
-    settings = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(settings | {"n_layer": 6}))
-    assert "the weights lack" in error_of(
-        ["evaluate", "--env", "taxi", "--task-file", str(taxi_data / "test.json"), "--policy", f"x={other}"], capsys
-    )
 
 
 def test_a_lone_surrogate_is_a_data_error(

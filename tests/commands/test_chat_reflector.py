@@ -92,19 +92,6 @@ def test_rlft_that_stops_in_the_middle_resumes_and_asks_nothing_twice(
     assert hashes(run / "checkpoint-3") == before
 
 
-def test_rlft_estimates_without_asking(
-    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """3 updates of 8 episodes of 10 steps, at most three times."""
-    assert main(rlft(corridor_folder, server, "--horizon", "10", "--dry-run", *PRICES)) == 0
-    assert " 240 " in capsys.readouterr().out
-    assert main(evaluate(corridor_folder, server, "--dry-run", *PRICES)) == 0
-    policy = ["--policy", f"A={corridor_folder / 'policy'}+local:m", "--base-url", server.url]
-    assert main(["play", *files(corridor_folder), *policy, "--auto", "--dry-run", *PRICES]) == 0
-    assert not server.requests
-    assert not list(Path().glob("results/*rlft*"))
-
-
 def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path, server: Server) -> None:
     refused: dict[str, Any] = {"choices": [{"message": {"content": "", "refusal": "No."}, "finish_reason": "stop"}]}
     server.faults += [("json", refused)] * 3

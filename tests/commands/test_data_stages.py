@@ -12,9 +12,6 @@ import torch
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.cli.main import main
-from reflectkit.commands import config_class, gen_sft, gen_trajectory, split
-from reflectkit.console import Quiet
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
 from reflectkit.jsonl import read_jsonl
@@ -40,18 +37,6 @@ def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> No
     ]
     assert [len(part) for part in parts] == [210, 60, 30]
     assert len(set.union(*parts)) == 300
-
-
-def test_a_split_takes_other_ratios(taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = tmp_path / "taxi" / "data_reflection_negative.json"
-    records.parent.mkdir()
-    shutil.copy(taxi_data / records.name, records)
-    arguments = ["split", "--env", "taxi", "--data-dir", str(tmp_path), "--results-dir", str(tmp_path / "results")]
-    assert main([*arguments, "--ratio", "1:1:1"]) == 0
-    parts = [len(read_records(records.with_name(f"{name}.json"), "taxi")) for name in ("train", "validate", "test")]
-    assert parts == [100, 100, 100]
-    for ratio in ("7:2", "7:2:0", "a:b:c"):
-        assert "--ratio" in error_of([*arguments, "--ratio", ratio], capsys)
 
 
 def test_a_split_of_too_few_problems_keeps_the_files_that_have_some(
@@ -141,11 +126,3 @@ def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_co
     assert lines["sft.jsonl"] == lines["sft_policy.jsonl"] == len(notes) - notes.count("mistake")
     assert lines["sft_reflection.jsonl"] == len(notes)
     assert lines["sft_policy_positive.jsonl"] == lines["sft_reflection_positive.jsonl"] == notes.count("positive")
-
-
-def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) -> None:
-    folders = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
-    shared = {"env": "reflectkit.envs.corridor:Corridor", **folders}
-    for name, stage in (("gen-trajectory", gen_trajectory), ("split", split), ("gen-sft", gen_sft)):
-        stage.run(config_class(name).from_flat(**shared), Quiet())
-    assert len((tmp_path / "data" / "corridor" / "sft.jsonl").read_text().splitlines()) > 5

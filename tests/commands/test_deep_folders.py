@@ -14,8 +14,7 @@ import pytest
 
 from reflectkit.commands import filter_repo, gen_task, view
 from reflectkit.console import Quiet
-from reflectkit.files import visible_files
-from reflectkit.runs.identity import digest
+from reflectkit.runs.run import digest
 
 # folders inside each other: more than the calls that Python is allowed here, and longer paths than the system takes
 DEEP = 420
@@ -51,21 +50,6 @@ def test_a_deep_folder_stops_neither_filter_repo_nor_gen_task(repos: Path, tmp_p
     assert asked.figures["files"] == 3
     (repos / "second" / "episodes.jsonl").touch()
     assert view.episode_files([repos]) == [repos / "second" / "episodes.jsonl"]
-
-
-def test_files_come_in_order_without_hidden_ones_and_links(tmp_path: Path) -> None:
-    for name in ("b/2.txt", "b/1.txt", "a/3.txt", "0.txt", ".hidden/4.txt", "a/.5.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "link.txt").symlink_to(tmp_path / "0.txt")
-    (tmp_path / "loop").symlink_to(tmp_path)
-    assert [str(path.relative_to(tmp_path)) for path in visible_files(tmp_path)] == [
-        "0.txt",
-        "a/3.txt",
-        "b/1.txt",
-        "b/2.txt",
-    ]
-    assert list(visible_files(tmp_path / "none")) == []
 
 
 def test_what_may_not_be_read_does_not_stop_the_others(tmp_path: Path) -> None:

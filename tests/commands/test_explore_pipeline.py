@@ -58,26 +58,6 @@ def data(repos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("explore"), repos)
 
 
-def test_records_have_the_originals_fields(data: Path) -> None:
-    questions = read_json(data / "tasks_filtered" / "data.json")
-    assert len(questions) > 100
-    for record in questions:
-        assert list(record) == ["question", "answer", "optimal_path", "filename", "root", "n_level", "model"]
-        assert (
-            record["n_level"]
-            == record["filename"].count("/")
-            == sum(c.startswith("cd ") for c in record["optimal_path"])
-        )
-        assert record["optimal_path"][-2:] == [f"{verb} {Path(record['filename']).name}" for verb in ("cat", "id")]
-        assert (data / "repos_filtered" / record["root"] / record["filename"]).is_file()
-        assert record["answer"]
-    for record in read_json(data / "tasks_filtered" / "data_reflection_negative.json"):
-        for item in record["trajectories"]:
-            assert item["filename"] == record["filename"]
-            assert item["info"].rstrip("0123456789") in ("positive", "negative")
-            assert {"reflection", "cmd"} <= item["trajectory"][0].keys()
-
-
 class Recorder:
     """Plays a demonstration and keeps the prompts that the players would read on the way."""
 
@@ -248,51 +228,6 @@ def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.
     assert main(["split", "--env", "auto_explore", "--by", "group"]) == 2
     assert main(["split", "--env", "taxi", "--by", "repo"]) == 2
     assert "--by repo is not for env 'taxi'" in capsys.readouterr().err
-
-
-GOOD = {"question": "x", "filename": "README.md", "root": "library"}
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (GOOD | {"question": 3}, "record 0: field 'question'"),
-        ({"question": "x", "filename": "README.md"}, "field 'root'"),
-        (7, "record 0: expected a JSON object"),
-        (GOOD | {"trajectories": [{"info": 1}]}, "field 'trajectories'"),
-    ],
-)
-def test_bad_question_files_are_one_line_with_record_and_field(
-    old: Path, capsys: pytest.CaptureFixture[str], record: object, message: str
-) -> None:
-    os.chdir(old)
-    path = old / "bad.json"
-    path.write_text(json.dumps([record]))
-    assert main(["filter-task", "--task-file", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (old / "data" / ENV / "tasks_filtered" / "data.json").exists()
-
-
-@pytest.mark.parametrize("arguments", [
-    ["filter-repo", "--repo-dir", "nowhere"],
-    ["filter-repo", "--repo-dir", "file.txt"],
-    ["filter-repo", "--repo-dir", "empty"],
-    ["filter-repo", "--env", "taxi"],
-    ["gen-task"],
-    ["gen-task", "--env", "taxi"],
-    ["filter-task"],
-    ["gen-trajectory", "--env", "auto_explore"],
-])  # fmt: skip
-def test_bad_use_is_one_line_and_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    os.chdir(tmp_path)
-    (tmp_path / "file.txt").write_text("x")
-    (tmp_path / "empty").mkdir()
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -> None:

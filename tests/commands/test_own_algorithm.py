@@ -88,7 +88,6 @@ from reflectkit import Config
 from reflectkit.train.algorithms import ALGORITHMS, Algorithm, CriticSettings
 REINFORCE = ALGORITHMS["reinforce"]
 PPO = ALGORITHMS["ppo"].settings()
-NUMBER = 3
 
 class Taken(Config):
     seed: int = 1
@@ -108,11 +107,8 @@ def raises(rollouts, settings):
 TAKEN = replace(REINFORCE, settings=Taken)
 PLAIN = replace(REINFORCE, settings=dict)
 SHORTER = advantages(lambda row: row[1:])
-NAN = advantages(lambda row: [float("nan")] * len(row))
-NOTHING = replace(REINFORCE, estimate=lambda rollouts, settings: None)
 RAISING = replace(REINFORCE, estimate=raises)
 CONSTANT = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).detach())
-SCALAR = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).sum())
 GROUPS = replace(REINFORCE, compares_groups=lambda settings: True)
 CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].estimate(rollouts, PPO), REINFORCE.loss)
 """
@@ -121,17 +117,12 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NONE", "cannot import algorithm"),
-        ("NUMBER", "is not an Algorithm"),
         ("PLAIN", "settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
         ("TAKEN", "its setting 'seed' is one of the command's already"),
         ("GROUPS", ":GROUPS compares episodes of one problem: --group-size must be at least 2"),
         ("SHORTER", "the algorithm's advantages must be one finite number per decision"),
-        ("NAN", "the algorithm's advantages must be one finite number per decision"),
-        ("NOTHING", "the algorithm's estimate must return Estimates, not NoneType"),
         ("CONSTANT", "the algorithm's loss must be one number per trained token"),
-        ("SCALAR", "the algorithm's loss must be one number per trained token"),
-        ("RAISING", "line 22: ValueError: no luck"),
+        ("RAISING", "ValueError: no luck"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -142,12 +133,3 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_an_algorithm_with_critic_settings_trains_a_critic(ground: Path, module: str) -> None:
-    Path(f"{module}.py").write_text(CODE, encoding="utf-8")
-    assert train(ground, f"{module}:CRITIC", "--critic", "mlp", "--max-steps", "2") == 0
-    settings = read_json(Path("results/own/config.json"))["settings"]
-    assert (settings["critic"], settings["critic_rate"]) == ("mlp", 0.01)
-    rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
-    assert all(row["value_loss"] > 0 for row in rows)

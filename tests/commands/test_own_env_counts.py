@@ -21,7 +21,7 @@ from pathlib import Path
 
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.types import Task
-from reflectkit.envs.base import ChoiceEnv
+from reflectkit.env import ChoiceEnv
 from reflectkit.envs.corridor import Corridor
 
 

@@ -18,7 +18,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.sampling.base import Opening, SampleRequest
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from tests.examples import save_example
 
 
@@ -51,17 +51,6 @@ def test_the_example_learns_and_its_setting_is_a_flag(policy: Path, capsys: pyte
     assert "--epsilon must be less than or equal to 1" in capsys.readouterr().err
     play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2", "--task-file", "train.json"]
     assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
-
-
-def test_an_edit_makes_a_new_run(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path("edited_sampler.py")
-    Path("my_sampler.py").rename(file)
-    command = ["evaluate", "--env", "corridor", "--sampler", "edited_sampler:BACKEND", "--task-file", "train.json",
-               "--policy", f"mine={policy}"]  # fmt: skip
-    assert main(command) == 0
-    file.write_text(file.read_text("utf-8") + "# edited\n", encoding="utf-8")
-    assert main(command) == 0
-    assert "Already finished" not in capsys.readouterr().out
 
 
 def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:

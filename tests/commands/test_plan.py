@@ -47,14 +47,6 @@ def test_sft_plans_without_writing(rows: Path, tmp_path: Path, capsys: pytest.Ca
     assert "Plan of sft, estimated" in capsys.readouterr().out
 
 
-def test_sft_plans_an_adapter_on_a_frozen_base(corridor_folder: Path, rows: Path, tmp_path: Path) -> None:
-    model = {"model": str(corridor_folder / "base"), "max_length": 128, "lora_r": 2}
-    plan = sft.run(config(rows, tmp_path / "results", plan=True, **model), Quiet()).figures
-    assert 0 < plan["trained"] < plan["frozen"] / 10
-    recomputed = sft.run(config(rows, tmp_path / "r", plan=True, gradient_checkpointing=True, **model), Quiet()).figures
-    assert recomputed["activations"] < plan["activations"]
-
-
 def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"results_dir": tmp_path / "results", "plan": True, "kl_coef": 0.1}
     given["reflector"] = corridor_folder / "reflection"

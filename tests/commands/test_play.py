@@ -1,6 +1,4 @@
-"""play at a keyboard that is a string: what may be typed, what is shown and kept, and what cannot steer the
-terminal.
-"""
+"""play at a keyboard that is a string: as the agent, as the user, and what cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +12,23 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.agents.human import choice_of
+from reflectkit.agents.human import PersonUser, choice_of
 from reflectkit.cli.main import main
+from reflectkit.commands.play import verdict_text
+from reflectkit.console import Quiet
+from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.support.env import Support
 from reflectkit.errors import IllegalActionError
-from reflectkit.types import Task
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 
 
 class Keys(io.StringIO):
@@ -102,12 +107,6 @@ def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expect
         choice_of(typed, choices)
 
 
-@pytest.mark.parametrize("typed", ["", "-1", "9" * 5000, "²", "nothing of the kind"])
-def test_what_is_no_choice_is_said(typed: str) -> None:
-    with pytest.raises(IllegalActionError, match="write a number from 0 to 1"):
-        choice_of(typed, ("left", "right"))
-
-
 def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any) -> None:
     good = 'memory_update {"memory_type": "core_memory", "new_content": "x"}'
     code, shown, _ = play("--env", "memory", typed=f"?\no\nmemory_updat {{}}\nnot json\n{good}\n\n")
@@ -118,17 +117,6 @@ def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any)
     assert "The oracle would: " in shown
     (episode,) = episodes()
     assert [turn["said"] for turn in episode["turns"]] == [good]
-
-
-def test_the_oracle_plays_generated_conversations_and_a_baseline_too(play: Any) -> None:
-    assert play("--env", "memory", "--policy", "oracle", "--auto", typed=None)[0] == 0
-    assert episodes()[0]["success"] is True
-    assert play("--env", "memory", "--policy", "rag", "--auto", "--level", "long", typed=None)[0] == 0
-    assert len(episodes(2)[0]["turns"]) == 40
-    assert (
-        play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0
-    )  # nothing to shuffle
-    assert episodes(3)[0]["success"] is True
 
 
 def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
@@ -165,89 +153,6 @@ def test_a_critic_that_was_trained_with_the_policy_tells_its_value(play: Any, po
     _, shown, _ = play("--env", "taxi", "--policy", "ours=learnt", "--auto", "--horizon", "1", typed=None)
     assert "Value: +0.25" in shown
     assert episodes()[0]["turns"][0]["value"] == 0.25
-
-
-def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> None:
-    tasks = []
-    for number, seed in enumerate(("0", "0", "1", "2", "3"), start=1):
-        play("--env", "taxi", "--seed", seed)
-        tasks.append(episodes(number)[0]["task"])
-    assert tasks[0] == tasks[1]
-    assert len(set(tasks)) > 2
-    _, shown, _ = play("--env", "taxi", "--task", "taxi-full-328")
-    assert "task taxi-full-328" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--env", "taxi", "--policy", "oracel"], "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"),
-        (["--env", "taxi", "--policy", "a=nowhere", "--auto"], "nowhere"),
-        (["--env", "taxi", "--policy", "oracle"], "add --auto"),
-        (["--env", "taxi", "--task", "taxi-full-32x"], "did you mean 'taxi-full-32"),
-        (["--env", "taxi", "--teacher", "--reflector", "x"], "leave one out"),
-        (["--env", "taxi", "--reflector", "x", "--policy", "a=b"], "NAME=CHECKPOINT+REFLECTOR"),
-        (["--env", "auto_explore"], "run `reflectkit filter-repo`"),
-        (["--env", "tests.commands.test_play:Rude", "--teacher"], "no oracle teacher"),
-    ],
-)
-def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message: str) -> None:
-    code, _, said = play(*arguments, typed=None)
-    assert code == 2
-    assert said.count("\n") == 1
-    assert message in said
-
-
-def letters_of(text: str) -> str:
-    return "".join(text.split())
-
-
-@pytest.mark.parametrize(("env", "columns"), [("taxi", 20), ("memory", 80)])
-def test_what_is_read_is_wrapped_at_words(
-    env: str, columns: int, play: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nothing is lost, no word is cut that fits, and the lines of a map are as they were."""
-    _, whole, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
-    _, asked, _ = play("--env", env, typed="h\no\nq\n")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    _, shown, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
-    assert letters_of(shown).replace("/3_play", "/1_play") == letters_of(whole)
-    assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("→"))
-    assert {word for word in whole.split() if len(word) <= columns // 2 and "_play" not in word} <= set(shown.split())
-    _, helped, _ = play("--env", env, typed="h\no\nq\n")
-    assert letters_of(helped).replace("/4_play", "/2_play") == letters_of(asked)
-    for line in whole.splitlines():
-        assert len(line) > columns or line in shown.splitlines() or line.startswith("→")
-
-
-def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from reflectkit.cli.display import Screen
-
-    monkeypatch.setenv("COLUMNS", "24")
-    Screen(width=24).read("  10  cat a/long/path and its name\n\n    indented by four, and long\n" + 7 * "漢字")
-    assert capsys.readouterr().out.splitlines() == [
-        "  10  cat a/long/path",
-        "      and its name",
-        "",
-        "    indented by four,",
-        "    and long",
-        6 * "漢字",  # two columns each
-        "漢字",
-    ]
-
-
-def test_the_keys_that_are_named_are_the_keys_that_work(play: Any) -> None:
-    """Capitals too; and who watches is told of what is no key."""
-    _, shown, _ = play("--env", "corridor", typed="H\nO\nQ\n")
-    assert "Keys: h or ?: help; o: what the oracle would do; q: leave\n" in shown
-    assert shown.count("The oracle would: ") == 1
-    assert episodes(1)[0]["reason"] == "the person left"
-    _, shown, _ = play("--env", "tests.commands.test_play:Rude", typed="q\n")
-    assert "Keys: h or ?: help; q: leave\n" in shown
-    _, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\nh\no\nQ\n")
-    assert shown.count("Enter: take it; h: the rules; q: leave > ") == 4
-    assert "'o' is no key." in shown
-    assert len(episodes(3)[0]["turns"]) == 1
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
@@ -322,3 +227,79 @@ def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path)
     assert sum(line.startswith("Your move: ") for line in lines_of(shown)) == 2
     assert b"Reward -0.1" in shown
     assert b"The person left" in shown
+
+
+LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))
+Play = Callable[..., tuple[int, str, str]]
+
+
+class Typed(Quiet):
+    """Answers with the given lines, and keeps what was shown and asked."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.shown = list(lines), list[str]()
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+    def ask(self, question: str) -> str | None:
+        return self.lines.pop(0) if self.lines else None
+
+
+class Acting:
+    """Does the given things in order, the last again and again."""
+
+    def __init__(self, actions: Sequence[str | ToolUse]) -> None:
+        self.actions = actions
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        return Decision(self.actions[min(len(context.turns), len(self.actions) - 1)])
+
+
+def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, PersonUser]:
+    user = PersonUser(keyboard)
+    task = Support.taskset.example("refuse", 4)
+    (trajectory,) = rollout([Episode(task, 0)], lambda: Horizon(Support(user, horizon=9), 9), Acting(actions), width=1)
+    return trajectory, user
+
+
+def test_the_person_reads_words_and_no_calls() -> None:
+    keyboard = Typed("Hello?", "", "i", "It is late.", "e")
+    trajectory, user = talked(
+        keyboard, "<think>A secret.</think>Who are you?", LOOK, "A lamp<|im_end|>,\nor <tool_call>?", "Bye."
+    )
+    assert keyboard.shown[0].startswith("You are ")
+    assert "q: leave" in keyboard.shown[0]
+    assert keyboard.shown[1] == "Agent: Who are you?"
+    assert keyboard.shown[2].startswith("Nothing was said. ")
+    assert keyboard.shown[3].startswith("You are ")
+    assert keyboard.shown[4] == "Agent: A lamp,\nor ?"
+    assert len(keyboard.shown) == 5
+    assert trajectory.status is Status.COMPLETED
+    assert trajectory.final is not None
+    said = [message.content for message in trajectory.final.messages if message.role == "user"]
+    assert said == ["Hello?", "It is late.", "Goodbye."]
+    assert (user.answered, user.left) == (True, False)
+
+
+@pytest.mark.parametrize("lines", [["Hello.", "q"], []])
+def test_leaving_ends_the_episode_without_a_verdict(lines: list[str]) -> None:
+    trajectory, user = talked(Typed(*lines), "Yes?")
+    assert (trajectory.status, trajectory.reason) == (Status.ABORTED, "the person left")
+    assert user.left
+    assert verdict_text(trajectory) == ""
+
+
+AS_USER = ("--env", "support", "--as", "user", "--policy", "random")
+
+
+def test_command(play: Play) -> None:
+    code, shown, _ = play(*AS_USER, typed="Hello.\n" * 30)
+    assert code == 0
+    assert "You are " in shown
+    assert "Reward" not in shown
+    assert "Tool " not in shown
+    assert ": return +0 in " in shown
+    assert "Why: " in shown
+    (line,) = Path("results/1_play/episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["turns"][0]["messages"][-1] == {"role": "user", "content": "Hello."}

@@ -30,49 +30,22 @@ def runs(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monke
     return tmp_path
 
 
-@pytest.mark.slow
-def test_a_run_stands_for_its_newest_checkpoint(runs: Path) -> None:
-    assert newest_checkpoint(Path("results/ours")) == Path("results/ours/checkpoint-10")
-    for other in ("results/ours/checkpoint-9", "results", "nowhere", "a\0b", "gpt2-xl"):
-        assert newest_checkpoint(Path(other)) == Path(other)
-    arguments = ["--env", "taxi", "--policy", "ours=results/ours+results/theirs", "--horizon", "1", "--level", "pickup"]
-    assert main(["evaluate", *arguments]) == 0
-    record = read_json(next(Path("results").glob("*_evaluate")) / "config.json")
-    assert set(record["inputs"]) == {"results/ours/checkpoint-10", "results/theirs/checkpoint-1"}
-    assert main(["play", *arguments, "--auto"]) == 0
-    assert main(["play", "--env", "taxi", "--policy", "random", "--auto", "--reflector", "results/theirs"]) == 0
-
-
 def test_a_model_with_checkpoints_beside_it_is_itself(runs: Path) -> None:
     shutil.copytree("results/ours/checkpoint-9", "model")
     shutil.copytree("results/ours/checkpoint-9", "model/checkpoint-500")
     assert newest_checkpoint(Path("model")) == Path("model")
 
 
-@pytest.mark.parametrize("command", ["evaluate", "play"])
-@pytest.mark.parametrize("policy", ["big=openai-community/gpt2-xl", "big=results/ours+gpt2-xl"])
+@pytest.mark.parametrize("policy", ["big=results/ours+gpt2-xl"])
 def test_a_hub_id_goes_the_way_of_model(
-    command: str, policy: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    policy: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without the hub it is one line that says how to bring the model, before there is a run."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    more = ["--auto"] if command == "play" else []
-    line = error_of([command, "--env", "taxi", "--policy", policy, *more], capsys)
+    line = error_of(["evaluate", "--env", "taxi", "--policy", policy], capsys)
     assert "gpt2-xl is neither a folder nor a downloaded model" in line
     assert "hf download" in line
     assert sorted(path.name for path in Path("results").iterdir()) == ["ours", "theirs"]
-
-
-def test_a_model_without_a_name_is_told_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("results/ours+results/theirs", "results/ours/checkpoint-9"):
-        assert f"e.g. ours={text}" in error_of(["evaluate", "--env", "taxi", "--policy", text], capsys)
-
-
-def test_a_run_without_a_model_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for checkpoint in Path("results/ours").glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    line = error_of(["evaluate", "--env", "taxi", "--policy", "ours=results/ours"], capsys)
-    assert "results/ours is a run of rlft, not a checkpoint, without one" in line
 
 
 def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.errors import DataError
-from reflectkit.evals import plot
-from reflectkit.evals.plot import area, chained, curve_figures, curve_table, draw_curves, read_curves, smooth
+from reflectkit.evals.plot import area, chained, curve_figures, curve_table, read_curves, smooth
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 
 
@@ -51,32 +50,11 @@ def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Pat
     assert curve(first, against="episodes")[0] == [8, 16, 24, 32, 40]
 
 
-def test_a_chain_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path in config.json is from where the run was begun; another project has a run of that name too."""
-    made(tmp_path / "mine" / "results" / "1_rlft", range(1, 4))
-    second = made(tmp_path / "mine" / "results" / "2_rlft", range(4, 6), Path("results/1_rlft/checkpoint-3"))
-    made(tmp_path / "yours" / "results" / "1_rlft", range(1, 3))
-    monkeypatch.chdir(tmp_path / "yours")
-    assert curve(second, against="step")[0] == [1, 2, 3, 4, 5]
-    monkeypatch.chdir(tmp_path / "mine")
-    assert curve(Path("results/2_rlft"), against="step")[0] == [1, 2, 3, 4, 5]
-
-
 def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
     first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
     made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
     with pytest.raises(DataError, match="resumed from"):
         chained(first / "metrics.jsonl")
-
-
-def test_validation_is_drawn_where_it_was_made(tmp_path: Path) -> None:
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    write_jsonl(
-        run / "metrics.jsonl", [{"step": 1, "episodes": 8}, {"step": 2, "episodes": 16, "validation_return": 0.5}]
-    )
-    assert curve(run, "validation_return") == ([16], [0.5])
-    with pytest.raises(DataError, match="--validate-steps"):
-        curve(run, "validation_accuracy")
 
 
 def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,52 +77,6 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypat
     assert "<svg" in (tmp_path / "x.svg").read_text()
 
 
-@pytest.mark.parametrize(("names", "bands", "lines"), [(3, 3, 3), (4, 0, 4 + 4 * 2)])
-def test_bands_of_many_curves_would_hide_each_other(
-    names: int, bands: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three names get bands; with four, each of the two seeds is a line beside the median."""
-    drawn = []
-    monkeypatch.setattr(plot, "save_picture", lambda picture, axes, out: drawn.extend(axes))
-    seeds = [((0, 1), (0.1, 0.2)), ((0, 1), (0.3, 0.5))]
-    draw_curves({"success_rate": {f"arm {number}": seeds for number in range(names)}}, "step", 1, tmp_path / "c.png")
-    (panel,) = drawn
-    assert (len(panel.collections), len(panel.lines), len(panel.get_legend().get_texts())) == (bands, lines, names)
-    assert panel.lines[0].get_ydata() == pytest.approx([0.2, 0.35])
-
-
-def test_names_stand_in_the_legend_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    assert (
-        main(["plot", f"--runs=_ours={run}", f"--runs=$\\frac{{$={run}", f"--runs=a\n\x1bb={run}", "--out", "x.svg"])
-        == 0
-    )
-    legend = (tmp_path / "x.svg").read_text().partition("legend_1")[2]
-    assert [name for name in ("<!--  _ours -->", "<!-- $\\frac{$ -->", "<!-- a \\x1bb -->") if name not in legend] == []
-
-
-def test_bad_numbers_and_places_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    for number in ("NaN", "1e999", f"1{'0' * 400}"):
-        (run / "metrics.jsonl").write_text(f'{{"step": 1, "episodes": 8, "success_rate": {number}}}\n')
-        assert main(["plot", "--runs", f"a={run}"]) == 2
-        assert (
-            "metrics.jsonl:1: field 'success_rate': is not a number of at most 1e+100 in size here"
-            in capsys.readouterr().err
-        )
-        (run / "eval.json").write_text(
-            f'{{"rows": [{{"name": "a", "level": "x", "success": {number}, "low": 0, "high": 1, "figures": {{}}}}]}}'
-        )
-        assert main(["plot", "--evals", str(run)]) == 2
-        assert "a row has no 'success'" in capsys.readouterr().err
-    (tmp_path / "folder.png").mkdir()
-    assert main(["plot", "--runs", f"a={run}", "--out", "folder.png"]) == 2
-
-
 def test_bars_of_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,15 +86,6 @@ def test_bars_of_an_evaluation(
     for figure in ("success", "agreement"):
         assert main(["plot", "--evals", run, "--figure", figure, "--out", f"{figure}.png", "--name", figure]) == 0
         assert read_json(Path(f"results/{figure}/report.json"))["figures"]["oracle long"] == 1.0
-    capsys.readouterr()
-    for wrong, said in (
-        (["--evals", run, "--figure", "acuracy"], "available: success, agreement"),
-        (["--evals", run, "--reach", "0.9"], "--reach is for curves, and --evals draws bars"),
-        (["--evals", run, "--runs", "a=b"], "needs either --runs"),
-        (["--evals", "nowhere"], "nowhere"),
-    ):
-        assert main(["plot", *wrong]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_areas_are_paired_by_seed() -> None:

@@ -48,20 +48,11 @@ def jobs(recipe: str = "r.yaml", **settings: object) -> dict[str, Job]:
     ("text", "message"),
     [
         ("- a\n- b", "expected a mapping"),
-        ("description: d\nsteps: 3", "field 'steps'"),
-        ("description: d\nstops: []", "did you mean 'steps'"),
         (STEPS + "[{name: a, stage: spilt}]", "did you mean 'split'"),
         (STEPS + "[{name: a, stage: split, env: taxi}, {name: a, stage: split}]", "'a' can't name a step"),
-        (STEPS + "[{name: data, stage: split, env: taxi}]", "'data' can't name a step"),
         (STEPS + "[{name: a, stage: sft, env: taxi, role: plain, model: '{a}'}]", "no earlier step"),
-        (STEPS + "[{name: a, stage: sft, env: taxi, role: plain, max_steps: true}]", "got true"),
         (STEPS + "[{name: a, stage: split, env: taxi, size: 3}]", "no setting of step 'a'"),
-        (STEPS + "[{name: a, stage: split, env: [1]}]", "step 'a': --env"),
-        (STEPS + "[{name: a, stage: split, env: taxi, seed: 3}]", "set it with --seed"),
-        (STEPS + "[{name: a, stage: split, env: taxi, task_file: '{'}]", "braces"),
         (STEPS + "[{name: a, stage: split, env: taxi, task_file: '{data!z}'}]", "without ':' or '!'"),
-        (STEPS + "[{name: a, stage: split, env: taxi}]\ndefaults: {nosie: 3}", "in the defaults of recipe"),
-        (STEPS + "[{name: a, stage: split, env: taxi}]\nfast: {a: {sede: 3}}", "no setting of step 'a' named 'sede'"),
         (STEPS + "[{name: a, stage: split, env: taxi}]\nfast: {a: {task_file: '{b}'}}", "no step before 'a' named 'b'"),
     ],
 )
@@ -74,12 +65,8 @@ def test_bad_recipes_are_one_line(text: str, message: str, capsys: pytest.Captur
     ("parameter", "message"),
     [
         ("x: {help: h, sets: [nowhere.noise]}", "no step in parameter 'x' named 'nowhere'"),
-        ("x: {help: h, sets: [demos.nosie]}", "did you mean 'noise'"),
-        ("x: {help: h, sets: []}", "parameters.x.sets"),
         ("x: {help: h, sets: [demos.noise, demos.level]}", "expected one plain type"),
-        ("class: {help: h, sets: [demos.noise]}", "can't name a parameter"),
         ("help: {help: h, sets: [demos.noise]}", "can't name a parameter"),
-        ("seeds: {help: h, sets: [demos.noise]}", "its setting 'seeds' is one of the command's already"),
     ],
 )
 def test_bad_parameters_are_one_line(parameter: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,13 +77,9 @@ def test_bad_parameters_are_one_line(parameter: str, message: str, capsys: pytes
 @pytest.mark.parametrize(
     ("ablations", "message"),
     [
-        ("{x: {of: R, arm: SFT}}", "plays 'R'"),
         ("{x: {of: RL}}", "plays 'RL without x'"),
-        ("{x: {of: RL, steps: {rll: {max_steps: 1}}}}", "did you mean 'rl'"),
         ("{x: {of: RL, steps: {demos: {noise: 0.1}}}}", "changes steps of gen-sft, sft, rlft"),
-        ("{x: {of: RL, steps: {rl: {max_stepz: 1}}}}", "did you mean 'max_steps'"),
         ("{x: {of: RL, steps: {rl: {policy: '{rows}'}, rows: {mismatch: 0.1}}}}", "its own out_dir"),
-        ("{x: {off: RL}}", "field 'ablations.x.of'"),
         ("{y: {of: RL, arm: SFT}}", "no ablation of recipe 'bad.yaml' named 'x'"),
     ],
 )
@@ -115,14 +98,6 @@ def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
         for settings in ({}, {"fast": True}, {"fast": True, "noise": 0.2}, {"noise": 0.2, "set": ("demos.noise=0.4",)})
     ]
     assert noises == [0.3, 0.1, 0.2, 0.4]
-
-
-def test_a_value_out_of_bounds_names_the_step(capsys: pytest.CaptureFixture[str]) -> None:
-    told = error_of(["run", "r.yaml", "--noise", "3"], capsys)
-    assert "step 'demos': --noise must be less than or equal to 1, got 3.0" in told
-    assert "step 'evaluation': no level of env 'taxi' named 'picup'" in error_of(
-        ["run", "--levels", "picup", "r.yaml"], capsys
-    )
 
 
 def test_each_value_has_its_own_folders(tmp_path: Path) -> None:
@@ -190,14 +165,7 @@ def ending(fast: bool = False, **values: object) -> tuple[str, ...]:
     return closing(config, recipe, [Job("evaluation", "evaluate", settings | values)], reports)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"level": ["pickup", "full"], "eval_reps": 3, "temperature": 1.0, "max_concurrency": 4},
-        {"task_file": "{data}/taxi/my problems.json", "data_dir": Path("my data")},
-        {"env": "auto_explore", "prompt_tokens": 300, "level": ["1", "all"], "shuffle_action": True},
-    ],
-)
+@pytest.mark.parametrize("values", [{"task_file": "{data}/taxi/my problems.json", "data_dir": Path("my data")}])
 def test_the_commands_at_the_end_are_accepted(values: dict[str, object]) -> None:
     first, *_, view, play, evaluate = ending(fast=True, **values)
     assert first.startswith(f"{CHECK} The full run, `")

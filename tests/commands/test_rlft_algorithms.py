@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from reflectkit.envs.corridor import Corridor
-from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.types import Observation, Task
@@ -75,8 +74,3 @@ def test_tensorboard_gets_the_figures(corridor_folder: Path, tmp_path: Path) -> 
     made = train(corridor_folder, tmp_path, report_to=("tensorboard",))
     assert len(list(made.parent.glob("events.out.tfevents.*"))) == 1, "in the run's folder"
     assert len(list(made.parent.rglob("events.out.tfevents.*"))) == 1, "and no second run for the settings"
-
-
-def test_a_tracker_that_is_not_installed_is_named(corridor_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pip install"):
-        train(corridor_folder, tmp_path, report_to=("trackio", "wandb"))

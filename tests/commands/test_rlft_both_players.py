@@ -10,7 +10,6 @@ from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.runs.checksums import verify
-from tests.command_lines import error_of
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
@@ -77,23 +76,3 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
     assert main(["evaluate", "--env", "corridor", "--name", "evaluation", *policies, *tasks]) == 0
     record = read_json(Path("results/evaluation/config.json"))
     assert {str(made), f"{made}/reflector"} <= set(record["inputs"])
-    again = command(corridor_folder, "--name", "again", "--max-steps", "1", "--episodes", "2")
-    again[again.index(str(corridor_folder / "reflection"))] = "results/both"
-    assert main(again) == 0
-    assert f"{made}/reflector" in read_json(Path("results/again/config.json"))["inputs"]
-    assert read_json(Path("results/again/checkpoint-1/reflectkit.json"))["reflector"] == f"{made}/reflector"
-
-
-def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
-    corridor_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = [
-        "--policy", str(corridor_folder / "policy"), "--reflector", str(corridor_folder / "reflection"),
-        "--task-file", "data/support/data.json",
-    ]  # fmt: skip
-    assert main(["gen-task", "--env", "support", "--instances", "2", "--customers", "30"]) == 0
-    capsys.readouterr()
-    judging = ["--train-reflector", "2", "--max-steps", "2", "--reflector-reward", "judgement"]
-    line = error_of(["rlft", "--env", "support", "--brief", *made, *judging, "--name", "late"], capsys)
-    assert "judgement compares enumerated actions, and task" in line
-    assert not list(Path("results/late").glob("metrics.jsonl"))

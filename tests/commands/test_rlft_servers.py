@@ -146,7 +146,7 @@ def test_evaluate_and_play_with_policy_and_reflector_behind_one_server(
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm"])
 def test_a_server_with_other_log_probs_ends_the_command_before_it_saves(
     kind: str, corridor_folder: Path, server: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

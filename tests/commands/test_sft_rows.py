@@ -16,7 +16,6 @@ from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.load import load_player
 from tests.command_lines import error_of
-from tests.sft_runs import Interrupting, train
 
 
 def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,15 +46,6 @@ def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest
             assert (
                 labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
             )
-
-
-def test_rows_that_do_not_fit_are_told_before_a_model_learns_to_copy(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_jsonl(path, [{"prompt": "a b " * 200, "completion": " 0"}])
-    progress = Interrupting()
-    with pytest.raises(DataError, match=r"tokens and 256 fit; raise --max-length"):
-        train(path, tmp_path, progress, copy_steps=2, max_length=256)
-    assert progress.step == 0
 
 
 def test_rows_of_the_original_are_read(tmp_path: Path) -> None:

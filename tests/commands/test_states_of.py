@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from reflectkit.commands import evaluate, gen_sft, gen_trajectory
 from reflectkit.console import Quiet, Report
 from reflectkit.data.trajectories import Demonstration, read_records
 from reflectkit.envs.taxi import Taxi
-from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.jsonl import read_jsonl
 from reflectkit.prompts import policy_prompt, reflection_prompt
 from tests.command_lines import error_of
 
@@ -81,42 +80,6 @@ def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(fo
     assert len(list(read_jsonl(out / "sft_reflection.jsonl"))) == 100 + sum(
         len(one.trajectory) for record in read_records(folder / "train.json", "taxi") for one in record.trajectories
     )
-
-
-def test_the_teachers_own_demonstrations_come_back_as_they_are(folder: Path) -> None:
-    (path,) = states_of(folder, folder / "train.json").outputs
-    for record in read_records(path, "taxi"):
-        if record.trajectories:
-            taught, again = record.trajectories
-            steps = [(step.cmd, step.note) for step in taught.trajectory]
-            assert [(step.cmd, step.note) for step in again.trajectory] == steps[: len(again.trajectory)]
-
-
-def test_an_episode_ends_where_it_repeats_itself(folder: Path) -> None:
-    record = next(one for one in read_json(folder / "train.json") if one["data"]["state"] == 44)
-    moves = ["south", "north", "south", "north", "south"]
-    record["trajectories"] = [
-        {"model_name": "m", "info": "positive0", "seed": 1,
-         "trajectory": [{"reflection": "", "cmd": cmd, "note": "positive"} for cmd in moves]}
-    ]  # fmt: skip
-    (folder / "loop.json").write_text(json.dumps([record]))
-    (path,) = states_of(folder, folder / "loop.json").outputs
-    ((_, one),) = visited(path)
-    assert [step.cmd for step in one.trajectory] == moves[:3]  # "Last move: none" is another observation
-
-
-def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]
-    asked = ["gen-trajectory", *places, "--states-of"]
-    assert "not among the training problems" in error_of([*asked, str(play(folder, "test"))], capsys)
-    two = str(play(folder, "train", "random", "oracle"))
-    assert "choose one with --player" in error_of([*asked, two], capsys)
-    assert "has only random, oracle" in error_of([*asked, two, "--player", "Oracle"], capsys)
-    assert "leave it out" in error_of([*asked, two, "--noise", "0.1"], capsys)
-    before = sorted(path.name for path in folder.iterdir())
-    assert "--horizon: with --states-of" in error_of([*asked, two, "--horizon", "3"], capsys)
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert "needs --states-of" in error_of(["gen-trajectory", *places, "--states", "5"], capsys)
 
 
 def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

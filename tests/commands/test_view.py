@@ -1,4 +1,4 @@
-"""view: what comes from models is inert in the page, bad input is one line with its place, and the page is small."""
+"""view: what comes from models is inert in the page, a broken line is named, and conversations are stored once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from typing import Any
 
 import pytest
 
+from reflectkit.agents.scripted import Demonstrator
 from reflectkit.cli.main import main
 from reflectkit.commands import view
 from reflectkit.console import Quiet
-from reflectkit.data import episodes as reading
-from reflectkit.data.episodes import read_episodes
-from reflectkit.errors import ConfigError
+from reflectkit.data.episodes import episode_line, episode_to_json, read_episodes
+from reflectkit.env import BaseEnv, Context, StepResult
+from reflectkit.envs.support.env import Support
 from reflectkit.evals.view import Source, write_page
-from tests.episodes import HOSTILE, episode, many, write
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory
+from tests.episodes import HOSTILE, conversation, episode, many, write
 
 
 class Tags(HTMLParser):
@@ -131,16 +135,10 @@ def test_integers_that_javascript_cannot_hold_are_text(tmp_path: Path) -> None:
 
 BROKEN = {
     "cut": ('{"name": "a", "turns": [', "2: not JSON", "cut off"),
-    "list": ("[1]", "2: is not an episode", "evaluate"),
-    "nan": ('{"turns": [{"reward": NaN}]}', "2: unreadable JSON", "NaN"),
     "infinite": ('{"turns": [{"reward": 1e999}]}', "field 'turns.0.reward'", "must be a number"),
-    "type": ('{"turns": [{"seen": 3}]}', "2: field 'turns.0.seen'", "string"),
     "shares": ('{"turns": [{"choices": ["a"], "probabilities": [1, 2]}]}', "turns.0.probabilities", "2 for 1 choices"),
     "deep": ('{"turns": [], "data": ' + "[" * 100_000, "2: ", "fix or delete"),
-    "digits": ('{"turns": [{"action": ' + "9" * 5000 + "}]}", "turns.0.action", "integer"),
     "role": ('{"turns": [{"messages": [{"role": "narrator"}]}]}', "turns.0.messages.0.role", "'system'"),
-    "calls": ('{"turns": [{"calls": [{"name": "a", "arguments": "{}"}]}]}', "turns.0.calls.0.arguments", "dictionary"),
-    "ending": ('{"turns": [], "ending": [{}]}', "ending.0.role", "required"),
 }
 
 
@@ -155,67 +153,6 @@ def test_broken_line_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureF
     assert all(part in error for part in said)
     assert not (tmp_path / "view.html").exists()
     assert not list(tmp_path.glob(".reflectkit*"))
-
-
-def test_bad_places_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def told(*arguments: str) -> str:
-        assert main(["view", *arguments]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
-    monkeypatch.chdir(tmp_path)
-    assert "results: no such file or folder; run `reflectkit evaluate`" in told()
-    (tmp_path / "empty").mkdir()
-    assert "holds no episodes.jsonl" in told("empty")
-    (tmp_path / "blank.jsonl").write_text("\n\n")
-    assert "holds no episode;" in told("blank.jsonl")
-    assert not (tmp_path / "view.html").exists()
-    assert "holds no episode;" in told("blank.jsonl", "--inspect")
-    (tmp_path / "latin.jsonl").write_bytes(b'\n{"name": "caf\xe9"}\n')
-    assert "latin.jsonl:2: not UTF-8" in told("latin.jsonl")
-    (tmp_path / "loop").symlink_to("loop")
-    assert "a broken link" in told("loop")
-    monkeypatch.setattr(reading, "LONGEST_LINE", 1000)
-    assert "empty/episodes.jsonl:1: the line has over 1,000 bytes" in told(
-        str(write(tmp_path / "empty", [episode("x" * 1000)]))
-    )
-    (tmp_path / "eval.json").write_text("{}")
-    assert "has no episodes; give the folder it is in, ." in told("eval.json")
-    assert "write a .html" in told("empty", "--out", "page.txt")
-    (tmp_path / "folder.html").mkdir()
-    assert "folder.html: is a folder" in told("empty", "--out", "folder.html")
-    assert "blank.jsonl: is a file" in told("empty", "--inspect", "--out", "blank.jsonl")
-    with pytest.raises(ConfigError, match="--open"):
-        view.ViewConfig.from_flat(inspect=True, open=True)
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
-@pytest.mark.parametrize("flags", [["--out", "/proc/view.html"], ["--inspect", "--out", "/proc/logs"]])
-def test_a_place_that_may_not_be_written_is_one_line(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["view", str(write(tmp_path, [episode("x")])), *flags]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert f"cannot write {flags[-1]}" in error
-    assert "choose another place with --out" in error
-
-
-def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
-    """Each file once, in the order of the numbers; links below are not followed, so a loop of them is nothing."""
-    for name in ("a/9_evaluate", "a/10_evaluate", "b/9_evaluate", ".hidden/1_evaluate"):
-        write(tmp_path / name, [episode(name)])
-    (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    (tmp_path / "b" / "3_rlft").mkdir()
-    other = write(tmp_path.parent / f"{tmp_path.name}-other", [episode("elsewhere")])
-    (tmp_path / "b" / "3_rlft" / "episodes.jsonl").symlink_to(other)
-    page = make(tmp_path, tmp_path / "a" / "9_evaluate", quiet=quiet)
-    assert page == tmp_path / "view.html"
-    names = [run["name"] for run in unpacked(page.read_text(encoding="utf-8"), "index")["runs"]]
-    assert names == ["a/9_evaluate", "a/10_evaluate", "b/9_evaluate"]
 
 
 @pytest.mark.slow
@@ -263,3 +200,107 @@ def test_open_calls_the_browser(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "reflectkit", "view", str(tmp_path), "--open"]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"BROWSER": f"{script} %s"})
     assert told.read_text().strip() == (tmp_path / "view.html").as_uri()
+
+
+LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))
+
+
+class Repeating:
+    """Looks up the same thing again and again."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        return Decision(LOOK)
+
+
+def played(agent: Any, horizon: int) -> Trajectory:
+    task = Support.taskset.example("one", 3)
+    (trajectory,) = rollout([Episode(task, 5)], lambda: Horizon(Support(horizon=horizon), horizon), agent)
+    return trajectory
+
+
+def test_a_line_grows_with_the_conversation() -> None:
+    """Twice the turns are twice the text, where the whole conversation in each turn would be four times as much."""
+    short, long = (episode_to_json("x", played(Repeating(), turns)) for turns in (20, 40))
+    sizes = [len(json.dumps(one["turns"][1:])) for one in (short, long)]
+    assert [len(one["turns"]) for one in (short, long)] == [20, 40]
+    assert sizes[1] / sizes[0] == pytest.approx(39 / 19, abs=0.05)
+    assert not any("seen" in turn for turn in long["turns"])
+
+
+def test_what_was_seen_can_be_put_together_again() -> None:
+    trajectory = played(Demonstrator(0.3), 40)
+    assert trajectory.status is Status.COMPLETED
+    row = episode_to_json("x", trajectory)
+    read: list[tuple[str, str, str]] = []
+    for turn, line in zip(trajectory.turns, row["turns"], strict=True):
+        read += [(one["role"], one["content"], one.get("name", "")) for one in line["messages"]]
+        assert read == [(one.role, one.content, one.name) for one in turn.observation.messages]
+        read.append(("assistant", line["said"], ""))
+        assert "anew" not in line
+    assert trajectory.final is not None
+    ending = [(one["role"], one["content"], one.get("name", "")) for one in row["ending"]]
+    assert read + ending == [(one.role, one.content, one.name) for one in trajectory.final.messages]
+    assert row["ending"][-1]["role"] == "user"  # who says goodbye
+    calls = [line["calls"] for line in row["turns"] if "calls" in line]
+    assert calls
+    assert all(call.keys() == {"name", "arguments"} for (call,) in calls)
+
+
+class Forgetful(BaseEnv):
+    """Shows the last four messages only, and what the agent wrote in capitals."""
+
+    name = "forgetful"
+    levels = ("full",)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.messages = [Message("user", "Hello.")]
+        return self._observe()
+
+    def step(self, action: int | str | ToolUse) -> StepResult:
+        self.messages += [Message("assistant", str(action).upper()), Message("user", f"{len(self.messages)}")]
+        return StepResult(self._observe(), 0.0, len(self.messages) > 6, info={"success": False})
+
+    def _observe(self) -> Observation:
+        return Observation(tuple(self.messages[-4:]), replies=True)
+
+
+class Saying:
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        return Decision("yes")
+
+
+def test_a_conversation_that_its_env_rewrote_is_stored_again(tmp_path: Path) -> None:
+    (trajectory,) = rollout([Episode(Task("t", "forgetful", "full", "t", {}), 0)], Forgetful, Saying())
+    row = episode_to_json("x", trajectory)
+    shown = [[message["content"] for message in turn["messages"]] for turn in row["turns"]]
+    assert shown == [["Hello."], ["YES", "1"], ["YES", "1", "YES", "3"]]
+    assert [turn.get("anew", False) for turn in row["turns"]] == [False, False, True]
+    (again,) = read_episodes(write(tmp_path, [row]))
+    assert [turn.anew for turn in again.turns] == [False, False, True]
+    assert [message.content for message in again.ending] == ["YES", "3", "YES", "5"]
+
+
+def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
+    file = write(tmp_path, [conversation("half \ud800"), episode_to_json("SFT", played(Demonstrator(0.0), 40))])
+    logs = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
+    (sample, other) = [sample for log in logs for sample in json.loads(log.read_text(encoding="utf-8"))["samples"]]
+    roles = [message["role"] for message in sample["messages"]]
+    assert roles == [
+        "system", "user", "assistant", "user", "assistant", "tool", "assistant", "tool", "assistant", "tool",
+        "assistant", "user",
+    ]  # fmt: skip
+    assert [message["role"] for message in sample["input"]] == ["system", "user"]
+    call, result = sample["messages"][4], sample["messages"][5]
+    assert call["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert result["content"] == json.dumps({"status": "pending", "note": "half \ud800"})
+    assert "\ud800" not in sample["messages"][1]["content"]
+    answered = {message["tool_call_id"] for message in other["messages"] if message["role"] == "tool"}
+    asked = {call["id"] for message in other["messages"] for call in message.get("tool_calls", ())}
+    assert answered == asked != set()
+
+
+def test_half_pairs_survive_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    file.write_text(episode_line(conversation("half \ud800 a pair \udfff")), encoding="utf-8")
+    (again,) = read_episodes(file)
+    assert again.ending[0].content == "Goodbye. half \ud800 a pair \udfff"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reflectkit import Config, option
-from reflectkit.config import build, chosen_by, flat, heading, identifying, leaves, non_default, parse_yaml, with_values
+from reflectkit.config import build, chosen_by, flat, identifying, leaves, non_default, parse_yaml, with_values
 from reflectkit.errors import ConfigError, DataError, UnknownNameError
 
 
@@ -86,10 +86,6 @@ def test_values_are_replaced_anywhere_in_the_tree() -> None:
         meal.food = "bread"  # type: ignore[misc]
 
 
-def test_the_heading_is_what_comes_first_in_the_docstring() -> None:
-    assert [heading(kind) for kind in (Drink, Meal)] == ["Drink", "A meal"]
-
-
 def test_the_nested_form_is_checked_alike() -> None:
     assert Meal(food="fruit", settings={"seeds": 1}) == Meal.from_flat(food="fruit", seeds=1)
     with pytest.raises(ValueError, match=r"settings\.seeds"):
@@ -108,8 +104,6 @@ def test_in_yaml_an_exponent_needs_no_point(text: str) -> None:
         ("- &a {b: 1}\n- {<<: *a, c: 1, c: 2}", "'c' is given twice"),
         ("a: [", "x.yaml:1: not YAML"),
         ("[" * 5000, "nested too deep"),
-        ("&a [*a]", "not YAML"),
-        ("2024-13-45", "not YAML: month"),
     ],
 )
 def test_what_is_wrong_with_yaml_is_one_line(text: str, message: str) -> None:

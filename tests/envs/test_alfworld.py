@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -10,29 +9,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Recovery
+from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
 from reflectkit.chat.templates import playing_request
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.envs.alfworld.belief import Belief
-from reflectkit.envs.alfworld.engine import Game, State, essential
+from reflectkit.envs.alfworld.engine import Game, State
 from reflectkit.envs.alfworld.env import Alfworld
-from reflectkit.envs.alfworld.expert import Goal, good, write_comment
+from reflectkit.envs.alfworld.expert import Goal, good
 from reflectkit.envs.alfworld.fast import memoised
-from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO, TYPES
+from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.eventloop import result_of
-from reflectkit.jsonl import read_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
 from reflectkit.types import Status, Task, Trajectory
-from tests.household import Room, write_games
+from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
 ROOM = (
@@ -79,7 +76,7 @@ def transcript(game: Game, folder: Path, seed: int, steps: int) -> list[State]:
     return states
 
 
-@pytest.mark.parametrize("level", TYPES)
+@pytest.mark.parametrize("level", [LOOK, TWO])
 def test_memoised_transcripts_are_the_same(root: Path, tasks: list[Task], tmp_path: Path, level: str) -> None:
     folder = root / one_of(tasks, level).data["game"]
     plain = transcript(Game(), folder, 0, 12)
@@ -90,58 +87,6 @@ def test_memoised_transcripts_are_the_same(root: Path, tasks: list[Task], tmp_pa
     with memoised(tmp_path):  # from the files of the first
         assert transcript(Game(), folder, 0, 12) == plain
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_task_in_a_persons_words_is_read_to_its_end(tmp_path: Path) -> None:
-    asked = "Turn on the lamp. Look at the book."
-    task = Room(PLACE, 0).write(tmp_path)
-    folder = tmp_path / task.data["game"]
-    playable = read_json(folder / "game.tw-pddl")
-    words = "put a tomato in microwave"
-    assert playable["grammar"].count(words) == 1
-    (folder / "game.tw-pddl").write_text(json.dumps(playable | {"grammar": playable["grammar"].replace(words, asked)}))
-    with memoised():
-        assert Game().reset(folder).feedback.endswith(f"Your task is to: {asked}.")
-
-
-def test_the_engine_leaves_no_trace(root: Path, tasks: list[Task], tmp_path: Path) -> None:
-    folder = root / tasks[0].data["game"]
-    code = (
-        "import os, sys; from pathlib import Path; from reflectkit.envs.alfworld.engine import Game; game = Game();"
-        f"game.reset(Path({str(folder)!r}), 'planner'); assert sys.argv == ['-c', 'mine'];"
-        "assert 'ALFWORLD_DATA' not in os.environ"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"} | {
-        "HOME": str(tmp_path)
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code, "mine"], env=environment, capture_output=True, text=True, check=True
-    )
-    assert (done.stdout, done.stderr) == ("", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
-    problem = (
-        "(define (problem p) (:objects …) (:init …) (:goal (and (objectType ?o MugType) (receptacleType ?r"
-        " ShelfType))))"
-    )
-    objects = {f"mug{number}": "object" for number in range(4)} | {"book": "object", "pan": "object"}
-    objects |= {f"{kind}{number}": "receptacle" for kind in ("shelf", "drawer") for number in range(4)}
-    facts = [("objecttype", name, f"{name.rstrip('0123')}type") for name, kind in objects.items() if kind == "object"]
-    facts += [("receptacletype", name, f"{name[:-1]}type") for name, kind in objects.items() if kind == "receptacle"]
-    facts += [("inreceptacle", f"mug{number}", f"drawer{number}") for number in range(3)]
-    facts += [("inreceptacle", "mug3", "shelf3"), ("inreceptacle", "book", "shelf2"), ("holds", "agent1", "pan")]
-    facts += [("isclean", "mug2"), ("not_opened", "shelf0"), ("new-axiom@0", "shelf0")]
-    left = essential(problem, objects, facts)
-    assert left.startswith(
-        "(define (problem rest) (:domain alfred) (:objects mug2 - object mug3 - object pan - object "
-    )
-    # two mugs, the clean one and that on a shelf, with their places; of each kind of receptacle two
-    there = {"mug2", "mug3", "pan", "shelf0", "shelf1", "shelf3", "drawer0", "drawer1", "drawer2"}
-    assert {name for name in objects if f"{name} - " in left} == there
-    assert "(inreceptacle mug2 drawer2) (inreceptacle mug3 shelf3) (holds agent1 pan) (isclean mug2))" in left
-    assert left.endswith(problem[problem.index("(:goal") :])
 
 
 # -------------------------------------------------------------------------------------------------------- the processes
@@ -252,18 +197,6 @@ def test_the_planner_wins_in_fewest_steps_and_after_departures(root: Path, tasks
     assert all(trajectory.success for trajectory in play(root, tasks, Demonstrator(0.4), horizon=100, expert="planner"))
 
 
-def test_the_handcoded_expert_is_the_packages_and_has_its_faults(root: Path, tasks: list[Task]) -> None:
-    won = {t.task.id: t.success for t in play(root, tasks, Oracle(), expert="handcoded")}
-    assert all(success for name, success in won.items() if not name.startswith(TWO))
-    assert not all(won.values())
-
-
-def test_a_game_that_cannot_be_won_is_said_to_be_so(root: Path, tasks: list[Task], tmp_path: Path) -> None:
-    task = altered(root, tmp_path, one_of(tasks, TWO), lambda text: text.replace("(canContain FridgeType MugType)", ""))
-    with pytest.raises(EnvironmentFailure, match="cannot be won"):
-        result_of(Alfworld(tmp_path).reset(task, 0))
-
-
 # -------------------------------------------------------------------------------------------------------- what is known
 
 
@@ -327,37 +260,6 @@ def test_what_is_good_follows_from_what_is_known() -> None:
     # for another goal the tomato in hand is put away, and for a cold one it is cooled here
     assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(PLACE, "egg", "shelf")) == ["move tomato 2 to fridge 1"]
     assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(COOL, "tomato", "shelf")) == ["cool tomato 2 with fridge 1"]
-
-
-def test_of_two_the_one_that_lies_there_stays() -> None:
-    goal = Goal(TWO, "tomato", "fridge")
-    assert good(seen(AT_FRIDGE, OPENED), goal)[0] == "go to cabinet 1"
-    assert "take tomato 2 from fridge 1" not in good(seen(AT_FRIDGE, OPENED), goal)
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [
-        ((AT_FRIDGE,), "fridge 1"),
-        ((AT_FRIDGE, OPENED), "tomato 2"),
-        ((AT_FRIDGE, OPENED, TAKEN), "hot"),
-        ((AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED), "tomato 2, now hot"),
-    ],
-)
-def test_comments_say_what_is_known_and_left(steps: tuple[Step, ...], told: str) -> None:
-    texts = [write_comment(seen(*steps), HOT, False, random.Random(seed)) for seed in range(20)]
-    assert all(told in text for text in texts)
-    assert not [text for text in texts if any(command in text for command in EVERYWHERE)]
-    assert len(set(texts)) > 2
-
-
-def test_a_negative_example_slips_once(root: Path, tasks: list[Task]) -> None:
-    teacher = Recovery(Demonstrator(0.0))
-    played = [play(root, tasks, teacher, seed)[number] for seed in (1, 2) for number in (0, 4, 11)]
-    notes = [[turn.decision.note for turn in trajectory.turns] for trajectory in played]
-    assert all(trajectory.success for trajectory in played)
-    assert all(said.count("mistake") == 1 and "correction" in said for said in notes)
-    assert len({said.index("mistake") for said in notes}) > 1
 
 
 def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> None:
@@ -428,50 +330,9 @@ def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: lis
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], file: str = "game.tw-pddl") -> Task:
-    """The game of `task` below `target`, with one file changed."""
-    folder = target / task.data["game"]
-    folder.mkdir(parents=True)
-    for path in (root / task.data["game"]).iterdir():
-        text = path.read_text()
-        (folder / path.name).write_text(change(text) if path.name == file else text)
-    return task
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "said"),
-    [
-        ("game.tw-pddl", lambda text: text[:500], "not JSON"),
-        ("game.tw-pddl", lambda text: text.replace("(:goal", "(:gaol"), "or its PDDL is broken"),
-        ("traj_data.json", lambda text: text.replace(PLACE, LOOK).replace('target": ""', 'target": "X"'), "of type"),
-    ],
-)
-def test_broken_games_are_named(
-    root: Path, tasks: list[Task], tmp_path: Path, file: str, change: Any, said: str
-) -> None:
-    task = altered(root, tmp_path, one_of(tasks, PLACE), change, file)
-    with pytest.raises(EnvironmentFailure, match=said) as caught:
-        result_of(Alfworld(tmp_path).reset(task, 0))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "json_2.1.1/train/../../..", "link", "nowhere"])
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "link"])
 def test_a_game_lies_in_the_games_folder(root: Path, tasks: list[Task], tmp_path: Path, name: str) -> None:
     (tmp_path / "games").mkdir()
     (tmp_path / "games" / "link").symlink_to(root / tasks[0].data["game"])
     with pytest.raises(DataError, match=r"leads out of|there is no game\.tw-pddl"):
         result_of(Alfworld(tmp_path / "games").reset(Task("t", "alfworld", tasks[0].level, "t", {"game": name}), 0))
-
-
-def test_half_an_installation_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tatsu").mkdir()
-    (tmp_path / "tatsu" / "__init__.py").write_text("raise ImportError('no tatsu here')")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pathlib import Path\n"
-        "from reflectkit.errors import ConfigError; from reflectkit.envs.alfworld.pool import pool\n"
-        "from reflectkit.eventloop import run_sync\n"
-        "for _ in range(2):\n  try: run_sync(pool().take(Path()).start())\n  except ConfigError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    line = "env 'alfworld' needs its engine (no tatsu here): pip install 'reflectkit[alfworld]' (or: make alfworld)\n"
-    assert done.stdout == 2 * line

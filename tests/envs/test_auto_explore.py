@@ -5,7 +5,6 @@ named.
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reflectkit.envs import make
 from reflectkit.envs.auto_explore.env import AutoExplore
 from reflectkit.envs.auto_explore.repository import UP, Walk, offered, open_repository, shortest_path
 from reflectkit.errors import DataError, IllegalActionError
@@ -78,21 +76,6 @@ def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: 
     assert done.terminated
     assert done.info["success"] is right
     assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
-
-
-@pytest.mark.parametrize(("broken", "total", "expected"), [(False, 0, True), (True, 2, False)])
-def test_success_is_a_total_cost_below_a_hundredth(repos: Path, broken: bool, total: int, expected: bool) -> None:
-    """Fifteen steps, the last one right: 14 + (1 - 15) = 0 is a success; an error on the way makes it 2, which
-    is none.
-    """
-    if broken:
-        (repos / "library" / "setup notes.txt").write_bytes(b"\xff\xfe")
-    env = start(repos, "README.md")
-    for command in ("cat setup notes.txt", *("cd docs", "cd ..") * 6, "cat README.md"):
-        take(env, command)
-    last = take(env, "id README.md")
-    assert env.total_cost == total
-    assert last.info["success"] is expected
 
 
 def test_errors_cost_two_and_warnings_one(repos: Path) -> None:
@@ -202,7 +185,7 @@ NAMES = [*OUTSIDE.split(" "), "", "; ls", "README.md ", " README.md", "'README.m
 HOSTILE = st.one_of(st.sampled_from(NAMES), st.text(max_size=40))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(st.tuples(st.sampled_from(["cd", "cat", "id", "rm"]), HOSTILE), max_size=6))
 def test_only_what_is_offered_can_be_done_and_nothing_outside_named(repos: Path, names: list[tuple[str, str]]) -> None:
     repository = open_repository(repos / "library")
@@ -241,30 +224,6 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
     assert len(take(env, "cd rules").observation.choices) == 1 + 2 * 41
 
 
-def test_teacher_answers_count_only_on_request(repos: Path) -> None:
-    task = explore_task("app/rules/fees.py", teacher_answers=["README.md"])
-    for accept, expected in ((False, False), (True, True)):
-        env: Any = AutoExplore(repos, accept_teacher_answers=accept)
-        env.reset(task, 0)
-        assert take(env, "id README.md").info["success"] is expected
-
-
-@pytest.mark.parametrize("target", ["app/rules/fees.py", "docs/guide.md"])
-def test_the_keyword_player_goes_by_the_questions_words_and_not_by_the_target(repos: Path, target: str) -> None:
-    """It reads what is in the root, whose names have neither "late" nor "fee"; app/fees.py has one of the two words,
-    app/rules/fees.py both.
-    """
-    env = start(repos, target)
-    done: list[str] = []
-    while not done or not done[-1].startswith("id "):
-        done.append(env.commands[env.baseline("keyword")])
-        last = take(env, done[-1])
-    reading = ["cd app", "cat fees.py", "cd rules", "cat fees.py", "id fees.py"]
-    assert done == ["cat README.md", "cat setup notes.txt", *reading]
-    assert last.info["success"] is (target == "app/rules/fees.py")
-    assert last.info["figures"] == {"named": 1.0}
-
-
 def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
     assert shortest_path("app/rules/fees.py") == ["cd app", "cd rules", "cat fees.py", "id fees.py"]
     env = start(repos)
@@ -279,60 +238,12 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
     assert last.info["success"]
 
 
-def test_a_comment_quotes_the_words_it_found_and_names_the_missing_ones(repos: Path) -> None:
-    env = start(repos)
-    take(env, "cd app")
-    take(env, "cat fees.py")
-    wrong = env.teacher().comment(random.Random(0))
-    assert wrong.startswith('late no, fee in "Fees that". fees.py ')
-    assert " not " in wrong
-    take(env, "cd rules")
-    take(env, "cat fees.py")
-    right = env.teacher().comment(random.Random(0))
-    assert right.startswith('late in "late fee", fee in "fee: ten". fees.py ')
-    assert " not " not in right
-
-
-def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) -> None:
-    (repos / "library" / "app" / "rules" / "loans.py").write_text("LOAN_DAYS = 21  # and nothing else")
-    env = start(repos)
-    assert env.teacher().slips() == []
-    take(env, "cd app")
-    take(env, "cd rules")
-    assert [env.commands[index] for index in env.teacher().slips()] == ["cat loans.py"]
-    take(env, "cat loans.py")
-    assert env.teacher().note() == "mistake"
-    assert env.teacher().slips() == []
-
-
-def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
-    orders = set()
-    for seed in range(5):
-        env: Any = make("auto_explore", 15, shuffle=True, repos_dir=repos)
-        seen = env.reset(explore_task("app/rules/fees.py"), seed)
-        assert sorted(seen.choices) == sorted(start(repos).commands)
-        orders.add(seen.choices)
-        while True:
-            best = env.teacher().action()
-            assert best not in env.teacher().mistakes()
-            result = env.step(best)
-            if result.terminated:
-                break
-        assert result.info["success"]
-    assert len(orders) > 1
-    with pytest.raises(IllegalActionError):
-        env.step(0)
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
         ({"root": "../library"}, "root"),
-        ({"root": ".."}, "root"),
-        ({"root": "nowhere"}, ""),
         ({"root": "library\0"}, "root"),
         ({"filename": "../secret.txt"}, "filename"),
-        ({"filename": 7}, "filename"),
         ({"question": "word " * 1000}, "question"),
     ],
 )

@@ -22,17 +22,15 @@ from gymnasium.utils.env_checker import check_env
 
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.env import Taskset
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.auto_explore.repository import open_repository
-from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.tau.package import SPLITS
 from reflectkit.envs.tau.problems import tasks_of
-from reflectkit.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
@@ -272,22 +270,6 @@ def test_gymnasium_checker_passes(name: str, level: str) -> None:
     assert env.reset(seed=3)[0] == observation
 
 
-def test_auto_explore_behind_gymnasium(tmp_path: Path) -> None:
-    path = tmp_path / "test.json"
-    path.write_text(json.dumps([task.data for task in listed("auto_explore", "1")]))
-    env = gymnasium.make("reflectkit/AutoExplore-v0", task_file=path, repos_dir=repos())
-    observation, info = env.reset(seed=3, options={"task": 0})
-    assert observation.startswith("Task: ")
-    assert info["choices"][0] == "cd app"
-    for command in ("cd app", "cat fees.py", "id fees.py"):
-        _, reward, terminated, _, info = env.step(info["choices"].index(command))
-    assert terminated
-    assert info["success"]
-    assert reward == 14 / 15
-    with pytest.raises(ConfigError, match="task_file"):
-        gymnasium.make("reflectkit/AutoExplore-v0")
-
-
 def test_gymnasium_finds_the_ids() -> None:
     code = "import gymnasium, reflectkit; print(gymnasium.make('reflectkit/Taxi-v0', level='dropoff').unwrapped.level)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -307,17 +289,3 @@ def test_a_cluster_is_what_a_task_is_about_at_every_level(name: str) -> None:
             others = [kind.taskset.at_level(task, other) for other in kind.levels]
             same = {cluster_of(name, other) for other in others if other is not None and other.data == task.data}
             assert same <= {cluster}
-
-
-class NumberedTasks(Taskset):
-    def cluster(self, task: Task) -> Any:
-        return 7
-
-
-class Numbered(Corridor):
-    taskset = NumberedTasks()
-
-
-def test_a_cluster_that_is_no_text_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="cluster must return a text that is not empty, it returned 7"):
-        cluster_of(f"{__name__}:Numbered", Task("a", "corridor", "long", "", {}))

@@ -38,7 +38,6 @@ def transcript() -> Transcript:
     [
         ('find_order {"id": "W1"}', PLAIN, CALL),
         ("Which order is it?", PLAIN, Reply("Which order is it?")),
-        ("credit of 10 euros is on its way.", PLAIN, Reply("credit of 10 euros is on its way.")),
         ("It costs {a lot}.\nReally {so}.", PLAIN, Reply("It costs {a lot}.\nReally {so}.")),
         ('<tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
         ("<think>Ask {them}.</think>Which order?<|im_end|>", HERMES, Reply("Which order?")),
@@ -55,12 +54,8 @@ def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: obje
     [
         ('find_order {"id": "W1"}\nfind_order {"id": "W2"}', "2 calls at once", 2),
         ('find_order {"id": 7}', "expected string", 1),
-        ("find_order W1", "is no call", 1),
-        ("find_order", "is no call", 1),
         ('I look it up.\nfind_order {"id": "W1"}', "2 calls at once", 2),
         ('find_order {"id": "W1"}\nfind_ordre {}', "did you mean find_order", 2),
-        ("", "no words", 1),
-        ("<think>All is said.</think>\n", "no words", 1),
         ("<think>Never ended.", "no words", 1),
     ],
 )
@@ -117,11 +112,9 @@ def test_an_observation_stays_as_it_was() -> None:
     ("text", "heard"),
     [
         ("Hello <think>a</think>there", "Hello there"),
-        ("begun in the prompt {a}</think>Hello", "Hello"),
         ("Hello<think>never ended", "Hello"),
         ("Hello</s><|eot_id|><end_of_turn>\x1e", "Hello"),
         ("[INST]Hello[/INST] [1] < 3 > <b>", "Hello [1] < 3 > <b>"),
-        ("<tool_call>Hello</tool_call>", "Hello"),
         ("<think>a<think>b</think>Hello", "Hello"),
         ("Hello" + "<think>" * 200_000, "Hello"),  # hours, if each mark were sought to the end
     ],
@@ -187,11 +180,8 @@ class Caller:
     ("part", "value", "message"),
     [
         ("says", "Hello.", r"_user_turn\(\) of env 'desk' returned 'Hello.'; return a UserTurn with a text"),
-        ("says", UserTurn(None), r"_user_turn\(\) of env 'desk' returned UserTurn"),  # type: ignore[arg-type]
         ("finds", ("It is lost.", False), r"_execute\(\) of env 'desk' returned .*; return \(a text, whether"),
-        ("finds", ({"state": "lost"}, False, True), r"_execute\(\) of env 'desk' returned"),
         ("judges", True, r"_verdict\(\) of env 'desk' returned True; return \(reward, info\)"),
-        ("_tools", (FIND, FIND), "tools are named"),
     ],
 )
 def test_what_an_env_of_ones_own_gets_wrong_is_said(part: str, value: object, message: str) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.problems import chunked, read_text, text_files
-from reflectkit.envs.memory.published import read_parquet, read_titles
+from reflectkit.envs.memory.problems import chunked, read_parquet, read_text, read_titles, text_files
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json
 from reflectkit.text import count_tokens
@@ -71,27 +70,6 @@ def test_from_a_folder_to_an_evaluation(
     assert "give one of them" in error_of(both, capsys)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "questions", "said"),
-    [
-        ("a.txt", " \n", ASKED, "holds no text"),
-        ("a.txt", "Text.", [], "expected a list of questions"),
-        ("a.txt", "Text.", [{"question": "?"}], "question 0: field 'answer'"),
-        ("a.txt", "Text.", None, "write what is asked"),
-        ("a.json", {"role": "user"}, ASKED, "expected a list of messages"),
-        ("a.json", [{"role": "user"}], ASKED, "message 0 needs"),
-    ],
-)
-def test_broken_files_are_told(tmp_path: Path, name: str, content: Any, questions: Any, said: str) -> None:
-    with pytest.raises(DataError, match="holds no text"):
-        text_files(tmp_path)
-    path = write(tmp_path, name, content, questions)
-    if questions is None:
-        path.with_name("a.questions.json").unlink()
-    with pytest.raises(DataError, match=said):
-        read_text(path, 100)
-
-
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
@@ -140,13 +118,9 @@ def test_recommendations_need_the_titles_of_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"chunks": "[]"}], "has no column questions_and_answers"),
         ([{"chunks": "[1", "questions_and_answers": "[]"}], "row 0: field 'chunks': is no JSON"),
-        ([{"chunks": "[1]", "questions_and_answers": "[]"}], "expected a list of texts"),
-        ([{"chunks": '["x"]', "questions_and_answers": "[3]"}], "expected a list of questions with answers"),
         ([{"chunks": '["x"]', "questions_and_answers": "[]"}], "no question with an answer"),
         ([published("squad", [{"question": "?", "answer": "a"}])], "cannot be read as parquet"),
-        ([], "no such file"),
     ],
 )
 def test_broken_parquet_is_told(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:

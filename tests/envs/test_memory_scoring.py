@@ -6,23 +6,17 @@ editdistance and python-dotenv).
 
 from __future__ import annotations
 
-import importlib
-import io
-import json
-import os
-import random
 from typing import Any
 
 import pytest
 
 from reflectkit.env import Claim
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.published import SOURCES, answers_of, source_of
+from reflectkit.envs.memory.problems import SOURCES, answers_of, source_of
 from reflectkit.envs.memory.scoring import RULES, Question, nearest, score, scores
 from reflectkit.eventloop import run_sync
 from reflectkit.types import Task
 
-AUTHORS = os.environ.get("MEM_ALPHA", "")
 TITLES = {"1": "Heat", "2": "Toy Story", "3": "Alien", "4": "Aliens", "5": "Jaws", "6": "Up", "7": "Big"}
 
 # source, right answer as published, answer, score. Each score follows from the rule of its source in Mem-α's code.
@@ -156,51 +150,3 @@ def test_a_reader_and_a_judge_can_both_be_awaited() -> None:
     env = Memory(reader=Later(), judge=Says())
     env.reset(Task("t", "memory", "short", "t", {"chunks": ["text"], "questions": [asked]}), 0)
     assert run_sync(env.step("")).info["figures"]["accuracy"] == 1.0
-
-
-WORDS = ["rome", "oslo", "whale", "ship", "anna", "ben", "tea", "milk", "1912", "seven", "red", "river", "the", "a"]
-WRAPS = [
-    "{}", "It is {}.", "{}!", "Answer: {}", "Well,\nAnswer: the {}\nmore", r"So \boxed{{{}}}.", "{} and so on", '"{}"',
-    "<think>no</think>{}", "<think>{}",
-]  # fmt: skip
-
-
-@pytest.mark.skipif(not AUTHORS, reason="set MEM_ALPHA to a checkout of wangyu-ustc/Mem-alpha")
-@pytest.mark.parametrize(
-    "source",
-    ["squad", "hotpotqa", "booksum", "infbench_sum_eng_shots2", "pubmed-rct", "icl_nlu_8296shot_balance", "perltqa",
-     "eventqa_full", "infbench_qa_eng_shots2", "ruler_qa1_197K", "recsys_redial_full", "detectiveqa"],
-)  # fmt: skip
-def test_against_the_authors_scorer(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(AUTHORS)
-    theirs = importlib.import_module("evaluate_agent_results").AgentResultsEvaluator()
-    metrics = importlib.import_module("memalpha.llm_agent.metrics")
-    ids = {title: int(number) for number, title in TITLES.items()}
-    monkeypatch.setattr(metrics, "open", lambda *_: io.StringIO(json.dumps(ids)), raising=False)
-    kind, chance = source_of(source), random.Random(source)
-    for number in range(500):
-        right, answer = made(kind.kind, source, chance)
-        expected = float(theirs._compute_score(source, answer, right, question="?"))
-        assert score(question_of(source, right), answer) == pytest.approx(expected), (number, right, answer)
-
-
-def made(kind: str, source: str, chance: random.Random) -> tuple[Any, str]:
-    """(a right answer in the form of `source`, an answer that is right, nearly right or wrong)"""
-    parts = [" ".join(chance.sample(WORDS[:-2], chance.randint(1, 2))) for _ in range(chance.randint(1, 3))]
-    if kind in ("label", "boxed"):
-        numbers = [str(chance.randrange(12)) for _ in range(2)]
-        right: Any = numbers[0] if source.startswith("pubmed") else numbers[:1] if kind == "label" else numbers[0]
-        return right, chance.choice(WRAPS).format(chance.choice(numbers))
-    if kind == "recommend":
-        named = [chance.choice([*TITLES.values(), "Toy Stry", "aliens", "Hea"]) for _ in range(chance.randint(1, 7))]
-        listed = [f"{number}. {name} (199{number})" for number, name in enumerate(named, 1)]
-        return chance.sample(list(TITLES), 2), chance.choice(["\n".join(listed), ", ".join(named)])
-    told = chance.choice([parts, parts[:1], parts[::-1], chance.sample(WORDS, 3), []])
-    answer = chance.choice(WRAPS).format(chance.choice([" ", ", ", "; the ", " a "]).join(told))
-    if chance.random() < 0.3 and source != "perltqa":  # whose parts the authors compare with the answer's case
-        answer = answer.upper().replace("<THINK>", "<think>").replace("</THINK>", "</think>")
-    if source == "perltqa":
-        return ";".join(parts), answer.lower()
-    if source in ("squad", "hotpotqa"):
-        return parts[0], answer
-    return ", ".join(parts) if source == "booksum" else parts, answer

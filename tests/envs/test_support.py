@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from reflectkit.env import UserTurn
-from reflectkit.envs.support.env import Support
+from reflectkit.envs.support.env import Support, SupportTeacher, untold
 from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
 from reflectkit.envs.support.problems import prove
-from reflectkit.envs.support.scoring import untold
 from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, Ledger, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
-from reflectkit.envs.support.teacher import SupportTeacher
 from reflectkit.envs.support.tools import ESCALATE, TOOLS, execute
 from reflectkit.envs.support.user import MANNERS
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.tools import PLAIN, parse
@@ -73,31 +70,10 @@ def test_every_task_is_solved_by_its_oracle_in_every_mood(level: str) -> None:
         assert {task.data["kind"] for task in tasks} == set(CHANGES)
 
 
-def test_reading_changes_nothing() -> None:
-    ledger = Ledger(shop(3))
-    order = next(iter(shop(3).tables["orders"]))
-    customer = shop(3).tables["orders"][order]["customer"]
-    email = shop(3).tables["customers"][customer]["email"]
-    for name, arguments in [
-        ("find_customer", {"email": email.upper()}),
-        ("get_customer", {"customer": customer}),
-        ("get_order", {"order": order}),
-        ("get_product", {"product": "Desk Lamp"}),
-        ("list_products", {}),
-    ]:
-        done, text = execute(ledger, ToolCall(name, arguments))
-        assert done, text
-    assert not ledger.differences()
-    assert not ledger.changed
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "why"),
     [
-        ("get_order", {"order": "W0"}, "no order W0"),
         ("get_order", {"order": 7}, "expected string"),
-        ("fly", {}, "no tool named"),
-        ("cancel_order", {"order": "W0", "reason": "bored"}, "no longer needed"),
         ("find_customer", {"email": "x" * 10_000}, "no customer"),
         ("change_address", {"order": "{pending}", "address": " \n "}, "the address is empty"),
     ],
@@ -191,21 +167,6 @@ def test_a_needless_escalation_gives_up_and_a_needed_one_does_not() -> None:
     danger = find(REFUSE, kind="danger")
     assert wrong(verdict_of(begun(danger), call(ESCALATE, reason="hurt"))) == set()
     assert "missing_change" in wrong(verdict_of(begun(danger), ToolUse("I cannot help. Anything else?")))
-
-
-def test_the_horizon_is_a_way_to_give_up_that_says_so() -> None:
-    env = begun(find(ONE, mood="terse"), horizon=2)
-    assert "figures" not in result_of(env.step(call("list_products"))).info
-    result = result_of(env.step(call("list_products")))
-    assert not result.terminated
-    assert result.info["figures"]["gave_up"] == 1
-
-
-def test_a_refusal_must_say_why() -> None:
-    task = find(REFUSE, kind="cancel", mood="terse")
-    info = verdict_of(ready(task), ToolUse("I cannot do that. Anything else?"))
-    assert wrong(info) == {"fact_not_told"}
-    assert info["untold"] == [from_json(UserRequest, task.data["requests"][0]).refused]
 
 
 def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
@@ -328,48 +289,6 @@ def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
         env.teacher().action()
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"database": {"seed": 3, "customers": 300, "digest": "00"}}, "another database"),
-        ({"database": {"seed": 3, "customers": 0, "digest": "00"}}, "database.customers"),
-        ({"user": {"name": "A", "city": "B", "email": "", "mood": "sad"}}, "user.mood"),
-        ({"customer": "c1"}, "no customer of the database"),
-    ],
-)
-def test_a_damaged_task_is_one_line(change: dict[str, Any], why: str) -> None:
-    task = find(ONE)
-    with pytest.raises(DataError, match=why):
-        Support().reset(replace(task, data=task.data | change), 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"kind": "fly"}, "requests.0.kind"),
-        ({"facts": {}}, "a request of kind 'cancel' lacks the fact 'order'"),
-        ({"facts": {"order": "W1", "reason": "x", "colour": "red"}}, "'colour' is no fact of a request"),
-        ({"revised": {"address": "5 Elm Street, Ulm"}}, "a fact is revised that the request does not have"),
-        ({"actions": [{"name": "cancel_order", "arguments": {"order": "W0", "reason": "bored"}}]}, "cannot be done"),
-    ],
-)
-def test_a_damaged_request_is_one_line(change: dict[str, Any], why: str) -> None:
-    task = find(ONE, kind="cancel")
-    (request, *others) = task.data["requests"]
-    with pytest.raises(DataError, match=why):
-        Support().reset(replace(task, data=task.data | {"requests": [request | change, *others]}), 0)
-
-
-def test_brief_leaves_out_policy_and_tools_and_reads_calls_from_text() -> None:
-    task = find(ONE, kind="cancel")
-    env, full = begun(task, brief=True), begun(task)
-    seen, all_of_it = result_of(env.reset(task, 0)), result_of(full.reset(task, 0))
-    assert seen.tools == ()
-    assert seen.messages == all_of_it.messages[1:]
-    result_of(env.step(' get_order {"order": "W0"}'))
-    assert env.transcript.messages[-1] == Message("tool", "Error: no order W0", name="get_order")
-
-
 def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
     env = begun(find(SEVERAL), brief=True)
     seen, comments = env.transcript.observe(()), list[str | None]()
@@ -385,23 +304,3 @@ def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
         assert following.startswith(f"{prompt} {action.text}{TURN_END}\n")
     assert "Reflection: Note 0." in prompt
     assert "Note 1." not in prompt
-
-
-def test_a_swap_and_back_is_no_difference() -> None:
-    order = next(
-        name for name, one in shop(3).tables["orders"].items() if one["status"] == PENDING and len(one["items"]) == 1
-    )
-    (item,) = shop(3).tables["orders"][order]["items"]
-    product = shop(3).tables["products"][shop(3).tables["items"][item]["product"]]
-    other = next(name for name in product["items"] if name != item and shop(3).tables["items"][name]["stock"])
-    ledger = Ledger(shop(3))
-    for old, new in ((item, other), (other, item)):
-        done, text = execute(ledger, ToolCall("swap_item", {"order": order, "item": old, "new_item": new}))
-        assert done, text
-    assert not ledger.differences()
-
-
-def test_tasks_of_another_seed_are_other_tasks() -> None:
-    first, second = (make_task(seed, 0, ONE, shop(seed), source_of(seed, CUSTOMERS)) for seed in (1, 2))
-    assert first.id != second.id
-    assert Support.taskset.cluster(first) != Support.taskset.cluster(second)

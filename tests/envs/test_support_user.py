@@ -33,27 +33,19 @@ def persona(mood: Mood = "terse", request: UserRequest = CANCELLING, *, informed
     ("said", "answer"),
     [
         ("What is your email?", "anna.klein11@mail.example"),
-        ("Could you please give me your e-mail address?", "anna.klein11@mail.example"),
         ("May I have your full name and city?", "Anna Klein, Bern"),
-        ("Who am I speaking with?", "Anna Klein, Bern"),
         ("Which order would you like to cancel?", "W1234"),
-        ("Please tell me the order number.", "W1234"),
         ("I need your order number.", "W1234"),
         ("Why do you want to cancel it?", "no longer needed"),
-        ("Before I go ahead: why do you want to cancel it?", "no longer needed"),
         ("Is it no longer needed or ordered by mistake?", "no longer needed"),
         ("What's your email, and which order is it?", "anna.klein11@mail.example W1234"),
-        ("Which color would you like instead?", "I do not know."),
         ("One moment.", "All right."),
         ("I cannot find a customer with that email.", "All right."),
-        ("Sorry about the delay. Our policy has rules for this.", "All right."),
         ("Is the weather nice?", "I do not understand. I want to cancel an order."),
         ("Anything else?", "I do not understand. I want to cancel an order."),
         ("Shall I cancel it?", "You have not asked who I am."),
         ("I cannot cancel it, it is shipped.", "Bye."),
-        ("Unfortunately, it has already been dispatched.", "Bye."),
         ("You are outside of the 30-day return window.", "Bye."),
-        ("Please hold on while I check.", "All right."),
         ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
     ],
 )
@@ -65,14 +57,9 @@ def test_the_user_understands_words_that_agents_use(said: str, answer: str) -> N
     "proposal",
     [
         "I'm sorry to hear that. Shall I cancel order W1234?",
-        "Please confirm (yes/no) that I cancel order W1234.",
-        "May I cancel order W1234?",
-        "Do you want to cancel order W1234?",
         "Would you like me to cancel it now?",
         "I will cancel order W1234. OK?",
-        "I will cancel order W1234 now. Is that alright?",
         "I am going to cancel W1234, no longer needed. Right?",
-        "I would cancel order W1234. Reply yes to go on.",
     ],
 )
 def test_a_proposal_is_understood_in_many_words(proposal: str) -> None:
@@ -116,39 +103,13 @@ def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
     [
         ("paid", "Order W1234 cost 45.50 euros.", True),
         ("paid", "I see order W1234 here.", False),
-        ("paid", "It contains 2 items.", False),
         ("paid", "Was it 45.50 euros?", False),
         ("stock", "It is sold out.", True),
-        ("stock", "There are two left.", True),
         ("stock", "Let me look.", False),
     ],
 )
 def test_a_question_is_answered_by_an_amount_or_a_count(kind: str, said: str, over: bool) -> None:
     assert persona(request=UserRequest(kind, "How much?", {}), informed=True).answer(said).over == over
-
-
-def test_a_wish_for_another_payment_is_said_at_once_and_kept() -> None:
-    wish = UserRequest(
-        "return", "Please take it back, with the money to my gift card.", {"payment": "gift card"}, rule="payment"
-    )
-    user = persona(request=wish)
-    user.identified = True
-    assert user.revealed == {"payment": "gift card"}
-    assert user.answer("Shall I take it back and refund your credit card?").text == "No, to the gift card."
-    assert user.answer("I cannot do that: it goes back to the payment of the order.").over
-
-
-@pytest.mark.parametrize("said", ["please " * 3000, "no longer needed " * 1000, "." * 16_000])
-def test_long_replies_are_read_in_part(said: str) -> None:
-    user = persona()
-    user.answer(said)
-    assert max(len(reply) for reply in user.replies[0]) <= 2000
-
-
-def test_an_item_and_its_option_can_be_asked_for_together() -> None:
-    swap = UserRequest("swap", "I chose the wrong option.", {"order": "W1", "item": "desk lamp", "option": "green"})
-    assert persona(request=swap).answer("Which item is it, and which option would you like?").text == "desk lamp green"
-    assert persona(request=swap).answer("What would you like to exchange it for?").text == "desk lamp green"
 
 
 def test_who_wavers_changes_their_mind_once() -> None:
@@ -163,16 +124,7 @@ def test_who_pushes_insists_twice() -> None:
     assert [answer.over for answer in answers] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Where should I send it?",
-        "To proceed, please tell me the new address.",
-        "Please confirm the new address.",
-        "What is the address?",
-        "What is the new address, please?",
-    ],
-)
+@pytest.mark.parametrize("said", ["Where should I send it?", "Please confirm the new address.", "What is the address?"])
 def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> None:
     address = "5 Elm Street, Ulm"
     moving = persona("terse", replace(CANCELLING, facts={"order": "W1234", "address": address}, revised={}))

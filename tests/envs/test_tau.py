@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.agents.scripted import Demonstrator, Oracle
+from reflectkit.agents.scripted import Oracle
 from reflectkit.cli.main import main
-from reflectkit.config import build
 from reflectkit.console import Quiet
 from reflectkit.env import StepResult, User, UserTurn
-from reflectkit.envs import env_class, make
+from reflectkit.envs import make
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
@@ -71,14 +68,6 @@ def test_right_calls_are_worth_one_without_any_user() -> None:
         assert set(trajectory.figures.values()) == {0.0}
 
 
-def test_demonstrations_with_mistakes_succeed() -> None:
-    episodes = [Episode(task, seed) for task in every() for seed in range(4)]
-    trajectories = rollout(episodes, lambda: make("tau", 30), Demonstrator(0.3))
-    assert all(trajectory.success for trajectory in trajectories)
-    notes = [turn.decision.note for trajectory in trajectories for turn in trajectory.turns]
-    assert {"positive", "mistake", "correction"} == set(notes)
-
-
 def test_the_conversation_is_shown_as_it_was() -> None:
     env = begun("retail-train-0")
     result = played(env, call("find_user", name="Ann"), "<think>Ask.</think>Which order?")
@@ -123,20 +112,6 @@ def test_required_texts_may_be_spread_and_have_commas() -> None:
     assert (result.reward, result.info["untold"], result.info["figures"]["fact_not_told"]) == (0, ["1999"], 1.0)
 
 
-def test_out_of_steps_is_a_reason_and_no_success() -> None:
-    (trajectory,) = rollout([Episode(named("retail-train-1"), 1)], lambda: make("tau", 2, user=Talker()), Oracle())
-    assert (trajectory.status, trajectory.success, trajectory.total_return) == (Status.TRUNCATED, False, 0.0)
-    assert {name for name, value in trajectory.figures.items() if value} == {"gave_up"}
-
-
-def test_changes_are_listed_for_people() -> None:
-    info = played(begun("airline-test-0"), call("cancel_order", order_id="2", reason="late"), DONE).info
-    status = {"field": "status", "before": "pending", "after": "cancelled"}
-    reason = {"field": "reason", "before": None, "after": "late"}
-    assert info["changes"] == [{"record": "orders/2"} | status, {"record": "orders/2"} | reason]
-    assert info["expected"] == [{"record": "orders/1"} | status, {"record": "orders/1"} | reason]
-
-
 @pytest.mark.parametrize("price", [10.0, True])
 def test_numbers_of_another_type_are_a_change_as_in_the_package(price: Any) -> None:
     """The package compares texts: 10 and 10.0 differ, although they are equal."""
@@ -169,15 +144,6 @@ def _all_records() -> list[Any]:
 # ------------------------------------------------------------------------------------------------------------ the user
 
 
-def test_replies_need_a_user_and_say_which() -> None:
-    env = Tau()
-    result_of(env.reset(named("retail-train-0"), 0))
-    result_of(env.step(call("find_user", name="Ann")))
-    with pytest.raises(ConfigError, match="needs a user for replies; give --user openai:MODEL"):
-        env.step("Which order?")
-    assert len(env.transcript.messages) == 4
-
-
 class Silent(Talker):
     """A user who never ends the conversation, and a hostile one."""
 
@@ -198,28 +164,7 @@ def test_a_user_that_never_stops_is_stopped_by_the_horizon_and_its_markup_is_tex
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"domain": "bank"}, "field 'domain'"),
-        ({"domain": "airline"}, "level 'retail', but the domain is 'airline'"),
-        ({"split": "valid"}, "field 'split'"),
-        ({"index": 3}, "tau_bench has 3 tasks in retail train"),
-        ({"index": -1}, "field 'index'"),
-        ({"digest": "0" * 16}, "has another task 0 in retail train; list the tasks again"),
-    ],
-)
-def test_a_task_that_is_not_there_is_one_line(change: dict[str, Any], expected: str) -> None:
-    task = named("retail-train-0")
-    with pytest.raises(DataError, match=expected) as caught:
-        Tau().reset(replace(task, data=task.data | change), 0)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("be kind", "be brief"), ("Cancel order 1, it is late", "Cancel order 1"), ('"price": 10', '"price": 11')],
-)
+@pytest.mark.parametrize(("before", "after"), [("Cancel order 1, it is late", "Cancel order 1")])
 def test_a_changed_package_is_noticed(folder: Path, before: str, after: str) -> None:
     task = named("retail-train-0")
     text = FILES["envs/__init__.py"]
@@ -228,25 +173,6 @@ def test_a_changed_package_is_noticed(folder: Path, before: str, after: str) -> 
     (other / "tau_bench" / "envs" / "__init__.py").write_text(text.replace(before, after), encoding="utf-8")
     with installed(other), pytest.raises(DataError, match="has another task 0 in retail train"):
         Tau().reset(task, 0)
-
-
-@pytest.mark.parametrize("text", [None, "raise ImportError('no module\\nof that kind')"])
-def test_a_missing_package_is_one_line_with_the_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
-) -> None:
-    task = named("retail-train-0")
-    if text is not None:  # something else of the same name
-        (tmp_path / "tau_bench" / "envs").mkdir(parents=True)
-        (tmp_path / "tau_bench" / "__init__.py").touch()
-        (tmp_path / "tau_bench" / "envs" / "__init__.py").write_text(text)
-    with installed(tmp_path):
-        if text is None:
-            monkeypatch.setitem(sys.modules, "tau_bench", None)  # as if nothing was installed
-        with pytest.raises(ConfigError, match=r"needs the tau_bench package .*git clone") as caught:
-            Tau().reset(task, 0)
-    assert "\n" not in str(caught.value)
-    assert "unrelated" in str(caught.value)
-    assert "litellm" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -326,28 +252,6 @@ def test_problems_are_listed_by_domain_and_split_without_their_texts() -> None:
     assert "Ann" not in json.dumps([task.data for task in every()])
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"domain": ("bank",)}, "no --domain named 'bank'"),
-        ({"split": ("valid",)}, "no --split named 'valid'"),
-        ({"domain": ("airline",), "split": ("train", "dev")}, "--split train, dev: airline has only test"),
-    ],
-)
-def test_problems_that_are_not_there_are_one_line(settings: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        build(ProblemSettings, settings)
-
-
-def test_levels_are_domains_and_customers_are_clusters() -> None:
-    task = named("airline-test-1")
-    assert [Tau.taskset.at_level(task, level) is not None for level in Tau.levels] == [False, True, True]
-    assert env_class("tau").taskset.cluster(task) == "airline/bob"
-    both = Tau.taskset.at_level(task, "all")
-    assert both is not None
-    assert result_of(Tau().reset(both, 0)).messages[0].content.startswith("Policy of the airline")
-
-
 def test_commands_from_problems_to_demonstrations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,35 +274,6 @@ def test_commands_from_problems_to_demonstrations(
     assert any(row["prompt"].endswith("Agent:") and "cancel_order" in row["completion"] for row in rows)
     capsys.readouterr()
     assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"simulator": "@openai"}, "write MODEL@PROVIDER"),
-        ({"simulator": "m@openai", "user": "local:m"}, "--user and --simulator both play the user"),
-    ],
-)
-def test_wrong_settings_are_one_line(settings: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        build(Tau.Settings, settings)
-
-
-def test_without_litellm_the_packages_own_user_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [NoLitellm(), *sys.meta_path])
-    with pytest.raises(ConfigError, match="leave out --simulator"):
-        Tau(Talker(), simulator="m@openai")
-    with pytest.raises(ConfigError, match="--simulator needs litellm") as caught:
-        make("tau", 30, simulator="m@openai")
-    assert "\n" not in str(caught.value)
-
-
-class NoLitellm:
-    """An importer that has no litellm."""
-
-    def find_spec(self, name: str, *rest: Any) -> None:
-        if name == "litellm":
-            raise ModuleNotFoundError(f"No module named {name!r}")
 
 
 def test_chat_models_are_the_agent_and_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

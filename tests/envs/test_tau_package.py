@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ from reflectkit.envs.tau.problems import tasks_of
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import generator
-from reflectkit.tools import check_call
 from reflectkit.types import Message, Observation, Status, Task, ToolCall, ToolUse
-from tests.server import serve
 from tests.taubench import CHECKOUT, THERE, installed
 
 pytestmark = pytest.mark.skipif(
@@ -42,20 +39,6 @@ def real() -> Iterator[None]:
     """The real package, with its modules kept from test to test."""
     with installed(CHECKOUT):
         yield
-
-
-def test_the_package_has_the_tasks_that_the_benchmark_has() -> None:
-    assert {place: len(package.problems(*place)) for place in SIZES} == SIZES
-    digests = [problem.digest for place in SIZES for problem in package.problems(*place)]
-    assert len(set(digests)) == 684, "two tasks of retail's test split are the same"
-
-
-def test_every_tool_has_a_schema_that_calls_can_be_checked_with() -> None:
-    for name, splits in package.SPLITS.items():
-        for split in splits:
-            for problem in package.problems(name, split):
-                for call in problem.actions:
-                    assert check_call(call, package.domain(name).tools) is None
 
 
 def test_the_right_calls_of_all_tasks_are_worth_one() -> None:
@@ -161,33 +144,3 @@ def test_random_walks_are_as_in_the_packages_own_env(name: str) -> None:
     assert {0.0, 1.0} >= set(rewards)
     if WALKS >= 200:
         assert set(rewards) == {0.0, 1.0}, "walks of both ends"
-
-
-@pytest.mark.skipif(find_spec("litellm") is None, reason="litellm is not installed")
-def test_the_packages_own_user_is_asked_side_by_side_and_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first words, an end in its own words, and a server that refuses one call."""
-
-    def answer(body: dict[str, Any]) -> str:
-        if len(body["messages"]) == 2:
-            return "Hello, I want something."
-        return "Thanks! ###STOP###" if "done" in body["messages"][-1]["content"] else "Please go on."
-
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    tasks = tasks_of("retail", "dev")[:6]
-    with serve(answer) as server:
-        server.delay_s = 0.2
-        monkeypatch.setenv("OPENAI_API_BASE", server.url)
-        episodes = [Episode(task, 0) for task in tasks]
-        played = rollout(episodes, lambda: make("tau", 30, simulator="m@openai"), Oracle())
-        assert [trajectory.success for trajectory in played] == [True] * 6
-        assert server.most_at_once > 1
-        assert played[0].turns[0].observation.messages[1].content == "Hello, I want something."
-        prompts = {request["messages"][0]["content"] for request in server.requests}
-        texts = [problem.instruction for problem in package.problems("retail", "dev")[:6]]
-        assert all(any(text in prompt for prompt in prompts) for text in texts)
-        server.faults = [("status", 400, {}, {"message": "no such model"})] * 20
-        (failed,) = rollout(episodes[:1], lambda: make("tau", 30, simulator="m@openai"), Oracle())
-    assert failed.status is Status.ABORTED
-    assert "the user m@openai cannot be asked" in failed.reason
-    assert "\n" not in failed.reason

@@ -16,7 +16,6 @@ from reflectkit.evals.stats import (
     amount_interval,
     by_cluster,
     by_task,
-    flips,
     hierarchical_interval,
     interval_over_seeds,
     mean_interval,
@@ -50,16 +49,6 @@ def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
     assert scipy.stats.beta.cdf(1 - low, 0.5, 100 / 30 * (1.95996 / 3.18245) ** 2 + 0.5) == pytest.approx(
         0.975, abs=1e-4
     )
-
-
-@pytest.mark.parametrize("clusters", [2, 7, 18, 19])
-def test_equal_outcomes_divide_nothing_by_zero(clusters: int) -> None:
-    """Of 18 clusters, the weight of the prior was minus that of the data."""
-    with np.errstate(divide="raise", invalid="raise"):
-        low, high = rate_interval([[0.3]] * clusters)
-        found = paired({str(n): 1.0 for n in range(clusters)}, {str(n): 0.7 for n in range(clusters)}, draws=50)
-    assert low < 0.3 < high
-    assert found.low < found.high
 
 
 def test_fewer_than_two_clusters_say_nothing() -> None:
@@ -172,20 +161,6 @@ def test_an_interval_excludes_0_exactly_where_the_test_rejects(clusters: int) ->
     assert rejected > 0 or clusters == 4  # of four clusters two of sixteen patterns are as extreme: p is at least 1/8
 
 
-def test_coverage_of_few_clusters_near_1() -> None:
-    """The cell of the percentile bootstrap that was seen to fail: 20 tasks, p = .05 and 1.00 against .95."""
-    chance, covered, apart = random.Random(3), 0, 0
-    for _ in range(150):
-        wins = [float(chance.random() < 0.95) for _ in range(20)]
-        low, high = rate_interval([[one] for one in wins], trials=20)
-        covered += low <= 0.95 <= high
-        found = paired({str(n): 1.0 for n in range(20)}, {str(n): one for n, one in enumerate(wins)})
-        apart += found.low <= 0.05 <= found.high
-        assert found.high - found.low > 0.1
-    assert covered / 150 >= 0.93
-    assert apart / 150 >= 0.93
-
-
 def test_single_tasks_have_scipys_test_and_interval() -> None:
     """scipy has no test or interval for clusters; where every cluster is one task, its figures are ours."""
     gaps = [2.5, -1.0, 4.0, 0.5, 3.0, -0.25, 1.75, 2.0]
@@ -201,17 +176,6 @@ def test_pass_at_and_pass_all_by_hand() -> None:
     assert pass_all(2, 3, 4) == pytest.approx(3 / 6)
     assert (pass_at(1, 3, 4), pass_all(1, 3, 4)) == (0.75, 0.75)
     assert (pass_at(4, 0, 4), pass_all(4, 4, 4)) == (0.0, 1.0)
-
-
-def test_many_clusters_and_large_values() -> None:
-    """A sign is a byte; 0.1 % of 5,000 tasks differ in each direction, and squares of 1e200 are not taken."""
-    signs_DC, every = flips(np.ones(5000), 4000)
-    assert (signs_DC.nbytes, every) == (5000 * 4000, False)
-    first = {str(n): float(n < 5) for n in range(5000)}
-    second = {str(n): float(5 <= n < 10) for n in range(5000)}
-    assert paired(first, second).p == 1.0
-    low, high = mean_interval([[1e200], [3e200]])
-    assert (low, high) == pytest.approx((2e200 - 12.7062e200, 2e200 + 12.7062e200), rel=1e-5)
 
 
 def test_a_moved_end_is_of_all_sign_patterns() -> None:
@@ -259,13 +223,7 @@ def every_replicate(by_seed: list[list[list[float]]]) -> list[tuple[float, float
     return [(float(value), float(chance)) for value, chance in sorted(chances.items())]
 
 
-@pytest.mark.parametrize(
-    "by_seed",
-    [
-        [[[1, 0], [0], [-1]], [[1], [1, 1]]],
-        [[[0], [1]], [[1], [-1, 0]], [[1], [1]]],
-    ],
-)
+@pytest.mark.parametrize("by_seed", [[[[1, 0], [0], [-1]], [[1], [1, 1]]], [[[0], [1]], [[1], [-1, 0]], [[1], [1]]]])
 def test_ends_are_the_quantiles_of_all_replicates(by_seed: list[list[list[float]]]) -> None:
     replicates = every_replicate(by_seed)
     assert sum(chance for _, chance in replicates) == pytest.approx(1)

@@ -6,21 +6,17 @@ import csv
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 import scipy.stats
 
 from reflectkit.evals.stats import rate_interval
 from reflectkit.evals.tables import (
     ablations_table,
-    aspect_tables,
-    completed,
     csv_text,
     differences,
     differences_over_seeds,
     differences_table,
     figures_of,
-    figures_tables,
     passes_table,
     pooled,
     ranges_of,
@@ -67,15 +63,6 @@ def test_paired_differences_are_those_of_the_rows() -> None:
     assert found["success"]["difference"] == 0.5
 
 
-def test_an_envs_own_figures_take_no_place_of_ours() -> None:
-    own = {"success": 7.0, "return": 3.0}
-    played = [episode("a", "1", True, own), episode("b", "1", False, own)]
-    (found,) = [one for one in differences(played) if one["figure"] == "success"]
-    assert found["difference"] == 1.0
-    (cells,) = csv.DictReader(io.StringIO(csv_text([row("a", "env", "full", played[:1])])))
-    assert [cells[name] for name in ("success", "return", "env_success", "env_return")] == ["1.0", "1.0", "7.0", "3.0"]
-
-
 def test_players_without_a_task_in_common_are_not_compared() -> None:
     aborted = {"status": "aborted"}
     played = [episode("a", "1", True, {}), episode("a", "2", True, {}) | aborted]
@@ -98,13 +85,6 @@ def test_rows_and_differences_count_clusters() -> None:
     (gap,) = [one for one in differences(won) if one["figure"] == "success"]
     assert (gap["tasks"], gap["clusters"], gap["p"]) == (20, 4, 2 / 16)
     assert differences_table([gap], "success").rows[0][-2:] == ("20", "4")
-
-
-def test_one_cluster_leaves_no_infinity_in_json() -> None:
-    played = [question(name, number, "one.py", True) for name in "ab" for number in range(3)]
-    assert row("a", "auto_explore", "full", played[:3])["figures"]["tokens"]["low"] is None
-    assert {one["low"] for one in differences(played) if one["figure"] == "tokens"} == {None}
-    assert "unknown" in str(figures_tables([row("a", "auto_explore", "full", played[:3])])[1].rows)
 
 
 def test_pass_at_has_an_interval_by_cluster() -> None:
@@ -153,12 +133,6 @@ def test_a_figure_is_a_share_if_each_episode_has_one() -> None:
     assert figures_of(played, {}, ranges_of(played))["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     shares = [one | {"figures": {"share": 1.0}} for one in played]
     assert figures_of(shares, {}, ranges_of(shares))["share"]["low"] < 0.8
-
-
-def test_no_figure_takes_the_end_of_anothers_interval() -> None:
-    played = [episode("a", str(task), True, {"floors": 2.0, "floors_low": 7.0}) for task in range(3)]
-    (cells,) = csv.DictReader(io.StringIO(csv_text([row("a", "env", "full", played)])))
-    assert (cells["env_floors"], cells["env_floors_low"], cells["floors_low"]) == ("2.0", "2.0", "7.0")
 
 
 def test_a_level_without_the_measure_is_not_compared_by_it() -> None:
@@ -216,28 +190,6 @@ def test_players_of_several_evaluations_are_compared() -> None:
     assert gaps["plain (evaluation)", "plain (again)"] == -1.0
 
 
-@pytest.mark.parametrize(
-    ("seeds", "of_seeds", "of_tasks"),
-    [(3, 0.5, 0.0), (10, 0.0, 0.3)],
-    ids=["few seeds that differ", "many seeds on the same tasks"],
-)
-def test_no_effect_is_seldom_one(seeds: int, of_seeds: float, of_tasks: float) -> None:
-    """The bootstrap alone excludes 0 in 16 % and 12 % of these, the t interval of the second in 16 %."""
-    chance, excluded = np.random.default_rng(0), 0
-    for _ in range(15):
-        tasks = chance.normal(0, of_tasks, 20)
-        parts = []
-        for seed in chance.normal(0, of_seeds, seeds):
-            gaps = np.clip(seed + tasks, -1, 1)
-            outcomes = chance.random((2, 20)) < np.array([0.5 + gaps / 2, 0.5 - gaps / 2])
-            named = zip(("ours", "plain"), outcomes.tolist(), strict=True)
-            parts.append([episode(name, str(task), won) for name, row in named for task, won in enumerate(row)])
-        (one,) = seed_differences({"": parts})
-        excluded += one["low"] > 0 or one["high"] < 0
-        assert (one["low"] > 0 or one["high"] < 0) == (one["p"] < 0.05)
-    assert excluded / 15 <= 0.1
-
-
 def test_tries_by_hand() -> None:
     """Task x: 2 of 4, task y: 4 of 4. pass@2 of x is 1 - (2 over 2) / (4 over 2) = 5/6, pass^2 is 1/6."""
     played = [episode("a", "x", number < 2) for number in range(4)] + [episode("a", "y", True) for _ in range(4)]
@@ -265,27 +217,3 @@ def test_tries_of_two_seeds_are_not_one_models() -> None:
     (figures,) = pooled(parts)
     assert figures["pass_at"]["2"] == figures["pass_all"]["2"] == pytest.approx((1 / 2 + 1) / 2)
     assert figures["by_seed"] == [1.0, 0.5]
-
-
-def test_success_by_aspect() -> None:
-    played = [episode("a", str(number), number % 2 == 0, aspects={"mood": "terse"}) for number in range(4)]
-    played += [episode("a", f"c{number}", True, aspects={"mood": "chatty"}) for number in range(2)]
-    played += [episode("a", "z", False, aspects={"mood": "chatty"}, status="aborted")]
-    (table,) = aspect_tables(played)
-    assert table.columns == ("policy", "level", "mood", "success", "95 % interval", "tasks")
-    assert [(line[2], line[3], line[5]) for line in table.rows] == [
-        ("chatty", "100.0 %", "2"),
-        ("terse", "50.0 %", "4"),
-    ]
-
-
-def test_right_of_those_named_by_hand() -> None:
-    """Three tasks are answered, two of them rightly; the fourth ends without an answer, and a fifth is aborted."""
-    played = [episode("a", str(number), number < 2, figures={"named": 1.0}) for number in range(3)]
-    played += [episode("a", "3", False), episode("a", "4", False, status="aborted")]
-    found = row("a", "", "one", completed(played))
-    assert (found["named_episodes"], found["right_of_named"]) == (3, pytest.approx(2 / 3))
-    assert found["right_of_named_low"] < 2 / 3 < found["right_of_named_high"]
-    assert found["success"] == 1 / 2
-    shown = table("", [found])
-    assert shown.rows[0][shown.columns.index("right, of those named")].startswith("66.7 % (")

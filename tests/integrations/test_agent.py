@@ -17,14 +17,11 @@ import pytest
 
 import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.envs import make
-from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import ACTIONS
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
-from reflectkit.models.load import LoadedModel, load_player, save_player
+from reflectkit.models.load import load_player
 from reflectkit.prompts import policy_prompt, reflection_prompt
-from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from tests.server import serve
 
@@ -180,17 +177,6 @@ def test_a_chat_template_reasons_as_in_training(checkpoints: dict[str, Path], tm
             assert agent._agent.dialogue.thinking == expected  # type: ignore[attr-defined]
 
 
-def test_another_env_than_that_of_training_is_a_warning(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    policy = run_of(tmp_path / "policy", checkpoints["policy"], 1, {"env": "taxi"}, {})
-    reflector = run_of(tmp_path / "reflector", checkpoints["reflection"], 1, {"env": "corridor"}, {})
-    with pytest.warns(UserWarning, match=r"reflector.* was trained in env 'corridor', but plays in 'taxi'"):
-        load_agent(policy, reflector, device="cpu").close()
-    plain = run_of(tmp_path / "plain", checkpoints["plain"], 1, {"env": "taxi"}, {})
-    episode = Episode(Corridor.taskset.tasks("long")[0], 0)
-    with load_agent(plain, device="cpu") as agent, pytest.warns(UserWarning, match="in env 'taxi', but plays in 'corr"):
-        rollout([episode], lambda: make("corridor", 1), agent, width=1)
-
-
 def test_sampling_repeats_with_the_seed(checkpoints: dict[str, Path], observations: list[Any]) -> None:
     def acts(seed: int) -> list[str]:
         with load_agent(checkpoints["plain"], temperature=1.0, seed=seed, device="cpu") as agent:
@@ -199,21 +185,6 @@ def test_sampling_repeats_with_the_seed(checkpoints: dict[str, Path], observatio
     assert acts(1) == acts(1)
     assert acts(1) != acts(2)
     assert len(set(acts(1))) > 1
-
-
-@pytest.mark.parametrize(
-    ("seen", "choices", "message"),
-    [
-        (3, (), "must be a text, an Observation, or a list"),
-        ([{"role": "robot", "content": "x"}], (), "'role': one of system, user"),
-        ("x", ["south", 3], "choices must be a list"),
-        ("x", "south", "choices must be a list"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line(agent: LoadedAgent, seen: Any, choices: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        agent.act(seen, choices)
-    assert "\n" not in str(error.value)
 
 
 def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
@@ -229,28 +200,6 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     agent.close()
     with pytest.raises(AgentError, match="was closed"):
         agent.act(observations[0].text)
-
-
-@pytest.mark.parametrize(
-    ("policy", "reflector", "message"),
-    [
-        ("results/nowhere/at/all", None, "no such model folder"),
-        ("", None, "is empty"),
-        ("oracle", None, "part of an environment"),
-        ("openai:gpt-4o", "results/x/y", "plays with a chat model"),
-        ("openai:gpt-4o", None, "OPENAI_API_KEY"),
-        ("a=b/c/d+e/f/g", "h", "leave one out"),
-    ],
-)
-def test_what_cannot_be_loaded_is_one_line(
-    policy: str, reflector: str | None, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(reflectkit.ReflectkitError, match=message) as error:
-        load_agent(policy, reflector)
-    assert "\n" not in str(error.value)
 
 
 def test_a_chat_model_reads_the_rules_and_its_failure_is_an_error() -> None:
@@ -277,12 +226,3 @@ def test_a_forked_child_acts_too(checkpoints: dict[str, Path], observations: lis
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert expected is not None
     assert status == 10 + (agent.act(observations[1].text, ACTIONS).index or 0)
-
-
-def test_a_base_with_an_adapter_of_a_player_without_role_acts(policy: LoadedModel, tmp_path: Path) -> None:
-    """A model that reflectkit did not write has no role and no env: it is shown exactly what is given."""
-    save_player(tmp_path / "model", LoadedModel(policy.model, policy.tokenizer, None))
-    (tmp_path / "model" / "reflectkit.json").unlink()
-    with load_agent(tmp_path / "model", device="cpu", max_new_tokens=3) as agent:
-        assert agent.act("x", ["a", "b"]).action in ("a", "b")
-        assert agent.act("x").index is None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
 import json
 import os
 import re
@@ -24,17 +23,14 @@ from unittest.mock import MagicMock
 
 import pytest
 import yaml
-from transformers import GPT2Config, PreTrainedTokenizerFast
+from transformers import GPT2Config
 from transformers.utils import import_utils
 
 from reflectkit.envs.support.env import Support
-from reflectkit.envs.taxi import Taxi
 from reflectkit.eventloop import result_of
-from reflectkit.integrations import slime as plugin
 from reflectkit.integrations.slime.__main__ import prompt_row
 from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.tokens import label_ids
 from reflectkit.types import Task
 from tests.models.test_chat import byte_by_byte, make_tokenizer
 from tests.router import Router, serve_router
@@ -214,145 +210,6 @@ def test_a_conversation_is_one_row_with_the_tokens_that_sglang_sampled(slime: An
     assert row.prefix_cache_info.total_prompt_tokens == sum(len(body["input_ids"]) for body, *_ in router.requests)
     assert row.response.startswith(script.texts[0])
     row._validate_response_metadata_lengths()
-
-
-def test_a_template_that_forgets_thoughts_makes_rows_of_one_rollout(slime: Any, arguments: Any, folders: Any) -> None:
-    said = ["<think>Who?</think>Who are you?", "<think>Hm.</think>Which order?", REFUSAL]
-    with serve_router(Script(said, "forgetful")) as router:
-        args = arguments(router, hf_checkpoint=str(folders["forgetful"]))
-        rows = play(slime, args, sample_of(slime, TASK, index=5, group_index=1))
-    assert len(rows) == 3
-    assert {row.rollout_id for row in rows} == {5}
-    assert {row.group_index for row in rows} == {1}
-    assert len({row.reward for row in rows}) == 1
-    assert trained(rows) == sampled(router)
-    slime("slime.observability.rollout_data_utils").validate_rollout_id_annotated([[rows]])
-
-
-TAXI = Taxi.taskset.tasks("full")[0]
-
-
-@pytest.mark.parametrize("legal", [True, False])
-def test_choices_are_sampled_from_the_whole_vocabulary(
-    slime: Any, arguments: Any, taxi_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, legal: bool
-) -> None:
-    taxi_tokenizer.save_pretrained(tmp_path)
-    GPT2Config(n_positions=4096).save_pretrained(tmp_path)
-    labels = label_ids(taxi_tokenizer, 6)
-    word = taxi_tokenizer(" x", add_special_tokens=False)["input_ids"][0]
-    with serve_router(lambda prompt: list(labels[0]) if legal or len(router.requests) < 2 else [word]) as router:
-        args = arguments(router, hf_checkpoint=str(tmp_path), reflectkit={"horizon": 4})
-        rows = play(slime, args, sample_of(slime, TAXI, "taxi", index=0))
-    assert len(rows) == (4 if legal else 3)
-    assert trained(rows) == sampled(router)
-    assert all(body["token_ids_logprob"] == [token for (token,) in labels] for body, *_ in router.requests)
-    assert {row.status.value for row in rows} == {"truncated"}
-    assert ("none of the 6 labels" in rows[0].metadata["episode"]["reason"]) is not legal
-
-
-@pytest.fixture(scope="module")
-def taxi_tokenizer() -> PreTrainedTokenizerFast:
-    from reflectkit.models.tiny import build_tokenizer
-    from reflectkit.prompts import label
-
-    return build_tokenizer(["Actions:", "Action: x"], [label(index) for index in range(6)])
-
-
-def write_tasks(path: Path, tasks: Sequence[Task], split: str) -> str:
-    path.write_text("".join(json.dumps(prompt_row("support", task, split)) + "\n" for task in tasks))
-    return str(path)
-
-
-def test_a_whole_rollout_of_uneven_episodes(slime: Any, arguments: Any, tmp_path: Path) -> None:
-    """slime's own loop, data source, filter and checks: each group has successes and failures, of one to three rows."""
-    tasks = [Support.taskset.example("refuse", seed) for seed in range(4)]
-    script = Script([f"<think>{number}</think>Who are you?" for number in range(5)])
-    right, wrong = script.ids(REFUSAL), script.ids("<think>No.</think>Goodbye?")
-
-    def answer(prompt: list[int]) -> list[int]:
-        turn = script.tokenizer.decode(prompt).count("<|im_start|>assistant") - 1
-        number = next(router.numbers)
-        return [right, wrong, script(prompt)][number % 3] if turn < 4 else right
-
-    with serve_router(answer) as router:
-        path = write_tasks(tmp_path / "train.jsonl", tasks, "train")
-        args = arguments(
-            router, prompt_data=path, n_samples_per_prompt=4, reflectkit={"thinking": "hidden", "horizon": 6}
-        )
-        rollouts = slime("slime.ray.rollout")
-        manager = object.__new__(rollouts.RolloutManager)
-        manager.args, manager.custom_convert_samples_to_train_data_func = args, None
-        manager.custom_reward_post_process_func = plugin.normalise_rewards
-        manager.generate_rollout = slime("slime.rollout.sglang_rollout").generate_rollout
-        manager.data_source = slime("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
-        samples, _ = manager._get_rollout_data(0)
-        data = manager._convert_samples_to_train_data(samples)
-    rows_of: dict[int, list[int]] = {}
-    for number, sample in enumerate(samples):
-        rows_of.setdefault(sample.rollout_id, []).append(number)
-    assert len(rows_of) == 8  # two groups of four episodes
-    assert len({len(rows) for rows in rows_of.values()}) > 1
-    assert set(trained(samples)) <= set(sampled(router))
-    assert data["rollout_log_probs"] == [sample.rollout_log_probs for sample in samples]
-    groups: dict[int, list[float]] = {}
-    for rows in rows_of.values():
-        assert len({data["rewards"][row] for row in rows}) == 1
-        assert {data["rollout_mask_sums"][row] for row in rows} == {sum(sum(samples[row].loss_mask) for row in rows)}
-        groups.setdefault(samples[rows[0]].group_index, []).append(data["rewards"][rows[0]])
-    for rewards in groups.values():  # each episode counts once: the normalised rewards of a group sum to 0
-        assert (len(rewards), max(rewards) > 0) == (4, True)
-        assert sum(rewards) == pytest.approx(0, abs=1e-9)
-    schedule = slime("slime.utils.dp_schedule").build_dp_schedule
-    batch = Namespace(
-        use_dynamic_batch_size=True, max_tokens_per_gpu=100_000, balance_by_flops=False, balance_data=False
-    )
-    parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-    lengths = list(map(len, data["tokens"]))
-    parts, _, _, sizes = schedule(batch, parallel, lengths, global_batch_size=8, rollout_indices=data["rollout_ids"])
-    assert (sorted(row for part in parts for row in part), sizes) == (list(range(len(samples))), [8])
-
-
-def test_an_evaluation_plays_the_test_split_and_leaves_failed_episodes_out(
-    slime: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks = [Support.taskset.example("refuse", seed) for seed in range(3)]
-    script, count = Script([REFUSAL]), itertools.count(1)
-
-    def answer(prompt: list[int]) -> Any:
-        return "abort" if next(count) == 3 else script(prompt)
-
-    with serve_router(answer) as router:
-        args = arguments(router)
-        config = slime("slime.utils.eval_config")
-        path = write_tasks(tmp_path / "test.jsonl", tasks, "test")
-        entry = {
-            "name": "support-test", "path": path, "n_samples_per_eval_prompt": 1, "temperature": 0.0, "top_p": 1.0,
-            "top_k": 1, "max_response_len": 200, "metadata_overrides": {"reflectkit": {"horizon": 3}},
-        }  # fmt: skip
-        args.eval_datasets = config.build_eval_dataset_configs(args, [entry], {})
-        output = slime("slime.rollout.sglang_rollout").generate_rollout(args, 0, None, evaluation=True)
-    part = output.data["support-test"]
-    assert len(part["samples"]) == 3
-    assert {sample.metadata["split"] for sample in part["samples"]} == {"test"}
-    assert {body["sampling_params"]["temperature"] for body, *_ in router.requests} == {0.0}
-    failed = sum(sample.status.value == "aborted" for sample in part["samples"])
-    assert failed == 1
-    logged: dict[str, float] = {}
-    logs = slime("slime.observability.logging_utils")
-    monkeypatch.setattr(logs, "log", lambda args, values, step_key: logged.update(values))
-    metrics = slime("slime.observability.metric_utils")
-    monkeypatch.setattr(metrics, "compute_rollout_step", lambda args, rollout_id: 17)
-    assert plugin.log_evaluation(0, args, output.data, None) is False
-    assert (logged["eval/support-test/reflectkit/failed"], logged["eval/step"]) == (pytest.approx(1 / 3), 17)
-    assert [len(part[key]) for key in ("rewards", "truncated", "samples")] == [2, 2, 2]
-    everything = {"x": {"rewards": [0.0], "truncated": [False], "samples": [failed_sample(slime)]}}
-    assert plugin.log_evaluation(0, args, everything, None) is False
-    assert everything == {}
-
-
-def failed_sample(slime: Any) -> Any:
-    kind = slime("slime.utils.types").Sample
-    return kind(index=0, reward=0.0, status=kind.Status.ABORTED, metadata={"episode": {"task": "t", "figures": {}}})
 
 
 def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:

@@ -15,23 +15,22 @@ from reflectkit.data.sft_rows import joined, lessons, plain_row, policy_row, rea
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
-from reflectkit.envs.wrappers import Horizon
 from reflectkit.errors import CheckpointError
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.sft import encode
-from reflectkit.types import Message, Observation, Status, ToolSpec, Trajectory
+from reflectkit.types import Message, Observation, Status, Trajectory
 from tests.models.test_chat import QWEN, byte_by_byte, make_tokenizer
 
 TASKS = [
     make_task(0, number, level, shop(0), source_of(0, CUSTOMERS)) for level in ("one", "refuse") for number in (0, 1)
 ]
-TOOL = ToolSpec("look_up", "Finds.", {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]})
 
 
 def demonstrations(noise: float = 0.0, **settings: Any) -> list[Trajectory]:
@@ -159,18 +158,6 @@ def test_thinking_is_on_off_or_hidden() -> None:
     assert shown["hidden"] == shown["on"].replace("<think>Hm.</think>\n", "")
     with pytest.raises(CheckpointError, match="enable_thinking"):
         thinker("off", QWEN)
-
-
-@pytest.mark.parametrize(
-    ("text", "thought"),
-    [("<think>Hm.</think>Hello.", "<think>Hm.</think>"), ("Hello.", ""), ("<think>Hm", "<think>Hm")],
-)
-def test_thoughts_are_counted(text: str, thought: str) -> None:
-    dialogue = thinker("on")
-    ids = dialogue.tokenizer(text, add_special_tokens=False)["input_ids"]
-    count = dialogue.thought_tokens(ids)
-    assert dialogue.words(ids[:count]) == thought
-    assert dialogue.words(ids[:count] + ids[count:]) == text
 
 
 def test_an_episode_may_write_so_many_tokens() -> None:

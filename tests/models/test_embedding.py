@@ -12,8 +12,6 @@ pytest.importorskip("sentence_transformers", reason="needs sentence-transformers
 from sentence_transformers import SentenceTransformer, models
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.generate import conversation
 from reflectkit.models.embedding import Embedder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "city", "rome"]
@@ -40,11 +38,3 @@ def test_texts_are_unit_vectors_and_embedded_once(folder: Path) -> None:
     assert np.array_equal(vectors[0], vectors[2])
     assert np.array_equal(embed(["dog city"])[0], vectors[1])
     assert not np.allclose(vectors[0], vectors[1])
-
-
-def test_a_conversation_is_played_with_it(folder: Path) -> None:
-    env = Memory(retrieval=f"embedding:{folder}")
-    env.reset(conversation(0, 4, "short", 0), 0)
-    while not (result := env.step(env.baseline("rag"))).terminated:
-        pass
-    assert len(result.info["answers"]) > 0

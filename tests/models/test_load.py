@@ -1,27 +1,32 @@
-"""Model folders that name code on a hub, the bytes of a copy, and no telemetry."""
+"""Model folders: code that is never run, bases elsewhere, a hub that does not answer, and the bytes of a copy."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import _telemetry
 
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
+from reflectkit.models.checkpoint_metadata import base_of, context_of
 from reflectkit.models.hub import silence_libraries
-from reflectkit.models.load import load_player, save_player
-from reflectkit.runs.identity import digest
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
+from reflectkit.runs.run import digest
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
         ({"n_layer": -1}, "num_hidden_layers is -1, expected a whole number from 1"),
-        ({"n_layer": 10**12}, "num_hidden_layers is 1000000000000, expected"),
         ({"n_layer": 3}, "has no place for 1\\d of the saved tensors"),
     ],
 )
@@ -38,9 +43,7 @@ def test_a_config_of_another_size_is_refused(
     "entry",
     [
         {"attn_implementation": "kernels-community/flash-attn"},
-        {"_attn_implementation": "owner/repo:function"},
         {"attn_implementation": {"": "owner/repo@main"}},
-        {"experts_implementation": "owner/repo"},
         {"text_config": {"_attn_implementation": "owner/repo"}},
     ],
 )
@@ -70,3 +73,71 @@ def test_no_library_reports_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     _telemetry.send_telemetry("trl/SFTTrainer", library_name="trl")
     assert constants.HF_HUB_DISABLE_TELEMETRY
     assert _telemetry._TELEMETRY_THREAD is None
+
+
+BASE, ADAPTER = Path("results/base/checkpoint-1"), Path("results/adapter/checkpoint-2")
+
+
+@pytest.fixture
+def project(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a folder with an adapter that was trained in it, on a base named by a relative path."""
+    folder = tmp_path / "project"
+    shutil.copytree(checkpoints["plain"], folder / BASE)
+    monkeypatch.chdir(folder)
+    save_player(ADAPTER, with_adapter(load_player(BASE, device="cpu"), 4, 8, seed=0))
+    return folder
+
+
+def forget(checkpoint: Path) -> None:
+    """Make `checkpoint` what the version before wrote."""
+    facts = read_json(checkpoint / "reflectkit.json")
+    assert facts.pop("base_folder") == {"name": str(BASE), "path": "../../base/checkpoint-1"}
+    write_json(checkpoint / "reflectkit.json", facts)
+
+
+def lora(player: LoadedModel) -> dict[str, torch.Tensor]:
+    return {name: weight for name, weight in player.model.named_parameters() if "lora" in name}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_an_adapter_loads_from_any_folder(
+    project: Path, tmp_path: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = load_player(ADAPTER, device="cpu")
+    assert base_of(ADAPTER) == str(BASE)  # the same words as before
+    if older:
+        forget(project / ADAPTER)
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("project") / ADAPTER, project / ADAPTER):
+        assert base_of(folder) == str(project / BASE)
+        assert context_of(folder) == here.context
+        there = load_player(folder, device="cpu")
+        assert all(torch.equal(weight, lora(here)[name]) for name, weight in lora(there).items())
+    os.rename(project, tmp_path / "moved")
+    load_player(tmp_path / "moved" / ADAPTER, device="cpu")
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A hub that nobody serves, and an empty folder of downloads."""
+    with socket.socket() as bound:  # bound and not listening: connections are refused
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield endpoint
+
+
+def test_a_hub_that_does_not_answer_is_named_at_once(silent: str) -> None:
+    for opened in (load_player, context_of):
+        began = time.monotonic()
+        with pytest.raises(CheckpointError) as caught:
+            opened("gpt2-xl")
+        assert time.monotonic() - began < 5
+        text = str(caught.value)
+        assert f"{silent} cannot be reached" in text
+        assert "hf download gpt2-xl --local-dir gpt2-xl" in text
+        assert "./gpt2-xl" in text
+        assert "\n" not in text

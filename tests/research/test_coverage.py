@@ -4,16 +4,11 @@ reported.
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from reflectkit.cli.main import main
 from research import coverage as bench_coverage
-from research.coverage import DIFFERENCE, OURS, RATE, Cell, missed, tables
 
 
 def test_wilsons_interval_is_scipys() -> None:
@@ -33,32 +28,3 @@ def test_what_is_drawn_has_its_rate_and_correlation(correlation: str, wanted: fl
     won_NC, lost_NC = bench_coverage.draw_pairs(chance, 2000, sizes_C, 0.5, 0.4, correlation)
     assert (won_NC.mean() / 2, lost_NC.mean() / 2) == pytest.approx((0.3, 0.2), abs=0.01)
     assert ((won_NC == 2).mean() - 0.09) / 0.21 == pytest.approx(wanted, abs=0.02)
-
-
-def test_cells_that_miss_are_told() -> None:
-    good = Cell(RATE, 10, "1", "0", "0.5", {OURS: 0.95, "other": 0.9}, {OURS: 0.2, "other": 0.1})
-    bad = Cell(DIFFERENCE, 20, "3", "1", "1 less 0.95", {OURS: 0.929, "other": 0.5}, {OURS: 0.2, "other": 0.1})
-    assert missed([good, bad]) == [bad]
-    summary, _, low = tables([good, bad])
-    assert [row[:2] for row in summary.rows] == [
-        (RATE, OURS),
-        (RATE, "other"),
-        (DIFFERENCE, OURS),
-        (DIFFERENCE, "other"),
-    ]
-    assert low.rows == ((DIFFERENCE, "20", "3", "1", "1 less 0.95", "92.9 %"),)
-
-
-def test_the_command_is_seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_coverage, "CLUSTERS", (10,))
-    monkeypatch.setattr(bench_coverage, "RATES", (0.5,))
-    monkeypatch.setattr(bench_coverage, "PAIRS", ((1.0, 0.95),))
-    for name in ("a", "b"):
-        assert main(["research.coverage", "--simulations", "20", "--name", name]) == 0
-    first, second = ((tmp_path / "results" / name / "coverage.csv").read_text() for name in ("a", "b"))
-    assert first == second
-    rows = list(csv.DictReader(first.splitlines()))
-    assert {row["method"] for row in rows} >= {OURS, "Korn-Graubard", "bootstrap of clusters", "t of clusters"}
-    assert len(rows) == 13 * 4 + 13 * 3
-    assert main(["research.coverage", "--simulations", "0"]) == 2

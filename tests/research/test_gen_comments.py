@@ -9,7 +9,6 @@ import pytest
 
 from reflectkit.commands import sft
 from reflectkit.console import Quiet, Report
-from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.models.scoring import choice_logprobs
@@ -17,7 +16,7 @@ from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.sampling.hf import LocalSampler
 from research import gen_comments
 from research.own_comments import judged_from_json
-from tests.command_lines import error_of, prepare
+from tests.command_lines import prepare
 
 
 @pytest.fixture(scope="module")
@@ -110,83 +109,3 @@ def test_the_same_bytes_after_a_kill(
     assert resumed.figures == whole.figures
     assert 0 < len(batches) < len(passed)
     assert batches == passed[-len(batches) :]
-
-
-def test_another_margin_selects_again_without_sampling(
-    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a run whose margin no comment reached; the same rows as sampling again gives."""
-    with pytest.raises(ConfigError, match="gains --margin 900"):
-        commented(tmp_path / "a", data, checkpoints, margin=900.0)
-    sampled = commented(tmp_path / "b", data, checkpoints, margin=0.0, most=2)
-
-    def no_sampling(*_: object) -> None:
-        raise AssertionError("a comment is sampled again")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("reflectkit.agents.two_player.Reflector.comments", no_sampling)
-        selected = commented(tmp_path / "a", data, checkpoints, margin=0.0, most=2)
-        for other in ({"seed": 1}, {"samples": 2}):
-            with pytest.raises(AssertionError, match="sampled again"):
-                commented(tmp_path / "a", data, checkpoints, margin=0.0, **other)
-    for name in ("judged.jsonl", "validation.jsonl"):
-        once, again = ([row for _, row in read_jsonl(run.folder / name)] for run in (sampled, selected))
-        elsewhere = [
-            [row.pop("swapped") for row in rows] for rows in (once, again)
-        ]  # in other batches, so rounded else
-        assert once == again
-        assert elsewhere[0] == pytest.approx(elsewhere[1], abs=1e-4)
-    rows = [(tmp_path / name / "own/sft_reflection.jsonl").read_bytes() for name in ("a", "b")]
-    assert rows[0] == rows[1]
-
-
-def test_rows_to_rehearse_come_behind_those_kept(
-    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And choosing other ones samples nothing again."""
-    alone = commented(tmp_path, data, checkpoints)
-    kept = (tmp_path / "own/sft_reflection.jsonl").read_bytes()
-    teacher = tmp_path / "teacher.jsonl"
-    teacher.write_text('{"prompt": "Here:", "completion": " Go on."}\n')
-    with monkeypatch.context() as patched:
-        patched.setattr("reflectkit.agents.two_player.Reflector.comments", None)
-        both = commented(tmp_path, data, checkpoints, rehearse=teacher)
-        assert (tmp_path / "own/sft_reflection.jsonl").read_bytes() == kept + teacher.read_bytes()
-        assert (both.figures["rows"], both.figures["rehearsed"]) == (alone.figures["rows"] + 1, 1)
-        teacher.write_text('{"prompt": "There:", "completion": " Stop."}\n')
-        commented(tmp_path, data, checkpoints, rehearse=teacher)
-        assert (tmp_path / "own/sft_reflection.jsonl").read_bytes() == kept + teacher.read_bytes()
-        commented(tmp_path, data, checkpoints, margin=-999.0)
-        assert (tmp_path / "own/sft_reflection.jsonl").read_bytes() == kept
-
-
-def test_a_last_state_is_compared_with_others_too(
-    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gen_comments, "AT_ONCE", 4)
-    few: dict[str, Any] = {"states": 5, "validate_states": 0, "baseline": "others"}
-    report = commented(tmp_path, data, checkpoints, **few)
-    judged = [judged_from_json(row) for _, row in read_jsonl(report.folder / "judged.jsonl")]
-    assert len(judged) == 5
-    assert all(one is not None and one.swapped is not None for one in judged)
-    none = commented(tmp_path / "none", data, checkpoints, **few | {"baseline": "none"})
-    apart = [judged_from_json(row) for _, row in read_jsonl(none.folder / "judged.jsonl")]
-    assert all(one and other and one.without != other.without for one, other in zip(judged, apart, strict=True))
-
-
-def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    places = ["--policy", str(checkpoints["policy"]), "--reflector", str(checkpoints["reflection"])]
-    places += ["--data-dir", str(data), "--results-dir", str(tmp_path / "results"), "--out-dir", str(tmp_path / "own")]
-    few = ["--states", "3", "--samples", "1", "--max-new-tokens", "2", "--validate-states", "0"]
-    command = ["research.gen_comments", "--env", "taxi", *places]
-    assert "gains --margin 900 nats" in error_of([*command, *few, "--margin", "900"], capsys)
-    assert "give more than 1" in error_of([*command, "--baseline", "others", "--states", "1"], capsys)
-    assert "'nothing' is no model; evaluate" in error_of([*command, "--reflector", "nothing"], capsys)
-    assert "raise --samples" in error_of([*command, "--samples", "2", "--most", "3"], capsys)
-    assert "no such file" in error_of([*command, "--rehearse", str(tmp_path / "x.jsonl")], capsys)
-    own = tmp_path / "own" / "sft_reflection.jsonl"
-    own.parent.mkdir(exist_ok=True)
-    own.write_text('{"prompt": "Here:"}\n')
-    assert "would be written" in error_of([*command, "--rehearse", str(own)], capsys)
-    (own.parent / "other.jsonl").write_text('{"prompt": "Here:"}\n')
-    assert "other.jsonl:1: field" in error_of([*command, "--rehearse", str(own.parent / "other.jsonl")], capsys)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from reflectkit.eventloop import run_sync
-from reflectkit.rollouts.batching import BatchBarrier, Batcher
+from reflectkit.rollouts.episode import BatchBarrier, Batcher
 
 
 def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from reflectkit.errors import ConfigError
-from reflectkit.runs.locks import is_locked, locked, take
+from reflectkit.jsonl import is_locked, locked, take
 
 HOLD = """
 import sys, pathlib
-from reflectkit.runs.locks import locked
+from reflectkit.jsonl import locked
 with locked(pathlib.Path(sys.argv[1])):
     print(1, flush=True)
     input()

@@ -91,24 +91,6 @@ def test_every_width_writes_what_a_row_alone_without_cache_writes(
             assert line.logprobs == pytest.approx(right.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_alone_and_in_company(
-    kind: str, models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rows = prompts(tokenizer, 12)
-    options = {"pad_id": 1, "stop_ids": frozenset([5]), "temperature": 0.9}
-    together = decode(
-        models[kind], rows, max_new_tokens=[20] * PROMPTS, seeds=[7 * row for row in range(PROMPTS)], width=4, **options
-    )
-    backwards = decode(
-        models[kind], rows[::-1], max_new_tokens=20, seeds=[7 * row for row in range(PROMPTS)][::-1], width=3, **options
-    )[::-1]
-    for row, line in enumerate(together):
-        (alone,) = decode(models[kind], [rows[row]], max_new_tokens=20, seeds=[7 * row], **options)
-        assert alone.token_ids == line.token_ids == backwards[row].token_ids
-        assert alone.logprobs == pytest.approx(line.logprobs, abs=1e-4)
-
-
 def test_a_row_fills_its_context_beside_one_that_goes_on(
     models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
 ) -> None:

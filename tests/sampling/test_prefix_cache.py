@@ -24,13 +24,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.envs import env_class, make
-from reflectkit.models.load import LoadedModel
-from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.decoding import Generated, decode
-from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.prefix_cache import LONG, PrefixCache, Read, serves
 
 WORDS = 60
@@ -188,30 +182,3 @@ def test_what_was_used_least_recently_goes_first() -> None:
     assert kept.size == kept.capacity
     kept.clear()
     assert (kept.size, kept.longest(episodes[0].tokens).length) == (0, 0)
-
-
-def test_a_service_desk_is_played_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six episodes of four turns with comments: the same actions, and fewer tokens read, those written included."""
-    kind = env_class("support")
-    tasks = [kind.taskset.example("one", seed) for seed in range(3)]
-    text = " ".join(make("support", 4, brief=True).reset(task, 0).text for task in tasks)
-    tokenizer = build_tokenizer([text], [], vocabulary=290)
-    episodes = [Episode(tasks[number % 3], number) for number in range(6)]
-
-    def played() -> tuple[list[Any], int]:
-        models = [build_model(tokenizer, 2048, seed, init_range=0.1) for seed in (0, 1)]
-        policy = LocalSampler(LoadedModel(models[0], tokenizer, "policy"))
-        reflector = LocalSampler(LoadedModel(models[1], tokenizer, "reflection"), frozen=True, rank=0)
-        agent = TwoPlayerAgent(policy, Reflector(reflector, max_new_tokens=20), max_new_tokens=30)
-        with tokens_read(models[0]) as mine, tokens_read(models[1]) as others:
-            trajectories = rollout(episodes, lambda: make("support", 4, brief=True), agent)
-        return [turn.decision for one in trajectories for turn in one.turns], sum(mine) + sum(others)
-
-    decisions, read = played()
-    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 10**6)
-    fresh, afresh = played()
-    assert [(one.token_ids, one.reflection) for one in decisions] == [(one.token_ids, one.reflection) for one in fresh]
-    for one, other in zip(decisions, fresh, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-    assert max(len(one.prompt_ids) for one in decisions) > 2 * LONG
-    assert read < 0.75 * afresh

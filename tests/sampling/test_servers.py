@@ -20,7 +20,7 @@ from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest, Truncation
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.server import ServerSampler
 from reflectkit.sampling.wire import GoneError, RefusedError, Wire
@@ -336,23 +336,10 @@ def test_what_is_compressed_is_not_read(encoding: str) -> None:
     ("name", "message"),
     [
         ("vllm:localhost:8000", "write the server's address, e.g. vllm:http://localhost:8000"),
-        ("sglang:", "write the server's address, e.g. sglang:http://localhost:8000"),
         ("vllm:http://me:word@localhost:8000", "must not hold a user, key or query; export the key as VLLM_API_KEY"),
-        ("vllm:http://localhost:99999999", "write the server's address"),
     ],
 )
 def test_addresses(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         backend(name)
     assert "word" not in str(error.value)
-
-
-def test_nothing_listens_or_something_else_does(base: Path) -> None:
-    with serve(lambda body: "hello") as other:
-        for kind in KINDS:
-            row = backend(f"{kind}:{other.url}")
-            with pytest.raises(ConfigError, match=r"answers, but is not a server of (vLLM|SGLang)"):
-                row.open(Opening(str(base), "cpu"), row.settings())
-    row = backend(f"vllm:{other.url}")
-    with pytest.raises(GoneError, match="does not answer"):
-        row.open(Opening(str(base), "cpu"), row.settings())

@@ -10,15 +10,12 @@ import pytest
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
-from reflectkit.types import Task
-from tests.train.training import Spelling
 
 
 def branches_of(agent: TwoPlayerAgent, turn: int = 2, horizon: int = 8) -> list[Branch]:
@@ -125,11 +122,3 @@ def test_a_judgement_is_whether_the_policy_prefers_the_oracles_action(policy: Lo
     compared = run_sync(by_judgement(agent, branches_of(agent), corridor, Trial(6, 1.0, 1.0, width=4)))
     rewards = {(comment.text, comment.reward) for one in compared for comment in one.comments}
     assert rewards == {("GOOD", 1.0), ("BAD", 0.0)}
-
-
-def test_a_judgement_needs_choices(policy: LoadedModel, reflector_player: LoadedModel) -> None:
-    agent = agent_of(policy, reflector_player)
-    episode = Episode(Task("a", "spelling", "all", "a", {"word": "a"}), 0)
-    played = rollout([episode], Spelling, agent)
-    with pytest.raises(ConfigError, match="compares enumerated actions; use --reflector-reward return"):
-        run_sync(by_judgement(agent, [Branch(episode, played[0], 0)], Spelling, Trial(2, 1.0, 1.0, width=1)))

@@ -17,7 +17,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ReflectkitError
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
-from reflectkit.sampling.choices import backend
+from reflectkit.sampling.config import backend
 from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.rl_config import StalenessConfig
@@ -120,10 +120,8 @@ LIES: dict[tuple[str, str], Callable[..., None]] = {
     ("choice", "labels: 0.0"): label(lambda value: 0.0),
     ("choice", "labels: random"): label(lambda value: CHANCE.uniform(-20.0, -2.0)),
     ("text", "nan"): each(lambda value: math.nan),
-    ("text", "800 too high"): each(lambda value: value + 800),
     ("text", "5 too high"): each(lambda value: value + 5),
     ("text", "3 too low"): each(lambda value: value - 3),
-    ("text", "-5000"): each(lambda value: -5000.0),
     ("text", "150 tokens for 3"): longer,
     ("text", "a token behind the stop token"): on_after_the_end,
     ("text", "other tokens"): token(lambda one: (one + 7) % 40),
@@ -135,7 +133,7 @@ LIES: dict[tuple[str, str], Callable[..., None]] = {
 }
 
 
-OTHERS = [("choice", "labels: random"), ("text", "5 too high"), ("text", "other tokens"), ("text", "token -1")]
+OTHERS = [("choice", "labels: random"), ("text", "3 too low"), ("text", "other tokens"), ("text", "token -1")]
 LIES_OF = [("vllm", 0, *lie) for lie in LIES]
 LIES_OF += [(kind, staleness, *lie) for kind, staleness in (("vllm", 2), ("sglang", 0)) for lie in OTHERS]
 

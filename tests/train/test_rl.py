@@ -131,7 +131,7 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
             return super().reset(task, seed)
 
     player = corridor_player(seed=0)
-    from reflectkit.envs.wrappers import Horizon
+    from reflectkit.rollouts.wrappers import Horizon
 
     trainer = build_trainer(
         player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
@@ -156,7 +156,7 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
                     raise EnvironmentFailure("the engine is down")
                 return super().reset(task, seed)
 
-        from reflectkit.envs.wrappers import Horizon
+        from reflectkit.rollouts.wrappers import Horizon
 
         return lambda: Horizon(Broken(), 16)
 
@@ -215,20 +215,3 @@ def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
     assert tokens_read() == 1 + 1
     checkpoint.save(tmp_path, trainer, {}, {})
     assert tokens_read() == len(prompt) + 1
-
-
-def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
-    """What the reflector reads counts, too, as what the policy reads does."""
-    player, other = corridor_player(seed=0), corridor_player(seed=1)
-    trainer = build_trainer(player, objective("reinforce"), 1)
-    trainer.agent = agent_of(player, other, watch=trainer.learner.observe)
-    figures = trainer.train_step()
-    rows = sum(
-        len(turn.decision.prompt_ids) + len(turn.decision.token_ids)
-        for trajectory, _ in trainer.latest
-        for turn in trajectory.turns
-    )
-    assert trainer.agent.reflector is not None
-    reading: Any = trainer.agent.reflector.sampler
-    assert reading.tokens > 2 * trainer.agent.reflector.tokens > 0  # prompts are longer than comments
-    assert figures["tokens"] == trainer.agent.policy.tokens + reading.tokens + rows

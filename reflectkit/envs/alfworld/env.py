@@ -30,15 +30,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress
-from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
+from reflectkit.env import Action, Env, PromptSettings, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import Goal, good, progress, rules, write_comment
 from reflectkit.envs.alfworld.games import FOLDER, LOOK, TYPES, inside, read, room_kind
-from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
-from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.seeding import uniform
 from reflectkit.text import count_short, shorten
@@ -89,13 +86,6 @@ class GameTasks(Taskset):
         """The games."""
         games = (inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks)
         return sorted({game for game in games if game and game.is_dir()})
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """A game of each type."""
-        from reflectkit.envs.alfworld.problems import Maker
-
-        games = Maker(folder, seed, ()).make(len(TYPES), progress)
-        return [task_of(game) for game in games], {"games_dir": folder}
 
 
 class AlfworldTeacher(Teacher):

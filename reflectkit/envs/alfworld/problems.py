@@ -22,8 +22,7 @@ from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import TEMPORARY_PREFIX, sweep, write_text
-from reflectkit.runs.locks import locked
+from reflectkit.jsonl import TEMPORARY_PREFIX, locked, sweep, write_text
 from reflectkit.text import pluralize
 from reflectkit.types import Task
 

@@ -22,15 +22,14 @@ Source
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress
-from reflectkit.env import Action, Env, StepResult, Taskset, Teacher
-from reflectkit.envs.auto_explore.comments import write_comment
+from reflectkit.env import Action, Env, PromptSettings, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.auto_explore.questions import read_question
 from reflectkit.envs.auto_explore.repository import (
     UP,
@@ -41,12 +40,88 @@ from reflectkit.envs.auto_explore.repository import (
     offered,
     shortest_path,
 )
-from reflectkit.envs.base import PromptSettings, check_choice, check_task
 from reflectkit.errors import DataError, IllegalActionError
-from reflectkit.seeding import generator as stream
 from reflectkit.seeding import uniform
-from reflectkit.text import count_short, count_tokens, keywords, shorten, stem, words
+from reflectkit.text import WORD, count_short, count_tokens, keywords, shorten, stem, words
 from reflectkit.types import Message, Observation, Task, Trajectory
+
+NAMED = 4  # number of the question's words that a comment checks
+NAME = re.compile(r"\w+")
+LONGEST_PLACE = 40  # characters of a quotation
+ASKED = ("The question asks about {words}.", "It is about {words}.")
+FOUND = ("{file} answers it.", "{file} is the answer.")
+NOT_HERE = ("{file} does not answer it.", "{file} is not the answer.")
+WRONG = ("Reading it was a mistake.", "That was a wrong choice.")
+STRAYED = ("Coming here was a mistake.", "This was the wrong way.")
+TO_FILE = ("{name} may say it.", "{name} looks right.")
+TO_FOLDER = ("Folder {name} fits.", "It should lie in {name}.")
+TO_TOP = ("Nothing here fits.", "It lies elsewhere.")
+
+
+def write_comment(
+    question: str,
+    read: str | None,
+    output: str,
+    folder: Folder,
+    following: str,
+    mistaken: bool,
+    generator: random.Random,
+) -> str:
+    """One line about a state.
+
+    read: path of the file that the last command showed, or None. output: its text. following: the best next command.
+    mistaken: whether the last command was a mistake.
+    """
+    asked_about = question_words(question)[:NAMED]
+    name = following.partition(" ")[2]
+    parts = []
+    if read is None:
+        if mistaken:
+            parts.append(generator.choice(STRAYED))
+        parts.append(generator.choice(ASKED).format(words=", ".join(asked_about) or "something"))
+    else:
+        file = PurePosixPath(read).name
+        places = places_of_words(output)
+        found = [(word, places.get(stem(word.lower()))) for word in asked_about]
+        parts.append(", ".join(f'{word} in "{place}"' if place else f"{word} no" for word, place in found) + ".")
+        if following == f"id {file}":
+            return " ".join([*parts, generator.choice(FOUND).format(file=file)])
+        parts.append(generator.choice(NOT_HERE).format(file=file))
+        if mistaken:
+            parts.append(generator.choice(WRONG))
+    if following == UP:
+        parts.append(generator.choice(TO_TOP))
+    else:
+        parts.append(generator.choice(TO_FOLDER if name in folder.folders else TO_FILE).format(name=name))
+    return " ".join(parts)
+
+
+def places_of_words(output: str) -> dict[str, str]:
+    """The first place of each word's stem in `output`: the name that has it, up to the end of the next name on its
+    line.
+
+    >>> places_of_words("id,late_fee,days\\nLate again")
+    {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again': 'again'}
+    """
+    places: dict[str, str] = {}
+    for line in output.splitlines():
+        for name in NAME.finditer(line):
+            following = NAME.search(line, name.end())
+            for word in words(name[0]):
+                end = following.end() if following and following.end() - name.start() <= LONGEST_PLACE else name.end()
+                places.setdefault(stem(word), line[name.start() : end])
+    return places
+
+
+def question_words(question: str) -> list[str]:
+    """The content words of a question, as written.
+
+    >>> question_words("Where are the late Fees of a loan set?")
+    ['late', 'Fees', 'loan']
+    """
+    as_written = {stem(word.lower()): word for word in reversed(WORD.findall(question))}
+    return [as_written[word] for word in keywords(question)]
+
 
 ALL = "all"
 STEP, ERROR, WARNING = 1, 2, 1
@@ -59,7 +134,6 @@ HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omit
 FEWEST_NAMES = 40  # minimum tokens of the listing
 QUESTION_SHARE = 0.5  # maximum share of prompt_tokens for a question
 REPOSITORIES = "repos_filtered"
-FILES_IN_A_FOLDER = 20  # of a benchmark repository
 
 
 class AutoExploreSettings(PromptSettings):
@@ -101,25 +175,6 @@ class Questions(Taskset):
         roots = sorted({str(task.data.get("root")) for task in tasks})
         place = settings.repos_dir or folder / REPOSITORIES
         return [place / root for root in roots if "/" not in root and (place / root).is_dir()]
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """A repository of `files` files, twenty a folder, two deep, and a question about each."""
-        chance = stream(seed, "bench repository")
-        vocabulary = [
-            "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9)))
-            for _ in range(2000)
-        ]
-        tasks = []
-        for number in range(files):
-            place = number // FILES_IN_A_FOLDER
-            path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
-            lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
-            target = folder / "written" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text("\n".join(lines), encoding="utf-8")
-            data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
-            tasks.append(Task(f"written-{number}", self.env.name, "2", "written", data))
-        return tasks, {"repos_dir": folder}
 
 
 class AutoExploreTeacher(Teacher):

@@ -16,31 +16,341 @@ Source
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress
-from reflectkit.env import Taskset, Teacher, UserTurn
-from reflectkit.envs.base import check_task
-from reflectkit.envs.conversation import ConversationEnv, UserSettings
-from reflectkit.envs.support.hearing import agrees, heard
-from reflectkit.envs.support.policy import POLICY, UserRequest, complete
-from reflectkit.envs.support.scoring import Conduct, changes_json, judge, truth, untold
-from reflectkit.envs.support.shop import CUSTOMERS, Ledger, shop
+from reflectkit.env import Taskset, Teacher, UserTurn, check_task
+from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, UserSettings
+from reflectkit.envs.support.hearing import agrees, heard, names, numbers, statements
+from reflectkit.envs.support.policy import POLICY, QUESTIONS, RULES, UserRequest, complete, refuses, rules_named
+from reflectkit.envs.support.shop import (
+    CUSTOMERS,
+    DELIVERED,
+    LATE_DAYS,
+    PENDING,
+    REASONS,
+    RETURN_DAYS,
+    TEN,
+    Ledger,
+    ShopDatabase,
+    shop,
+)
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
-from reflectkit.envs.support.teacher import SCRIPTED, SupportTeacher
-from reflectkit.envs.support.tools import TOOLS, execute
+from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
 from reflectkit.envs.support.user import Persona, UserIdentity, instructions
-from reflectkit.errors import DataError
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
-from reflectkit.types import Task, ToolCall, ToolSpec, from_json
+from reflectkit.tools import use_of
+from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse, from_json
 
-BENCHMARK = 64  # tasks to measure the env on
+SCRIPTED = "scripted"
+NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
+FACT_QUESTIONS = {
+    "identity": "What is your email?",
+    "order": "Which order is it?",
+    "reason": "What is the reason?",
+    "address": "What is the new address?",
+    "item": "Which item is it?",
+    "option": "Which option would you like?",
+    "payment": "Which payment method?",
+}
+PROPOSALS = {
+    "cancel": "cancel order {order} ({reason})",
+    "address": "send order {order} to {address}",
+    "payment": "change the payment of order {order} to {payment}",
+    "swap": "swap the {item} of order {order} for {option}",
+    "return": "take back the {item} of order {order}",
+    "exchange": "exchange the {item} of order {order} for {option}",
+    "move": "change your address to {address}",
+    "credit": f"give you {TEN} euros for order {{order}}",
+}
+REPORTS = {
+    "cancel": "order {order} is cancelled, {told} euros are refunded",
+    "address": "order {order} goes to {address}",
+    "payment": "order {order} is paid by {payment}",
+    "swap": "order {order} has the {item} in {option} and costs {told} euros",
+    "return": "{told} euros are refunded for the {item}",
+    "exchange": "the {item} comes in {option}, order {order} costs {told} euros",
+    "move": "your address is {address}",
+    "credit": "you get {told} euros",
+}
+UNKNOWN = ("The customer is not known yet.", "It is not known who this is.")
+
+
+class SupportTeacher(ConversationTeacher):
+    """The perfect agent of `Support`, with the scripted user, whose mind it reads."""
+
+    @property
+    def need(self) -> tuple[str, str]:
+        """(what is to be done now, about what): the first thing that is missing."""
+        persona, request, conduct = self.env.persona, self.env.persona.current, self.env.conduct
+        if not persona.identified:
+            return "ask", "identity"
+        if not conduct.found:
+            return "look up", "customer"
+        if request.kind == "danger":
+            return "do", ESCALATE
+        if request.kind == "extra":
+            return "refuse", request.refused
+        for name in request.facts:
+            if name not in persona.revealed:
+                return "ask", name
+            if name == "order" and persona.revealed[name] not in conduct.orders:
+                return "look up", "order"
+            if forbidden := self.forbidden(name):
+                return "refuse", forbidden
+        if request.kind == "payment" and not conduct.account:
+            return "look up", "account"
+        if request.product and request.product not in conduct.products:
+            return "look up", "product"
+        if request.kind in ("paid", "stock"):
+            return "answer", request.kind
+        if request.refused:
+            return "refuse", request.refused
+        if all(call in conduct.done for call in request.actions):
+            return "report", request.kind
+        return ("do", request.actions[0].name) if persona.confirmed else ("confirm", request.kind)
+
+    def forbidden(self, fact: str) -> str:
+        """Why the policy forbids the request, by what is known since `fact` was told; "" if it does not."""
+        request, revealed = self.env.persona.current, self.env.persona.revealed
+        order = self.env.ledger.find("orders", revealed.get("order", ""))
+        if fact == "order" and order is not None:
+            is_recent = order["status"] != DELIVERED or order["days_since_delivery"] <= RETURN_DAYS
+            fits = (
+                order["customer"] == self.env.conduct.customer
+                and (request.kind not in ("cancel", "address", "payment", "swap") or order["status"] == PENDING)
+                and (request.kind not in ("return", "exchange") or is_recent)
+                and (request.kind != "credit" or order["late_days"] >= LATE_DAYS)
+            )
+        elif fact == "reason":
+            fits = revealed[fact] in REASONS
+        else:
+            fits = fact != "payment" or request.kind != "return"
+        return "" if fits else str(request.refused)
+
+    def action(self) -> ToolUse:
+        """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
+        self._need_script()
+        persona, (step, subject) = self.env.persona, self.need
+        request = persona.current
+        facts = {**request.facts, **persona.revealed}
+        told = request.told[0][0] if request.told else ""
+        if step == "ask":
+            return ToolUse(FACT_QUESTIONS[subject])
+        if step == "look up":
+            return use_of([self._look_up(subject, facts)])
+        if step == "do":
+            return use_of(request.actions[:1])
+        if step == "confirm":
+            return ToolUse(f"Shall I {PROPOSALS[request.kind].format(**facts)}, yes or no?")
+        if step == "refuse":
+            said = f"I cannot do that: {subject}"
+        elif step == "report":
+            said = f"Done: {REPORTS[request.kind].format(**facts, told=told)}"
+        elif request.kind == "paid":
+            said = f"Order {facts['order']} cost {told} euros"
+        else:
+            said = f"We have {told} left" if told.isdigit() else f"The {facts['item']} in {facts['option']} is {told}"
+        return ToolUse(f"{said}. Anything else?")
+
+    def _look_up(self, subject: str, facts: Mapping[str, str]) -> ToolCall:
+        identity = self.env.persona.identity
+        if subject == "customer" and identity.email:
+            return ToolCall("find_customer", {"email": identity.email})
+        if subject == "customer":
+            return ToolCall("find_customer_by_name", {"name": identity.name, "city": identity.city})
+        if subject == "order":
+            return ToolCall("get_order", {"order": facts["order"]})
+        if subject == "account":
+            return ToolCall("get_customer", {"customer": self.env.conduct.customer})
+        return ToolCall("get_product", {"product": self.env.persona.current.product})
+
+    def mistakes(self) -> list[ToolUse]:
+        """Needless actions, which spoil nothing."""
+        wrong = [use_of([ToolCall("list_products", {})]), ToolUse("One moment.")]
+        if self.env.conduct.found:
+            wrong.append(use_of([ToolCall("get_order", {"order": self.env.conduct.customer})]))
+        return wrong
+
+    def comment(self, generator: random.Random) -> str:
+        """What is known, what the policy says, and what is missing. Raises ConfigError unless the user is scripted."""
+        self._need_script()
+        step, subject = self.need
+        persona, conduct = self.env.persona, self.env.conduct
+        parts = [f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)]
+        order = persona.revealed.get("order", "")
+        if order in conduct.orders:
+            parts.append(f"{order} is {self.env.ledger.of('orders', order)['status']}.")
+        if step == "refuse":
+            parts.append(f"{generator.choice(('Not allowed', 'The policy forbids it'))}: {subject}.")
+        elif step in ("confirm", "do", "report"):
+            parts.append(generator.choice(("It is allowed.", "The policy allows it.")))
+        missing = {
+            "ask": "who it is" if subject == "identity" else f"the {subject}",
+            "look up": f"the record of the {subject}",
+            "confirm": "a yes",
+            "do": "the change itself" if subject != ESCALATE else "a colleague",
+        }.get(step, "nothing but to say so")
+        return " ".join([*parts, f"Missing: {missing}."])
+
+    @classmethod
+    def check(cls, settings: Any) -> None:
+        """Raises ConfigError unless the user is scripted."""
+        if settings.user != SCRIPTED:
+            raise ConfigError(NO_ORACLE)
+
+    def _need_script(self) -> None:
+        if self.env.user is not None:
+            raise ConfigError(NO_ORACLE)
+
+
+MOST_NUMBERS = 4
+"""Amounts and counts in a reply; a reply with more of them tells none, as a list of all numbers would."""
+MOST_COUNTS = 3
+"""Likewise of a reply about the stock, where "sold out" is a number as well, as it can only be one of ten."""
+MOST_RULES = 2
+"""Rules that the refusals of a request may name, for the same reason."""
+
+
+@dataclass
+class Conduct:
+    """What the agent has done, call by call.
+
+    customer: who the user is, by id. found: the agent found them. orders, products: what it looked up; products by the
+    name that it used. account: whether it looked up the customer. done: the changes that it made. hasty: it made one
+    before it had found the customer. unconfirmed: it made one without a yes.
+    """
+
+    database: ShopDatabase
+    customer: str
+    found: bool = False
+    orders: set[str] = field(default_factory=set)
+    products: set[str] = field(default_factory=set)
+    account: bool = False
+    done: list[ToolCall] = field(default_factory=list)
+    hasty: bool = False
+    unconfirmed: bool = False
+
+    def saw(self, call: ToolCall, agreed: bool) -> bool:
+        """A call was carried out. agreed: the user has said yes to it. Returns whether it changed a record."""
+        arguments = call.arguments
+        if call.name.startswith("find_customer"):
+            self.found |= self.database.customers_with(**arguments)[:1] == [self.customer]
+        elif call.name == "get_order":
+            self.orders.add(arguments["order"])
+        elif call.name == "get_product":
+            self.products.add(arguments["product"].strip().lower())
+        elif call.name == "get_customer":
+            self.account |= arguments["customer"] == self.customer
+        elif call.name not in READING:
+            self.done.append(call)
+            if call.name != ESCALATE:
+                self.hasty |= not self.found
+                self.unconfirmed |= not agreed
+                return True
+        return False
+
+    def has_looked_up(self, request: UserRequest) -> bool:
+        """Whether the agent has read what a refusal of `request`, or its answer, depends on; True if neither is due."""
+        if not (request.kind in QUESTIONS or (request.rule and RULES[request.rule].needs_look_up)):
+            return True
+        if not request.product:
+            return request.facts.get("order") in self.orders
+        products = self.database.tables["products"].items()
+        ids = {name for name, record in products if record["name"] == request.product}
+        return not self.products.isdisjoint({request.product, *ids})
+
+
+def truth(database: ShopDatabase, requests: Sequence[UserRequest], where: str) -> Ledger:
+    """The records after all that is to be done. Raises DataError for a call that cannot be."""
+    ledger = Ledger(database)
+    for call in (call for request in requests for call in request.actions):
+        done, message = execute(ledger, call)
+        if not done:
+            raise DataError(where, f"its call {call.name} cannot be done: {message}", field="data.requests")
+    return ledger
+
+
+def judge(
+    ledger: Ledger,
+    expected: Ledger,
+    requests: Sequence[UserRequest],
+    missing_facts: Sequence[str],
+    conduct: Conduct,
+    satisfied: bool,
+) -> dict[str, bool]:
+    """What was wrong with a finished conversation; it was a success if nothing was.
+
+    missing_facts: the `untold` ones. satisfied: neither did the user leave nor the steps run out.
+    """
+    changes, right = ledger.differences(), expected.differences()
+    return {
+        # A record that was to be changed was changed otherwise, or was not, or a colleague was to take over.
+        "wrong_change": any(changes[record] != right[record] for record in changes.keys() & right.keys()),
+        "missing_change": bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
+        # A record was changed that was to stay as it was.
+        "forbidden_change": bool(changes.keys() - right.keys()),
+        # The user was not told something that they asked for, or why their wish was refused.
+        "fact_not_told": bool(missing_facts),
+        # It ended without a satisfied user: the user left, the steps ran out, or a needless escalation.
+        "gave_up": not satisfied or (ledger.escalated and not expected.escalated),
+        # A record was changed before it was known who the user is, or it never was known.
+        "unidentified": conduct.hasty or not (conduct.found or ledger.escalated),
+        # A record was changed without the user's yes.
+        "unconfirmed": conduct.unconfirmed,
+        # A wish was refused, or a question answered, without a look at the order or the product that it depends on.
+        "not_looked_up": not all(conduct.has_looked_up(request) for request in requests),
+    }
+
+
+def untold(requests: Sequence[UserRequest], replies: Sequence[Sequence[str]]) -> list[str]:
+    """The facts that the user was not told, each by its first wording, and the reasons of refusals. replies: what the
+    user heard during each request. Questions tell nothing, nor does a reply with more numbers, or refusals with more
+    rules, than there is reason for.
+    """
+    missing = []
+    for request, answers in zip(requests, replies, strict=True):
+        stated = [statements(reply) for reply in answers]
+        missing += [fact[0] for fact in request.told if not any(_tells(request, reply, fact) for reply in stated)]
+        if request.rule and RULES[request.rule].words:
+            given = {name for reply in answers if refuses(reply) for name in rules_named(statements(reply))}
+            missing += [request.refused] if request.rule not in given or len(given) > MOST_RULES else []
+    return missing
+
+
+def _tells(request: UserRequest, stated: str, alternatives: Sequence[str]) -> bool:
+    """Whether a reply tells a fact in one of its wordings, of which a number may be written in any way. Of a question
+    about the stock, the option's name, such as "two slots", is no number.
+    """
+    if request.kind == "stock":
+        stated = stated.replace(request.facts.get("option", "").lower(), " ")
+        sold_out = {0.0} if any(names(stated, words) for words in RULES["stock"].words) else set()
+        if len(numbers(stated) | sold_out) > MOST_COUNTS:
+            return False
+    amounts = numbers(stated)
+    return any(
+        float(fact) in amounts and len(amounts) <= MOST_NUMBERS
+        if fact.replace(".", "", 1).isdigit()
+        else names(stated, fact)
+        for fact in alternatives
+    )
+
+
+def changes_json(ledger: Ledger) -> list[dict[str, Any]]:
+    """The changes of the records, for people to read, and whether a colleague took over."""
+    changes = [
+        {"record": name, "field": field, "before": before, "after": after}
+        for (_, name), fields in ledger.differences().items()
+        for field, (before, after) in fields.items()
+    ]
+    taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
+    return [*changes, taken] if ledger.escalated else changes
 
 
 class SupportSettings(UserSettings):
@@ -88,12 +398,6 @@ class Requests(Taskset):
     def aspects(self, task: Task) -> Mapping[str, str]:
         """The user's mood."""
         return {"mood": str(task.data.get("user", {}).get("mood", ""))}
-
-    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """Single requests of users of a generated shop."""
-        source = source_of(seed % 2**31, CUSTOMERS)
-        database = shop(source["seed"], CUSTOMERS)
-        return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
 
 
 class Support(ConversationEnv):

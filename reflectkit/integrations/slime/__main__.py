@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reflectkit.cli import explain
+from reflectkit.cli.app import print_error, say
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import data_folder, env_class
 from reflectkit.envs.setup import at_level, check_level
@@ -66,9 +66,9 @@ def main() -> None:
     try:
         written = write_prompts(arguments.env, arguments.data_dir, arguments.out_dir, arguments.level)
     except (ReflectkitError, OSError) as error:
-        sys.exit(explain.print_error(str(error), 2))
+        sys.exit(print_error(str(error), 2))
     for path, count in written.items():
-        explain.say(f"{path}: {pluralize(count, 'task')}")
+        say(f"{path}: {pluralize(count, 'task')}")
 
 
 if __name__ == "__main__":

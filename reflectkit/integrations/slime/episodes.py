@@ -29,8 +29,8 @@ from reflectkit.integrations.slime.rewards import EPISODE
 from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
 from reflectkit.jsonl import file_text
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
-from reflectkit.rollouts.checked import Checked, checked
 from reflectkit.rollouts.episode import Episode, play
+from reflectkit.rollouts.wrappers import Checked, checked
 from reflectkit.seeding import derive
 from reflectkit.train.batch import rows
 from reflectkit.types import Decision, Observation, Status, Task, Thinking, Trajectory, Turn, from_json

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectkit.errors import ConfigError
 from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.prompts import policy_prompt
 from reflectkit.tools import (
@@ -144,11 +143,8 @@ def test_no_calls(text: str, form: Form) -> None:
     ("text", "error"),
     [
         ("cancle {}", "no tool named 'cancle'; did you mean cancel?"),
-        ("fly {}", "no tool named 'fly'; there are: book_flight, cancel, note"),
         ("cancel", "'cancel' is no call; write one call a line, as name {…}, or only none"),
-        ("book_flight {}", "book_flight: missing argument 'date' (string), 'seats' (integer)"),
         ('book_flight {"date": 3, "seats": 1}', "book_flight: argument 'date': expected string, found integer 3"),
-        ('book_flight {"date": "x", "seats": true}', "argument 'seats': expected integer, found boolean true"),
         (
             'book_flight {"date": "x", "seats": 1, "cabin": "first"}',
             'expected "economy" | "business", found string "first"',
@@ -158,11 +154,8 @@ def test_no_calls(text: str, form: Form) -> None:
             'book_flight {"date": "x", "seats": 1, "day": 2}',
             "unknown argument 'day'; expected date, seats, cabin, bags",
         ),
-        ('cancel {"why": "x"}', "cancel: unknown argument 'why'; expected none"),
         ('note {"a": tru}', "'note': invalid JSON at its line 1, column 7: Expecting value; near 'tru}'"),
-        ('note {"a": NaN}', "invalid JSON: "),
         ('note {"a": 1e999}', "invalid JSON: "),
-        (f'note {{"a": {"1" * 5000}}}', "invalid JSON: "),
         ('note {"a": "\\ud800"}', "invalid JSON: "),
         (f'note {{"a": {"[" * 40}{"]" * 40}}}', "the JSON is nested more than 32 deep"),
         ("cancel {} cancel {}", "'cancel {}' stands behind the arguments; write one call a line"),
@@ -235,11 +228,6 @@ def test_references_within_the_schema_are_followed() -> None:
     assert "expected integer" in parse('near {"x": "1"}', [tool], PLAIN).errors[0]
     endless = ToolSpec("endless", "", {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}})
     assert "without an end" in parse('endless {"x": 1}', [endless], PLAIN).errors[0]
-
-
-def test_a_schema_that_is_none_is_the_authors_error() -> None:
-    with pytest.raises(ConfigError, match="tool 'odd': its parameters are no JSON schema"):
-        parse('odd {"x": 1}', [ToolSpec("odd", "", {"type": "objct"})], PLAIN)
 
 
 def test_the_prompt_of_a_model_without_a_template() -> None:

@@ -1,28 +1,109 @@
-"""A chat model as the user of the service desk, against a real server: roles, the journal, faults, its budget."""
+"""Chat models that an environment asks, as its reader, judge or user, against a real server."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflectkit.chat.budget import BudgetSpentError
-from reflectkit.chat.endpoints import ApiError, Endpoint
-from reflectkit.chat.env_models import GREETING, ChatUser
+from reflectkit.chat.endpoints import ApiError, BudgetSpentError, Endpoint
+from reflectkit.chat.env_models import GREETING, ChatJudge, ChatReader, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import UserTurn
+from reflectkit.env import Claim, Query, UserTurn
+from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
-from reflectkit.envs.wrappers import Horizon
+from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Message, Status, ToolUse
 from tests.command_lines import error_of
 from tests.server import serve
+
+
+class Nothing:
+    """Keeps nothing."""
+
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        return Decision(ToolUse("none"))
+
+
+def test_notes_and_question_are_asked_once_for_all(tmp_path: Path) -> None:
+    prompts: list[str] = []
+
+    def answer(body: dict[str, Any]) -> str:
+        prompts.append(body["messages"][-1]["content"])
+        return "Rome" if "Rome" in prompts[-1] else "unknown"
+
+    with serve(answer) as server:
+        for _ in range(2):
+            reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
+            asked = [Query("Where is Anna?"), Query("Where is Ben?", "Labels are numbers.", 300)]
+            answers = run_sync(reader.answer(asked, [["Anna is in Rome"], []]))
+            assert answers == ["Rome", "unknown"]
+            reader.close()
+    (ben,) = (body for body in server.requests if "Ben" in body["messages"][-1]["content"])
+    assert ben["messages"][0]["content"].startswith("Labels are numbers. ")
+    assert ben["max_tokens"] == 300
+    assert sorted(prompts) == [
+        "Notes:\n(none)\n\nQuestion: Where is Ben?",
+        "Notes:\n- Anna is in Rome\n\nQuestion: Where is Anna?",
+    ]
+
+
+def test_a_judge_says_yes_or_no_and_nothing_else_counts(tmp_path: Path) -> None:
+    said = {"tea": "Yes.", "milk": "No, it does not.", "wine": "Perhaps, yes or no"}
+    with serve(lambda body: said[body["messages"][-1]["content"].split("Answer: ")[1].split()[0]]) as server:
+        judge = ChatJudge(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
+        claims = [Claim("Which drink?", "hot", answer) for answer in ("tea", "milk")]
+        assert run_sync(judge.verdicts(claims)) == [True, False]
+        with pytest.raises(EnvironmentFailure, match="the judge local:m gave no usable answer"):
+            run_sync(judge.verdicts([Claim("Which drink?", "hot", "wine")]))
+        judge.close()
+
+
+def test_many_episodes_wait_for_their_reader_at_once(tmp_path: Path) -> None:
+    """The server answers nobody until all have asked."""
+    tasks = [conversation(number, 4, "short", 0) for number in range(6)]
+    questions = {question["question"] for task in tasks for question in task.data["questions"]}
+    everybody = threading.Barrier(len(questions), timeout=60)
+
+    def answer(body: dict[str, Any]) -> str:
+        everybody.wait()
+        return "unknown"
+
+    with serve(answer) as server:
+        reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", concurrency=100)
+        played = rollout([Episode(task, 0) for task in tasks], lambda: Memory(reader=reader), Nothing())
+        reader.close()
+    assert [trajectory.status for trajectory in played] == [Status.COMPLETED] * 6
+    assert all(set(trajectory.turns[-1].info["answers"]) == {"unknown"} for trajectory in played)
+
+
+def test_an_evaluation_that_is_all_aborted_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = [record_to_json(Record(conversation(number, 4, "short", 0), ())) for number in range(2)]
+    write_json(tmp_path / "tasks.json", records)
+    down = ["--reader", "local:m", "--reader-url", "http://127.0.0.1:9"]
+    common = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "tasks.json", "--policy", "rag"]
+    assert main([*common, *down]) == 2
+    assert "every episode of rag was aborted (2)" in capsys.readouterr().err
+    with serve(lambda body: "unknown") as server:  # the same command goes on
+        assert main([*common, "--reader", "local:m", "--reader-url", server.url]) == 0
+    (run,) = [path.parent for path in (tmp_path / "results").glob("*_evaluate/eval.json")]
+    (row,) = read_json(run / "eval.json")["rows"]
+    assert (row["aborted"], row["episodes"]) == (0, 2)
+    assert main([*common, "--reader", "gpt-4"]) == 2
+
 
 TASKS = [make_task(0, number, "one", shop(0), source_of(0, CUSTOMERS)) for number in range(6)]
 
@@ -54,10 +135,8 @@ def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
-        ("###STOP###", UserTurn("Goodbye.", over=True)),
         ("Thank you. ###STOP###", UserTurn("Thank you.", over=True)),
         ("<think>My order is W12. Then ###STOP###.</think>\n\nHello.", UserTurn("Hello.")),
-        ("Hello. <think>What else?", UserTurn("Hello.")),
     ],
 )
 def test_the_stop_mark_ends_the_conversation_and_is_not_shown(tmp_path: Path, text: str, turn: UserTurn) -> None:
@@ -74,21 +153,6 @@ def play(server_url: str, journal: Path, horizon: int = 3) -> list[Any]:
         return rollout(episodes, lambda: Horizon(Support(user, horizon=horizon), horizon), Greeter(), width=6)
     finally:
         user.close()
-
-
-def test_episodes_do_not_wait_for_each_other_and_come_again_from_the_journal(tmp_path: Path) -> None:
-    def answer(body: dict[str, Any]) -> str:
-        turns = len(body["messages"])
-        return "Bye. ###STOP###" if turns > 4 else f"Turn {turns}."
-
-    with serve(answer) as server:
-        played = play(server.url, tmp_path / "user.jsonl")
-        asked = len(server.requests)
-        assert server.most_at_once > 1
-        assert play(server.url, tmp_path / "user.jsonl") == played
-        assert len(server.requests) == asked
-    assert {trajectory.status for trajectory in played} == {Status.COMPLETED}
-    assert not any(trajectory.success for trajectory in played)
 
 
 def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path) -> None:
@@ -129,18 +193,6 @@ def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
         assert server.answered == answered
 
 
-@pytest.mark.parametrize("text", ["", "<think>My order is W12."])
-def test_a_user_who_says_nothing_is_a_failure_that_says_so(tmp_path: Path, text: str) -> None:
-    with serve(lambda body: text) as server:
-        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl", timeout_s=5)
-        (played,) = rollout([Episode(TASKS[0], 5)], lambda: Horizon(Support(user), 2), Greeter(), width=1)
-        user.close()
-    assert played.status is Status.ABORTED
-    assert played.reason.startswith("the user local:m gave no usable answer: ")
-    assert "empty" in played.reason
-    assert "W12" not in played.reason
-
-
 def test_credits_that_run_out_end_the_run_at_once(tmp_path: Path) -> None:
     with serve(lambda body: "Hello?") as server:
         server.faults = [("status", 402, {}, {"message": "no credits"})]
@@ -160,20 +212,6 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "tasks.json", [record_to_json(Record(task, ())) for task in TASKS[:2]])
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--user-url", "http://localhost:1"], "--user-url needs a --user"),
-        (["--user-max-usd", "1"], "--user-max-usd needs a --user"),
-        (["--user", "azure:my-deployment", "--user-max-usd", "1"], "azure:my-deployment, whose price is unknown"),
-    ],
-)
-def test_a_wrong_user_is_one_line(
-    written: Path, capsys: pytest.CaptureFixture[str], flags: list[str], why: str
-) -> None:
-    assert why in error_of([*EVALUATE, *flags], capsys)
 
 
 def test_evaluate_asks_a_user_by_flag_and_reports_its_cost(

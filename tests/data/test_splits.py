@@ -1,4 +1,4 @@
-"""Seeding and splits against numbers derived by hand."""
+"""Splits against numbers derived by hand."""
 
 from __future__ import annotations
 
@@ -8,26 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectkit import seeding
-from reflectkit.data.splits import apportion, split_groups, split_weighted
-
-
-def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:
-    seeds = {
-        seeding.derive(seed, *path) for seed in (0, 1) for path in [(), ("a",), ("a", 1), ("a", 2), ("a1",), ("b", 1)]
-    }
-    assert len(seeds) == 12
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seeding.derive(0, "a", 1) == 5640247956467711177  # fixed: old runs must be repeatable
-
-
-def test_uniform_is_uniform() -> None:
-    draws = [seeding.uniform(seed, "x") for seed in range(10_000)]
-    counts = [sum(low / 10 <= draw < (low + 1) / 10 for draw in draws) for low in range(10)]
-    assert (
-        sum((count - 1000) ** 2 / 1000 for count in counts) < 27.9
-    )  # chi-square, 9 degrees of freedom, p = 0.001; seeded
-    assert 0 <= min(draws) <= max(draws) < 1
+from reflectkit.commands.split import apportion, split_groups, split_weighted
 
 
 @given(st.integers(0, 500))
