@@ -17,10 +17,12 @@ import trl
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from reflectkit.agents.players import unknown_call_forms
 from reflectkit.envs.conversation import spoken
+from reflectkit.envs.setup import EnvConfig
 from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.models.chat import SWITCH, Dialogue
-from reflectkit.models.tiny import build_tokenizer
+from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.tools import MAX_CALL, PLAIN, CallForm, form_text, parse, thought_marks
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
 from tests.models.test_chat import FORGETFUL
@@ -275,9 +277,15 @@ def test_what_the_user_hears() -> None:
         assert spoken(said) == "Hello."
 
 
-def test_a_template_in_another_form_is_known_to_be_unknown() -> None:
+def test_a_template_in_another_form_is_warned_of(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["Please"] * 3, [" 0"])
-    tokenizer.chat_template = FORGETFUL.replace("<tool_call>", "<<call>>").replace('"arguments"', '"with"')
-    dialogue = Dialogue(tokenizer)
-    assert dialogue.unknown_form
-    assert dialogue.form == PLAIN
+    for folder, template in (("known", FORGETFUL), ("unknown", FORGETFUL.replace('"arguments"', '"with"'))):
+        tokenizer.chat_template = template
+        build_model(tokenizer, 64, 0).save_pretrained(tmp_path / folder)
+        tokenizer.save_pretrained(tmp_path / folder)
+    unknown = Dialogue(tokenizer)
+    assert (unknown.unknown_form, unknown.form) == (True, PLAIN)
+    policies = [None, tmp_path / "known", tmp_path / "unknown"]
+    (warning,) = unknown_call_forms(EnvConfig(name="support"), policies)
+    assert str(tmp_path / "unknown") in warning
+    assert unknown_call_forms(EnvConfig(name="taxi"), policies) == []
