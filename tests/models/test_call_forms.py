@@ -23,7 +23,7 @@ from reflectkit.envs.setup import EnvConfig
 from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.models.chat import SWITCH, Dialogue
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.tools import MAX_CALL, PLAIN, CallForm, form_text, parse, thought_marks
+from reflectkit.tools import PLAIN, CallForm, form_text, parse, thought_marks
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
 from tests.models.test_chat import FORGETFUL
 
@@ -72,7 +72,7 @@ FOUND, NEXT = Message("tool", "found", name="keep_it"), Message("user", "And?")
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     tokenizer = build_tokenizer(["Please keep it"] * 3, [" 0"])
-    marks = sorted({*MARK.findall(template), *(end for end in (*ENDS, NO_END) if end in template), "<|end|>"})
+    marks = sorted({*MARK.findall(template), *(end for end in (*ENDS, NO_END) if end in template), "<|end|>", "<s>"})
     tokenizer.add_tokens([AddedToken(mark, special="|" in mark) for mark in marks])
     tokenizer.chat_template, tokenizer.bos_token = template, "<s>"
     tokenizer.eos_token = next((end for end in ENDS if end in template), "<|end|>")
@@ -235,6 +235,17 @@ def test_a_call_in_other_words_is_kept_as_it_was_written(name: str, answer: str)
     assert "found" in text
 
 
+def test_answers_that_the_template_shows_alike_keep_their_own_tokens() -> None:
+    turn = Turn("gemma4_v5")
+    answers = [f'<|tool_call>call:keep_it{{text:<|"|>a<|"|>{comma}count:2}}<tool_call|>' for comma in (",", ", ")]
+    for answer in answers:
+        assert turn.then(FOUND, answer=answer)[1]
+    for answer in answers:
+        use = parse(answer, TOOLS, turn.dialogue.form)
+        seen = Observation((*HISTORY, Message("assistant", answer, use.calls), FOUND), tools=TOOLS)
+        assert answer in turn.dialogue.words(turn.dialogue.ids(seen))
+
+
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> None:
     turn = Turn(name)
@@ -263,8 +274,8 @@ def test_long_text_is_read_in_time() -> None:
             "{",
             "'",
         ):
-            parse(start + filler * (MAX_CALL // len(filler) - 50) + end, TOOLS, form)
-    assert time.perf_counter() - started < 60
+            parse(start + filler * (10**6 // len(filler)) + end, TOOLS, form)
+    assert time.perf_counter() - started < 10
 
 
 def test_what_the_user_hears() -> None:
