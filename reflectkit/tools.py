@@ -1,8 +1,9 @@
-"""Tool calls as text, in three forms; a parser that never fails; and descriptions of tools.
+"""Tool calls as text, in several forms; a parser that never fails; and descriptions of tools.
 
 "plain" is our own, for models without a chat template: one call per line, `name {"argument": value}`, or `none`.
-"hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama
-3.1). An error in a call becomes a line for the model, so it is short, has no control characters, and names the fix.
+"hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen 2.5 and 3). "llama" is bare JSON with
+"parameters" (Llama 3.1). The others are in `models/call_forms.py`. An error in a call becomes a line for the
+model, so it is short, has no control characters, and names the fix.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from reflectkit.errors import ConfigError
 from reflectkit.types import ToolCall, ToolSpec, ToolUse
 
-Form = Literal["plain", "hermes", "llama"]
-PLAIN: Form = "plain"
-HERMES: Form = "hermes"
-LLAMA: Form = "llama"
-FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
+PLAIN: Literal["plain"] = "plain"
+HERMES: Literal["hermes"] = "hermes"
+LLAMA: Literal["llama"] = "llama"
 
 OPENED, CLOSED = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -33,8 +33,10 @@ TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the 
 PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
 
 MAX_CALLS = 64  # read from one text, including invalid ones
+MAX_CALL = 200_000  # characters of a call in a family's form
 MAX_ERROR = 300  # characters
 MAX_DEPTH = 32  # nesting of the arguments
+TOO_DEEP = f"the JSON is nested more than {MAX_DEPTH} deep"
 MAX_NAME = 80  # characters of an unknown name that are compared with known ones
 MAX_PROBLEMS = 20  # reported for one call
 
@@ -44,6 +46,8 @@ NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
 NAME = r"[\w.-]{1,80}"
 CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
+CONSTANTS = {"True": "true", "False": "false"}
+NULLS = ("null", "None")
 OPEN_ENDED = {
     "additionalProperties",
     "patternProperties",
@@ -57,27 +61,75 @@ OPEN_ENDED = {
 """Keywords of a schema that decides itself about further arguments."""
 
 
+@dataclass(frozen=True)
+class CallForm:
+    """The form of calls of one family of models; `models/call_forms.py` has them.
+
+    sign: a pattern of what only its templates show, given a tool and a call. begins, ends: a pattern of how a call
+    begins, and what it is not whole without. write: (a call's name, arguments, number in the turn) → its text. between,
+    around: texts between and around calls. read: a piece of text that begins as a call → its calls (name, arguments);
+    raises ValueError. typed: a text says which type an argument has; otherwise its schema does. marks: what the
+    assistant writes with, besides. thought: marks around reasoning. headers: a pattern of what is neither a thought,
+    nor words, nor a call. stops: tokens that end a turn. parts: the template wants an assistant's message in parts, and
+    not as it was written. results_need_calls: it rejects or drops the result of what was no call.
+    """
+
+    name: str
+    sign: str
+    begins: str
+    ends: str
+    write: Callable[[str, dict[str, Any], int], str]
+    read: Callable[[str], list[tuple[str, dict[str, Any]]]]
+    marks: tuple[str, ...] = ()
+    thought: tuple[str, str] = THOUGHT
+    headers: str = ""
+    stops: tuple[str, ...] = ()
+    between: str = ""
+    around: tuple[str, str] = ("", "")
+    typed: bool = False
+    parts: bool = True
+    results_need_calls: bool = False
+
+    @property
+    def own_marks(self) -> set[str]:
+        """The marks in what the assistant writes."""
+        return {*self.marks, *self.thought, self.ends}
+
+    def text(self, calls: Sequence[ToolCall]) -> str:
+        """`calls` as a model writes them; "" without any."""
+        before, behind = self.around
+        written = [self.write(call.name, call.arguments, number) for number, call in enumerate(calls)]
+        return before + self.between.join(written) + behind if calls else ""
+
+    def words(self, text: str) -> str:
+        """What is said in `text`, which is without a thought: neither a call nor a header."""
+        said = re.split(self.begins, text, maxsplit=1)[0]
+        return (re.sub(self.headers, "", said) if self.headers else said).strip()
+
+
+Form = Literal["plain", "hermes", "llama"] | CallForm
+
+
 def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = False) -> ToolUse:
     """The calls in `text`, which may be anything: the valid ones, and a line about each of the others.
 
-    In the hermes form, text around the calls is ignored; in the llama form, a text that does not begin with JSON (or
-    contain the python tag) has no calls; in the plain form, every line must be a call, unless words may be a reply to a
-    user (`replies`) and none of them tries to call. A reasoning block at the start (`<think>…</think>`) is
-    ignored in all forms.
+    In the llama form, a text that does not begin with JSON (or contain the python tag) has no calls; in the plain form,
+    every line must be a call, unless words may be a reply to a user (`replies`) and none of them tries to call. In the
+    others, text around the calls is ignored. Reasoning at the start is ignored in all forms.
 
     Raises
     ------
     ConfigError: a tool's own schema is not a valid JSON schema.
     """
-    by_name = {tool.name: tool for tool in tools}
+    by_name, untyped = {tool.name: tool for tool in tools}, isinstance(form, CallForm) and not form.typed
     if replies and form == PLAIN and not _calls_in_words(after_thought(text), by_name):
         return ToolUse(text)
     calls: list[ToolCall] = []
     errors: list[str] = []
-    pieces = _READERS[form](after_thought(text))
+    pieces = _pieces(after_thought(text, form), form)
     for number, piece in enumerate(itertools.islice(pieces, MAX_CALLS), start=1):
         try:
-            calls.append(_call(piece, by_name))
+            calls.append(_call(piece, by_name, untyped=untyped))
         except _Wrong as wrong:
             errors.append(_error_line(f"call {number}: {wrong}"))
     if next(pieces, None) is not None:
@@ -87,7 +139,7 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
 
 def reads_as_calls(text: str, form: Form) -> bool:
     """Whether `text` contains a call in `form`, legal or not, or only the word for no calls."""
-    pieces = list(itertools.islice(_READERS[form](after_thought(text)), MAX_CALLS))
+    pieces = list(itertools.islice(_pieces(after_thought(text, form), form), MAX_CALLS))
     return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
 
 
@@ -113,9 +165,13 @@ def use_of(calls: Sequence[ToolCall]) -> ToolUse:
 
 
 def form_text(calls: Sequence[ToolCall], form: Form) -> str:
-    """`calls` as a model writes them. Markers and special tokens inside an argument are JSON-escaped."""
+    """`calls` as a model writes them. Markers and special tokens inside an argument are JSON-escaped where the form is
+    JSON.
+    """
     if form == PLAIN:
         return plain_text(calls)
+    if isinstance(form, CallForm):
+        return form.text(calls)
     key = "arguments" if form == HERMES else "parameters"
     bodies = [MARKS.sub(r"\\u003c", _dump({"name": call.name, key: call.arguments})) for call in calls]
     return "\n".join(f"{OPENED}\n{body}\n{CLOSED}" for body in bodies) if form == HERMES else "; ".join(bodies)
@@ -131,6 +187,9 @@ def tools_text(tools: Sequence[ToolSpec]) -> str:
     return "\n".join(_tool_line(tool) for tool in tools)
 
 
+EXAMPLE = ToolCall("name", {"argument": "value"})
+
+
 class _Wrong(Exception):
     """What is wrong with a call."""
 
@@ -139,10 +198,17 @@ _Piece = tuple[str, object] | _Wrong
 """A call's name and arguments as written, or the reason why there are none."""
 
 
-def after_thought(text: str) -> str:
+def after_thought(text: str, form: Form = PLAIN) -> str:
     """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
-    thought, end, rest = text.partition(THOUGHT[1])
-    return rest if end and (thought.lstrip().startswith(THOUGHT[0]) or "{" not in thought) else text
+    opened, closed = thought_marks(form)
+    thought, end, rest = text.partition(closed)
+    prompted = opened == THOUGHT[0] and (isinstance(form, CallForm) or "{" not in thought)
+    return rest if end and (prompted or thought.lstrip().startswith(opened)) else text
+
+
+def thought_marks(form: Form) -> tuple[str, str]:
+    """The marks around reasoning."""
+    return form.thought if isinstance(form, CallForm) else THOUGHT
 
 
 def _plain(text: str) -> Iterator[_Piece]:
@@ -195,7 +261,27 @@ def _llama(text: str) -> Iterator[_Piece]:
             position = again.end() if again else len(text)
 
 
-_READERS = {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}
+def _of_family(text: str, form: CallForm) -> Iterator[_Piece]:
+    """Each call is read alone, so that one that is malformed costs no other."""
+    starts = (match.start() for match in re.finditer(form.begins, text))
+    for start, end in itertools.pairwise(itertools.chain(starts, [len(text)])):
+        piece = text[start:end]
+        if form.ends == CLOSED and piece.removeprefix(OPENED).lstrip().startswith("{"):
+            yield from _hermes(piece)
+            continue
+        whole = form.ends in piece and len(piece) <= MAX_CALL
+        try:
+            calls = [(name, _checked(values)) for name, values in form.read(piece)] if whole else []
+        except (ValueError, RecursionError, _Wrong):
+            calls = []
+        wrong = _Wrong(f"{_quote(piece)} is no call; write {form.text([EXAMPLE]).strip()}")
+        yield from calls or (wrong,)
+
+
+def _pieces(text: str, form: Form) -> Iterator[_Piece]:
+    if isinstance(form, CallForm):
+        return _of_family(text, form)
+    return {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}[form](text)
 
 
 def _named(value: object) -> _Piece:
@@ -209,8 +295,8 @@ def _named(value: object) -> _Piece:
     return value["name"], value["arguments"] if "arguments" in value else value["parameters"]
 
 
-def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
-    """The call, checked. Raises _Wrong."""
+def _call(piece: _Piece, by_name: dict[str, ToolSpec], *, untyped: bool = False) -> ToolCall:
+    """The call, checked. untyped: its arguments are text, whose type the schema tells. Raises _Wrong."""
     if isinstance(piece, _Wrong):
         raise piece
     name, arguments = piece
@@ -220,6 +306,8 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
         raise _Wrong(f"no tool named {_quote(name)}; {advice}")
     if not isinstance(arguments, dict):
         raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_described(arguments)}")
+    if untyped:
+        arguments = _typed(by_name[name], arguments)
     problems = _problems(by_name[name], arguments)
     if problems:
         raise _Wrong(f"{name}: {'; '.join(problems)}")
@@ -233,6 +321,31 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
     except _Wrong as wrong:
         return _error_line(str(wrong))
     return None
+
+
+def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments from text: null where it says so and may be, a string where one may be, and else JSON."""
+    from referencing.exceptions import Unresolvable
+
+    def refused(values: dict[str, Any]) -> set[Any]:
+        try:
+            return {error.absolute_path[0] for error in validator.iter_errors(values) if error.absolute_path}
+        except (Unresolvable, RecursionError):
+            return set()
+
+    validator = _validator(tool.name, _dump(tool.parameters))
+    nulls = dict.fromkeys(key for key, value in arguments.items() if value in NULLS)
+    arguments = arguments | dict.fromkeys(nulls.keys() - refused(arguments | nulls))
+    return arguments | {key: _from_text(arguments[key]) for key in refused(arguments) & arguments.keys()}
+
+
+def _from_text(value: Any) -> Any:
+    """The JSON value in a text, which may be a constant of Python; the text, if it is none."""
+    try:
+        decoded, end = _decode(CONSTANTS.get(value, value), 0)
+    except _Wrong:
+        return value
+    return decoded if end == len(CONSTANTS.get(value, value)) else value
 
 
 def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
@@ -292,19 +405,29 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
     start = _skip(SPACE, text, start)
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
-        _dump(value).encode()  # no NaN, and no half of a surrogate pair
-        if _depth(value) > MAX_DEPTH + 1:
-            raise RecursionError
     except json.JSONDecodeError as error:
         line = text.count("\n", start, error.pos) + 1
         column = error.pos - max(start, text.rfind("\n", start, error.pos) + 1) + 1
         near = _quote(text[error.pos :])
         raise _Wrong(f"invalid JSON at its line {line}, column {column}: {error.msg}; near {near}") from None
     except RecursionError:
-        raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep") from None
+        raise _Wrong(TOO_DEEP) from None
     except ValueError as error:
         raise _Wrong(f"invalid JSON: {error}") from None
-    return value, _skip(SPACE, text, end)
+    return _checked(value), _skip(SPACE, text, end)
+
+
+def _checked(value: Any) -> Any:
+    """`value`, which can be written as JSON. Raises _Wrong."""
+    try:
+        _dump(value).encode()  # no NaN, and no half of a surrogate pair
+    except RecursionError:
+        raise _Wrong(TOO_DEEP) from None
+    except ValueError as error:
+        raise _Wrong(f"invalid JSON: {error}") from None
+    if _depth(value) > MAX_DEPTH + 1:
+        raise _Wrong(TOO_DEEP)
+    return value
 
 
 def _depth(value: object) -> int:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.prompts import policy_prompt
 from reflectkit.tools import (
-    FORMS,
     HERMES,
     LLAMA,
     MAX_CALLS,
@@ -26,6 +26,8 @@ from reflectkit.tools import (
     tools_text,
 )
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
+
+FORMS = (PLAIN, HERMES, LLAMA, *CALL_FORMS)
 
 BOOK = ToolSpec(
     "book_flight",
@@ -57,10 +59,15 @@ values = st.recursive(
     scalars | texts, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
 calls_of_notes = st.lists(st.builds(ToolCall, st.just("note"), st.dictionaries(texts, values, max_size=3)), max_size=4)
+BEGINNINGS = ("<tool_call>\n<function=note>", "<parameter=a>", "<tool_call>note\n<arg_key>a</arg_key>", "<arg_value>")
+BEGINNINGS += ("<|tool_call_start|>[", "note(a=", "<|tool_call>call:note{", '<|"|>', "to=functions.note", "<|message|>")
+BEGINNINGS += ('<atem:invoke name="note">', '<atem:parameter name="a">')
+ENDINGS = ("</parameter>", "</function>", "</arg_value>", ")", "]<|tool_call_end|>", "<tool_call|>", "<|call|>")
+ENDINGS += ("</atem:parameter>", "</atem:invoke>", "<channel|>", "<|end|>", "<|eom|>")
 MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "none", "note ", "cancel {}")
 JSON = ("{", "}", "[", "]", '"', ":", ",", ";", "null", '"name"', '"arguments"', '{"name": "cancel", "arguments": {}}')
 ODD = ("NaN", "-Infinity", "1e999", "9" * 5000, "\ud800", "\\ud800", "\x00", "\n", "\u2028", "\N{GRINNING FACE}")
-pieces = st.sampled_from([*MARKS, *JSON, *ODD])
+pieces = st.sampled_from([*MARKS, *BEGINNINGS, *ENDINGS, *JSON, *ODD])
 awkward = st.lists(pieces | st.text(max_size=5), max_size=25).map("".join) | st.text(st.characters())
 
 
@@ -82,7 +89,7 @@ def test_any_text_is_read(form: Form, text: str) -> None:
     plain_text(use.calls).encode()  # what is read can be written to a file
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [PLAIN, HERMES, LLAMA])  # tests/models/test_call_forms.py has the others
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(calls=calls_of_notes)
 def test_calls_come_back(form: Form, calls: list[ToolCall]) -> None:
@@ -91,7 +98,7 @@ def test_calls_come_back(form: Form, calls: list[ToolCall]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("unit", ["[", "{", "<tool_call>", "{;", "cancel {}\n", "</think>", "\ud800"])
+@pytest.mark.parametrize("unit", ["[", "{", "<tool_call>", "{;", "cancel {}\n", "</think>", "\ud800", *BEGINNINGS])
 def test_a_million_characters_are_read_in_time(form: Form, unit: str) -> None:
     text = unit * (10**6 // len(unit))
     started = time.perf_counter()

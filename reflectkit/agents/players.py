@@ -19,7 +19,7 @@ from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS
 from reflectkit.errors import CheckpointError, ConfigError
-from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, model_facts
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, load_tokenizer, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
@@ -29,6 +29,7 @@ from reflectkit.sampling.config import SamplerConfig
 
 if TYPE_CHECKING:
     from reflectkit.chat.client import Budget, ChatClient
+    from reflectkit.envs.setup import EnvConfig
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
@@ -223,6 +224,23 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
         f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or --env {other}"
         for model, other in trained.items()
         if isinstance(other, str) and ENVS.get(other, other) != ENVS.get(env, env)
+    ]
+
+
+def unknown_call_forms(env: EnvConfig, policies: Iterable[Path | None]) -> list[str]:
+    """What to warn of: each of the `policies` that would be shown the tools of `env` in a form that is not its own."""
+    if env.kind.action_kind(env.settings) != "tools":
+        return []
+    from reflectkit.models.chat import Dialogue
+
+    own = {
+        policy for policy in policies if policy not in (None, *WITHOUT_MODEL) and not model_facts(policy).get("role")
+    }
+    return [
+        f"{policy}: the form of calls in its chat template is not known (docs/call-formats.md); it is asked for"
+        ' name {"argument": value} instead'
+        for policy in sorted(own)
+        if Dialogue(load_tokenizer(policy)).unknown_form
     ]
 
 

@@ -23,6 +23,7 @@ from reflectkit.agents.players import (
     model_folders,
     parse_policy,
     trained_elsewhere,
+    unknown_call_forms,
 )
 from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig
 from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
@@ -290,6 +291,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     with open_run("evaluate", config, inputs) as current, contextlib.closing(Players(config.players)) as players:
         warnings = [text for player in entrants if (text := mismatch(player))]
         warnings += trained_elsewhere(env.name, models)
+        warnings += unknown_call_forms(env, [player.policy for player in entrants])
         for text in warnings:
             progress.news(f"warning: {text}")
         if current.done:

@@ -29,6 +29,7 @@ from reflectkit.agents.players import (
     parse_policy,
     resolve_model_path,
     trained_elsewhere,
+    unknown_call_forms,
 )
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
 from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
@@ -352,7 +353,9 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((player.policy, player.reflector, commentator))
-    for warning in filter(None, (mismatch(player), *trained_elsewhere(config.env.name, folders))):
+    warnings = [mismatch(player), *trained_elsewhere(config.env.name, folders)]
+    warnings += unknown_call_forms(config.env, [player.policy])
+    for warning in filter(None, warnings):
         progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")

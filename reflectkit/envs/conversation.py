@@ -39,6 +39,14 @@ MARKS = re.compile(
     r"|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]"
     r"|\x1e"
 )
+THOUGHTS = re.compile(
+    r"(?:<\|channel>thought|<\|channel\|>analysis<\|message\|>| ?to=self<\|message\|>)"
+    r".*?(?:<channel\|>|<\|end\|>|<\|eom\|>|\Z)",
+    re.DOTALL,
+)
+"""Reasoning of Gemma 4, GPT-OSS and Muse Glimmer."""
+HEADERS = re.compile(r"<\|start\|>assistant|<\|channel\|>\w+(?=<\|message\|>)| ?to=[\w.-]+(?=<\|message\|>)")
+"""Of a message of the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ def spoken(text: str) -> str:
     >>> spoken("<think>An old order.</think>\\n\\nWhich order is it?<|im_end|>")
     'Which order is it?'
     """
+    text = HEADERS.sub("", THOUGHTS.sub("", text))
     text = _without_thoughts(text).rpartition(CLOSED)[2].partition(OPENED)[0]
     return cut(MARKS.sub("", text).strip(), LONGEST_REPLY)
 

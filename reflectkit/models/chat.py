@@ -3,7 +3,7 @@
 Contents are data. In messages and tool descriptions, whatever a template or a vocabulary reads as a mark (`<|im_end|>`,
 `[INST]`, `</tool_call>`, …) gets a zero-width space after its first character: it looks the same but is not a mark.
 This is done first, since templates trim, split and JSON-escape contents. The assistant's text keeps only the marks of
-calls and thoughts, and is rendered as it was written.
+calls and thoughts, and is rendered as it was written, or in parts where the template puts them together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from reflectkit.errors import CheckpointError
+from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.models.tokens import encodable, prompt_ids
 from reflectkit.prompts import (
     REFLECTION_MARKER,
@@ -35,9 +36,13 @@ from reflectkit.tools import (
     PYTHON_TAG,
     THOUGHT,
     TURN_RULES,
+    CallForm,
     Form,
     after_thought,
     form_text,
+    parse,
+    reads_as_calls,
+    thought_marks,
     tools_text,
 )
 from reflectkit.types import THINKING, Message, Observation, ToolSpec, ToolUse
@@ -50,6 +55,7 @@ PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
 MANY_CALLS, ONE_CALL = "one or more functions", "one or no function"
 """What templates offer in a turn, and what reflectkit offers in a conversation with a user."""
 DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's date
+NO_CLOCK = "{%- macro strftime_now(format) -%}2024-07-26{%- endmacro -%}"  # others insert it as they are
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -71,18 +77,24 @@ class Dialogue:
         self.template = bool(tokenizer.chat_template) and not plain
         if thinking == "off" and self.template and SWITCH not in str(tokenizer.chat_template):
             raise CheckpointError(f"--thinking off: the model's chat template has no {SWITCH}; leave it out")
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        ends = [tokenizer.convert_tokens_to_ids(end) for end in TURN_ENDS if end in special]
-        self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)
         marks = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, OPENED, CLOSED, *THOUGHT}
         marks |= set(LITERAL_MARK.findall(str(tokenizer.chat_template or "")))
         self._marks = _pattern(marks)
-        self._foreign_marks = _pattern(marks - {OPENED, CLOSED, PYTHON_TAG, *THOUGHT})
-        self.form = self._find_form() if self.template else PLAIN
+        shown = self._probe([_user("-")], [self._tool(PROBE)]) if self.template else ""
+        self.form: Form = self._find_form(shown) if PROBE.name in shown else PLAIN
+        self.unknown_form = PROBE.name in shown and self.form == PLAIN
+        family = self.form if isinstance(self.form, CallForm) else None
+        own = family.own_marks if family else {OPENED, CLOSED, PYTHON_TAG, *THOUGHT}
+        self._foreign_marks = _pattern(marks - own)
+        self._family = family if family and family.parts else None
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        stops = (*TURN_ENDS, *(family.stops if family else ()))
+        ends = [tokenizer.convert_tokens_to_ids(end) for end in stops if end in special]
+        self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)
         system = {"role": "system", "content": PROBE.name}
         self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
-        self._texts: OrderedDict[tuple[int, ...], str] = OrderedDict()
-        self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._texts: OrderedDict[tuple[int, ...], tuple[str, Observation, str | None]] = OrderedDict()
+        self._sampled: OrderedDict[tuple[tuple[str, ...], str], tuple[int, ...]] = OrderedDict()
 
     def text(self, observation: Observation, comment: str | None = None) -> str:
         """The prompt; `comment` is added to the last message that is not the model's own.
@@ -94,23 +106,7 @@ class Dialogue:
         if not self.template:
             prompt = policy_prompt(observation, comment)
             return self.conversation(prompt) if observation.replies else self.harmless(prompt)
-        messages = _with_notes([self._message(message) for message in observation.messages])
-        if comment is not None:
-            last = max((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), default=None)
-            line = _neutral(f"{REFLECTION_MARKER} {one_line(comment)}", self._marks)
-            if last is None:
-                messages.append(_user(line))
-            else:
-                messages[last]["content"] += f"\n{line}"
-        if self.form != PLAIN:
-            tools = [self._tool(tool) for tool in observation.tools]
-            return self._render(messages, tools, one_call=observation.replies)
-        if observation.tools:
-            rules = TURN_RULES if observation.replies else PLAIN_RULES
-            offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{rules}"
-            first = messages.pop(0)["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
-            messages.insert(0, {"role": "system", "content": first + offer})
-        return self._render(self._two_sided(messages), [])
+        return self._text(observation, comment)
 
     def harmless(self, text: str) -> str:
         """`text` with its marks neutralised, for use without a template."""
@@ -122,22 +118,53 @@ class Dialogue:
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
         """The tokens of `text`: the remembered beginning as it was sampled, the rest tokenised."""
-        text = self.text(observation, comment)
-        beginning = max((one for one in self._sampled if text.startswith(one)), key=len, default="")
-        if beginning:
-            ids = (*self._sampled[beginning], *self._tokenise(text[len(beginning) :]))
+        text, answers = self.text(observation, comment), self._answers(observation)
+        begun = [key for key in self._sampled if text.startswith(key[1]) and answers[: len(key[0])] == key[0]]
+        if begun:
+            beginning = max(begun, key=lambda key: len(key[1]))
+            ids = (*self._sampled[beginning], *self._tokenise(text[len(beginning[1]) :]))
         else:
             ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
-        _keep(self._texts, ids, text)
+        _keep(self._texts, ids, (text, observation, comment))
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Remember that `token_ids` were sampled after a prompt from `ids`, so that a longer prompt keeps them."""
-        text = self._texts.get(tuple(prompt_ids))
-        if text is not None and token_ids:
-            cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
-            answer = _neutral(self.words(token_ids[:cut]), self._foreign_marks)
-            _keep(self._sampled, text + answer + self.words(token_ids[cut:]), (*prompt_ids, *token_ids))
+        known = self._texts.get(tuple(prompt_ids))
+        if known is None or not token_ids:
+            return
+        text, observation, comment = known
+        cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
+        answer, end = self.words(token_ids[:cut]), self.words(token_ids[cut:])
+        if self._family:
+            text = self._kept(text, observation, comment, answer)
+        else:
+            text += _neutral(answer, self._foreign_marks)
+        if text:
+            _keep(self._sampled, (self._answers(observation, answer), text + end), (*prompt_ids, *token_ids))
+
+    def _answers(self, observation: Observation, *more: str) -> tuple[str, ...]:
+        """What the assistant wrote, where the template does not repeat it."""
+        said = [message.content for message in observation.messages if message.role == "assistant"]
+        return (*said, *more) if self._family else ()
+
+    def _kept(self, prompt: str, observation: Observation, comment: str | None, answer: str) -> str:
+        """How the template renders `prompt` and the model's `answer`, up to the mark at its end; "" unless the prompt
+        and all parts of the answer are there.
+        """
+        calls = parse(answer, observation.tools, self.form, replies=observation.replies).calls
+        message = Message("assistant", answer, calls)
+        try:
+            text = self._text(observation, comment, message).rstrip()
+        except CheckpointError:
+            return ""
+        ends = [self.words([stop]) for stop in self.stop_ids]
+        text = text.removesuffix(next((end for end in ends if text.endswith(end)), ""))
+        part = self._message(message)
+        thought = _neutral(self._thought(answer), self._marks)
+        added = text[len(prompt) :]
+        parts = [thought, part["content"], *(call.name for call in calls)]
+        return text if text.startswith(prompt) and all(one in added for one in parts) else ""
 
     def words(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids` including special tokens, with which some templates mark calls."""
@@ -147,13 +174,13 @@ class Dialogue:
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
         """Number of an answer's tokens that are reasoning, its marks included."""
-        text = self.words(token_ids)
-        if after_thought(text) is text:
-            return len(token_ids) if text.lstrip().startswith(THOUGHT[0]) else 0
+        text, (opened, closed) = self.words(token_ids), thought_marks(self.form)
+        if after_thought(text, self.form) is text:
+            return len(token_ids) if text.lstrip().startswith(opened) else 0
         low, high = 1, len(token_ids)  # the first token with which the closing mark is complete
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if THOUGHT[1] in self.words(token_ids[:middle]) else (middle + 1, high)
+            low, high = (low, middle) if closed in self.words(token_ids[:middle]) else (middle + 1, high)
         return low
 
     def completion(self, action: int | str | ToolUse) -> str:
@@ -165,24 +192,71 @@ class Dialogue:
             answer = " " + (form_text(action.calls, self.form) if action.calls else words)
         return answer.removeprefix(" ") if self.template else answer
 
-    def _message(self, message: Message) -> dict[str, str]:
-        """The message as templates expect it. An assistant's calls are part of its text, or are added to it."""
+    def _text(self, observation: Observation, comment: str | None, answer: Message | None = None) -> str:
+        """The prompt, or the conversation up to the model's `answer`."""
+        messages = _with_notes([self._message(message) for message in observation.messages])
+        if comment is not None:
+            last = max((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), default=None)
+            line = _neutral(f"{REFLECTION_MARKER} {one_line(comment)}", self._marks)
+            if last is None:
+                messages.append(_user(line))
+            else:
+                messages[last]["content"] += f"\n{line}"
+        if answer is not None:
+            messages.append(self._message(answer))
+        if self.form != PLAIN:
+            if self._family and self._family.results_need_calls:
+                messages = _results_of_calls(messages)
+            tools = [self._tool(tool) for tool in observation.tools]
+            return self._render(messages, tools, one_call=observation.replies, answered=answer is not None)
+        if observation.tools:
+            rules = TURN_RULES if observation.replies else PLAIN_RULES
+            offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{rules}"
+            first = messages.pop(0)["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
+            messages.insert(0, {"role": "system", "content": first + offer})
+        return self._render(self._two_sided(messages), [])
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        """The message as templates expect it. An assistant's calls are part of its text, or are added to it, or are
+        parts of the message.
+        """
         if message.role != "assistant":
             named = {"name": message.name} if message.name else {}
             content = message.content if message.role == "system" else as_data(message.content)
             return {"role": message.role, "content": _neutral(content, self._marks), **named}
+        if self._family:
+            return self._parts(message)
         content = message.content or (form_text(message.calls, self.form) if message.calls else "")
         if self.thinking == "hidden":
-            content = after_thought(content).lstrip()
+            content = after_thought(content, self.form).lstrip()
         return {"role": "assistant", "content": _neutral(content, self._foreign_marks)}
+
+    def _parts(self, message: Message) -> dict[str, Any]:
+        """An assistant's message as its thought, words and calls. Words that call, but not validly, are words."""
+        assert self._family is not None
+        rest = after_thought(message.content, self.form)
+        words = self._family.words(rest) if message.calls or not reads_as_calls(rest, self.form) else rest
+        thought = self._thought(message.content) if self.thinking != "hidden" else ""
+        calls = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.calls
+        ]
+        parts = {"content": words if not (thought and calls and self._family.results_need_calls) else ""}
+        parts |= {"reasoning_content": thought, "thinking": thought} if thought else {}
+        return {"role": "assistant", **_neutral_json(parts | ({"tool_calls": calls} if calls else {}), self._marks)}
+
+    def _thought(self, text: str) -> str:
+        """The reasoning at the start of `text`, without its marks."""
+        thought = text.removesuffix(after_thought(text, self.form)).strip()
+        opened, closed = thought_marks(self.form)
+        return thought.removesuffix(closed).removeprefix(opened).strip()
 
     def _tool(self, tool: ToolSpec) -> dict[str, Any]:
         function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         return {"type": "function", "function": _neutral_json(function, self._marks)}
 
-    def _two_sided(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def _two_sided(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """`messages` for templates without tools: results come from the user, and the roles alternate."""
-        sided: list[dict[str, str]] = []
+        sided: list[dict[str, Any]] = []
         for message in messages:
             role, content = message["role"], message["content"]
             if role == "tool":
@@ -195,34 +269,48 @@ class Dialogue:
                 sided.append({"role": role, "content": content})
         return sided
 
-    def _find_form(self) -> Form:
-        """The form of calls that the template asks for when it is given a tool."""
-        shown = self._probe([_user("-")], [self._tool(PROBE)])
-        if PROBE.name not in shown:
-            return PLAIN
-        if OPENED in shown and '"arguments"' in shown:
-            return HERMES
-        return LLAMA if "<|start_header_id|>" in shown else PLAIN
-
-    def _probe(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> str:
+    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         """The prompt; "" if the template rejects the messages."""
         try:
             return self._render(messages, tools)
         except CheckpointError:
             return ""
 
-    def _render(self, messages: list[dict[str, str]], tools: list[dict[str, Any]], *, one_call: bool = False) -> str:
-        """The prompt. one_call: the template, but no message, is changed to offer at most one call in a turn."""
+    def _find_form(self, shown: str) -> Form:
+        """The form of calls that the template asks for in `shown`, with a tool, or in which it shows a call."""
+        if OPENED in shown and '"arguments"' in shown:
+            return HERMES
+        if "<|start_header_id|>" in shown:
+            return LLAMA
+        call = {"type": "function", "function": {"name": PROBE.name, "arguments": {}}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        shown += self._probe([_user("-"), said], [self._tool(PROBE)])
+        return next((form for form in CALL_FORMS if re.search(form.sign, shown)), PLAIN)
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        one_call: bool = False,
+        answered: bool = False,
+    ) -> str:
+        """The prompt, or what there is so far if the last message is the answer. one_call: the template, but no
+        message, is changed to offer at most one call in a turn.
+        """
         from jinja2 import TemplateError
 
         own: dict[str, Any] = {SWITCH: False} if self.thinking == "off" else {}
+        template = self.tokenizer.get_chat_template(tools=tools)
         if one_call:
-            own["chat_template"] = self.tokenizer.get_chat_template(tools=tools).replace(MANY_CALLS, ONE_CALL)
+            own["chat_template"] = template.replace(MANY_CALLS, ONE_CALL)
+        if "strftime_now(" in template and "date_string" not in template:
+            own["chat_template"] = NO_CLOCK + own.get("chat_template", template)
         try:
             return self.tokenizer.apply_chat_template(
                 messages,
                 tools=tools or None,
-                add_generation_prompt=True,
+                add_generation_prompt=not answered,
                 tokenize=False,
                 date_string=DATE,
                 **own,
@@ -237,9 +325,9 @@ class Dialogue:
         return tuple(self.tokenizer(encodable(text), add_special_tokens=False)["input_ids"])
 
 
-def _with_notes(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def _with_notes(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`messages` with each later system message, a comment, added to the message before it."""
-    merged: list[dict[str, str]] = []
+    merged: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "system" and merged and merged[-1]["role"] != "system":
             merged[-1]["content"] += f"\n{message['content']}"
@@ -248,7 +336,22 @@ def _with_notes(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     return merged
 
 
-def _user(content: str) -> dict[str, str]:
+def _results_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`messages` for templates that know results only behind a call: others come from the user."""
+    shown: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "tool":
+            calls = message.get("tool_calls", [])
+        elif calls:
+            message = {"name": calls[-1]["function"]["name"]} | message
+        else:
+            message = _user(f"{RESULT_MARKER} {message.get('name', 'the call')}: {message['content']}")
+        shown.append(message)
+    return shown
+
+
+def _user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 

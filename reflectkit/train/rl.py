@@ -115,7 +115,8 @@ def warnings_of(config: RLConfig) -> list[str]:
         texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
     if commented is False and reflector is not None:
         texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
-    return texts + players.trained_elsewhere(config.env.name, (start, reflector))
+    texts += players.trained_elsewhere(config.env.name, (start, reflector))
+    return texts + players.unknown_call_forms(config.env, [start])
 
 
 def check_processes(config: RLConfig, processes: Processes) -> None:

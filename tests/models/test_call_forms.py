@@ -1,0 +1,302 @@
+"""Every chat template of TRL that shows a tool, with stand-in vocabularies that have its marks as special tokens.
+
+What is rendered is what the template renders, a call comes back, and the sampled tokens of a turn are kept where the
+template leaves the turn as it was. `docs/call-formats.md` has the table.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from reflectkit.agents.players import unknown_call_forms
+from reflectkit.envs.conversation import spoken
+from reflectkit.envs.setup import EnvConfig
+from reflectkit.models.call_forms import CALL_FORMS
+from reflectkit.models.chat import SWITCH, Dialogue
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.tools import PLAIN, CallForm, form_text, parse, thought_marks
+from reflectkit.types import Message, Observation, ToolCall, ToolSpec
+from tests.models.test_chat import FORGETFUL
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+SHIPPED = sorted(path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training"))
+TABLE = Path(__file__).parents[2] / "docs/call-formats.md"
+ROWS = re.findall(r"\| (\w+) \| [^|]+ \| (\w+) \| (.+) \| (.+) \| (.+) \|", TABLE.read_text(encoding="utf-8"))[1:]
+MARK = re.compile(r"<\|[^<>|\s]+\|>|<\|\"\|>|<\|?[a-z_]+\|?>|</[a-z_]+>|\[gMASK\]")
+ENDS = ("<|im_end|>", "<|eot_id|>", "<turn|>", "<|tool_response>", "<|call|>", "<|return|>", "<|eot|>")
+NO_END = "<|observation|>"
+"""What GLM writes behind calls; its template has it in front of the results."""
+DROPS_CALLS = "lfm2"
+"""The template that has calls only as the assistant's text."""
+
+KINDS = {"text": "string", "count": "integer", "share": "number", "sure": "boolean", "list": "array", "thing": "object"}
+OPTIONAL = {"word": {"type": ["string", "null"]}, "place": {"$ref": "#/$defs/place"}}
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}}
+KEEP = ToolSpec(
+    "keep_it",
+    "Keeps something.",
+    {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in KINDS.items()} | OPTIONAL,
+        "$defs": {"place": PLACE},
+    },
+)
+LOOK = ToolSpec("look-up.v2", "Looks.", {"type": "object", "properties": {"id": {"type": "string"}}})
+TOOLS = (KEEP, LOOK)
+HARD = {
+    "text": '  Zoë said "it\'s 5 < 6"\n\tand \\n, 😀\n',
+    "count": -3,
+    "share": 1.5,
+    "sure": False,
+    "list": [1, "a", {"k": ["ü", None, True]}],
+    "thing": {"a": {"b": "q\"'q", "c": []}},
+    "word": None,
+    "place": {"city": "Zürich, 'west'"},
+}
+CALLS = (ToolCall("keep_it", HARD), ToolCall("look-up.v2", {"id": "75001"}))
+EASY = ToolCall("keep_it", {"text": "a b", "count": 2})
+HISTORY = (Message("system", "Be kind."), Message("user", "Please."))
+FOUND, NEXT = Message("tool", "found", name="keep_it"), Message("user", "And?")
+
+
+@cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(["Please keep it"] * 3, [" 0"])
+    marks = sorted({*MARK.findall(template), *(end for end in (*ENDS, NO_END) if end in template), "<|end|>", "<s>"})
+    tokenizer.add_tokens([AddedToken(mark, special="|" in mark) for mark in marks])
+    tokenizer.chat_template, tokenizer.bos_token = template, "<s>"
+    tokenizer.eos_token = next((end for end in ENDS if end in template), "<|end|>")
+    return tokenizer
+
+
+def raw(message: Message, calls: tuple[ToolCall, ...] = (), thought: str = "") -> dict[str, Any]:
+    """The message as the template's makers want it."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        shown["name"] = message.name
+    if thought:
+        shown |= {"reasoning_content": thought, "thinking": thought}
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return shown | ({"tool_calls": [{"type": "function", "function": one} for one in functions]} if calls else {})
+
+
+def rendered(dialogue: Dialogue, messages: list[dict[str, Any]], *, prompt: bool) -> str:
+    functions = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in TOOLS]
+    tools = [{"type": "function", "function": function} for function in functions]
+    return dialogue._render(messages, tools, answered=not prompt)
+
+
+class Turn:
+    """One call after HISTORY, as the template itself writes it."""
+
+    def __init__(self, name: str, thought: str = "", calls: tuple[ToolCall, ...] = (EASY,)) -> None:
+        off = not thought and SWITCH in (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+        self.dialogue, self.calls = Dialogue(tokenizer_of(name), thinking="off" if off else "on"), calls
+        self.messages = [*map(raw, HISTORY), raw(Message("assistant", ""), calls, thought)]
+        self.seen = Observation(HISTORY, tools=TOOLS)
+        self.prompt = self.dialogue.text(self.seen)
+        self.whole = rendered(self.dialogue, self.messages, prompt=False).rstrip()
+        if name == DROPS_CALLS:
+            self.whole = f"{self.prompt}{form_text(calls, self.dialogue.form)}<|im_end|>"
+        self.end = next((end for end in ENDS if self.whole.endswith(end)), NO_END)
+        self.begins = self.whole.startswith(self.prompt)  # otherwise it rewrites its own prompt
+        start = self.prompt if self.begins else rendered(self.dialogue, self.messages[:-1], prompt=False)
+        self.answer = self.whole.removesuffix(self.end)[len(start) :].removeprefix("<|im_start|>assistant\n")
+        self.thinks = thought in self.answer
+
+    def then(self, *more: Message, answer: str = "") -> tuple[str, bool]:
+        """(the prompt after the answer and `more` messages, whether it has the tokens that were sampled)."""
+        answer = answer or self.answer
+        prompt = self.dialogue.ids(self.seen)
+        ids = [token for part in (answer, self.end) for token in spelt(self.dialogue.tokenizer, part)]
+        assert self.dialogue.words(ids) == answer + self.end
+        self.dialogue.remember(prompt, ids)
+        use = parse(answer, TOOLS, self.dialogue.form)
+        history = (*HISTORY, Message("assistant", answer, use.calls), *more)
+        after = self.dialogue.ids(Observation(history, tools=TOOLS))
+        text = self.dialogue.text(Observation(history, tools=TOOLS))
+        kept = after[: len(prompt) + len(ids)] == (*prompt, *ids)
+        if kept:
+            assert self.dialogue.words(after).endswith(text[len(self.whole) :] if answer == self.answer else "")
+        return text, kept
+
+
+def spelt(tokenizer: Any, text: str) -> list[int]:
+    """Tokens that tokenising `text` would not give: no merges, but marks are one token each."""
+    marks = sorted(map(re.escape, tokenizer.get_added_vocab()), key=len, reverse=True)
+    parts = re.findall(f"{'|'.join(marks)}|.", text, re.DOTALL)
+    return [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+
+def word(kept: bool) -> str:
+    return "yes" if kept else "new row"
+
+
+def test_the_table_has_every_template_that_shows_a_tool() -> None:
+    dialogues = {name: Dialogue(tokenizer_of(name)) for name in SHIPPED}
+    assert not [name for name, dialogue in dialogues.items() if dialogue.unknown_form]
+    forms = {name: getattr(dialogue.form, "name", dialogue.form) for name, dialogue in dialogues.items()}
+    assert {name: form for name, form, *_ in ROWS} == {name: form for name, form in forms.items() if form != PLAIN}
+    assert len(ROWS) == 28
+
+
+@pytest.mark.parametrize(("name", "form", "calls", "loop", "user"), ROWS)
+def test_a_conversation_is_rendered_as_the_template_does(
+    name: str, form: str, calls: str, loop: str, user: str
+) -> None:
+    """And what the model wrote is kept, to the token, where it says so; the table is true."""
+    facts = []
+    for thought, more in (("", (FOUND,)), ("Hm { no }", (FOUND,)), ("Hm { no }", (FOUND, NEXT))):
+        turn = Turn(name, thought)
+        if not turn.thinks:  # the template has no place for it: it stays in the text, or is dropped
+            text, kept = turn.then(*more, answer=thought.join(thought_marks(turn.dialogue.form)) + turn.answer)
+            assert kept == (thought in text)
+            facts.append("none")
+            continue
+        use = parse(turn.answer, TOOLS, turn.dialogue.form)
+        assert (use.calls, use.errors) == (turn.calls, ())
+        if thought:
+            ids = spelt(turn.dialogue.tokenizer, turn.answer)
+            assert thought in turn.dialogue.words(ids[: turn.dialogue.thought_tokens(ids)])
+            assert "keep_it" not in turn.dialogue.words(ids[: turn.dialogue.thought_tokens(ids)])
+            assert thought not in spoken(turn.answer)
+        text, kept = turn.then(*more)
+        if name != DROPS_CALLS:
+            assert text == rendered(turn.dialogue, [*turn.messages, *map(raw, more)], prompt=True)
+        if thought:
+            assert kept == (turn.begins and thought in text), "thoughts are kept or dropped as the template does"
+        facts.append(word(kept))
+    assert facts == [calls, loop, user]
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS if row[3] != "none"])
+def test_hidden_thoughts_are_not_shown(name: str) -> None:
+    turn = Turn(name, "Hm.")
+    turn.dialogue = Dialogue(tokenizer_of(name), thinking="hidden")
+    text, _ = turn.then(FOUND)
+    assert "Hm." not in text
+    assert "keep_it" in text[len(turn.prompt) :]
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS])
+def test_the_templates_calls_are_read(name: str) -> None:
+    """What the template makes of two calls with awkward arguments, as far as it can tell them."""
+    dialogue = Dialogue(tokenizer_of(name))
+    calls = CALLS[:1] if dialogue.form == "llama" or name == "gptoss" else CALLS
+    if getattr(dialogue.form, "name", "") == "python":  # quotes are not escaped
+        hard = HARD | {"text": "Zoë, 😀", "thing": {"a": [1]}, "place": {"city": "ü"}}
+        calls = (ToolCall("keep_it", hard), CALLS[1])
+    if name.startswith("gemma4") and not name.endswith("v5"):  # null is None
+        hard = HARD | {"word": "w", "list": [1, "a", {"k": ["ü", True]}]}
+        calls = (ToolCall("keep_it", hard), CALLS[1])
+    use = parse(Turn(name, calls=calls).answer, TOOLS, dialogue.form)
+    assert (use.calls, use.errors) == (calls, ())
+
+
+@pytest.mark.parametrize("form", CALL_FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("calls", [CALLS, CALLS[:1], CALLS[1:], (ToolCall("look-up.v2", {}), EASY)])
+def test_calls_come_back(form: CallForm, calls: tuple[ToolCall, ...]) -> None:
+    text = form_text(calls, form)
+    for written in (text, f"{form.thought[0]}\nkeep_it {{}} {form.thought[1]}\n{text}"):
+        use = parse(written, TOOLS, form)
+        assert (use.calls, use.errors) == (calls, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        (
+            "qwen3_5_think",
+            "Hm.</think><tool_call><function=keep_it><parameter=sure>true</parameter></function></tool_call>",
+        ),
+        ("nemotron_3_nano", "Hm.\n</think>\n<tool_call>\n<function=keep_it>\n</function></tool_call>\n"),
+        ("glm4moe", "<tool_call>keep_it<arg_key>count</arg_key><arg_value>2</arg_value></tool_call>"),
+        ("gemma4_v5", '<|tool_call>call:keep_it{text:<|"|>a<|"|>,count: 2}<tool_call|>'),
+        ("gptoss", '<|channel|>commentary to=functions.keep_it <|constrain|>json<|message|>{"count":2}'),
+        ("muse_glimmer", 'to=keep_it<|message|><atem:invoke name="keep_it"></atem:invoke>'),
+        ("lfm2_2_5_v2", '<|tool_call_start|>[keep_it(text="a\\"b", sure=true)]<|tool_call_end|>'),
+    ],
+)
+def test_a_call_in_other_words_is_kept_as_it_was_written(name: str, answer: str) -> None:
+    turn = Turn(name, "Hm." if answer.startswith("Hm.") else "")
+    assert len(parse(answer, TOOLS, turn.dialogue.form).calls) == 1
+    text, kept = turn.then(FOUND, answer=answer)
+    assert kept
+    assert "found" in text
+
+
+def test_answers_that_the_template_shows_alike_keep_their_own_tokens() -> None:
+    turn = Turn("gemma4_v5")
+    answers = [f'<|tool_call>call:keep_it{{text:<|"|>a<|"|>{comma}count:2}}<tool_call|>' for comma in (",", ", ")]
+    for answer in answers:
+        assert turn.then(FOUND, answer=answer)[1]
+    for answer in answers:
+        use = parse(answer, TOOLS, turn.dialogue.form)
+        seen = Observation((*HISTORY, Message("assistant", answer, use.calls), FOUND), tools=TOOLS)
+        assert answer in turn.dialogue.words(turn.dialogue.ids(seen))
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS])
+def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> None:
+    turn = Turn(name)
+    for answer in (turn.answer[:-15], turn.answer.replace("keep_it", "lose_it"), turn.answer * 70, "Hello. <|end|>"):
+        use = parse(answer, TOOLS, turn.dialogue.form)
+        assert use.errors or use.calls or "keep_it" not in answer
+        text, _ = turn.then(Message("tool", "No such call."), answer=answer)
+        assert text.count("No such call.") == 1
+
+
+def test_json_in_the_tags_of_another_family_is_read() -> None:
+    text = '<tool_call>\n{"name": "keep_it", "arguments": {"count": 2}}\n</tool_call>'
+    for form in CALL_FORMS[:2]:
+        assert parse(text, TOOLS, form).calls == (ToolCall("keep_it", {"count": 2}),)
+
+
+def test_long_text_is_read_in_time() -> None:
+    started = time.perf_counter()
+    for form in CALL_FORMS:
+        start, end = form_text([EASY], form).split("a b")
+        for filler in (
+            "<parameter=a>",
+            "<arg_key>a</arg_key><arg_value>",
+            '<atem:parameter name="a">',
+            '<|"|>',
+            "{",
+            "'",
+        ):
+            parse(start + filler * (10**6 // len(filler)) + end, TOOLS, form)
+    assert time.perf_counter() - started < 10
+
+
+def test_what_the_user_hears() -> None:
+    for said in (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hello.",
+        "<|channel>thought\nHm.\n<channel|>Hello.",
+        "Hm.\n</think>\n\nHello.",
+    ):
+        assert spoken(said) == "Hello."
+
+
+def test_a_template_in_another_form_is_warned_of(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["Please"] * 3, [" 0"])
+    for folder, template in (("known", FORGETFUL), ("unknown", FORGETFUL.replace('"arguments"', '"with"'))):
+        tokenizer.chat_template = template
+        build_model(tokenizer, 64, 0).save_pretrained(tmp_path / folder)
+        tokenizer.save_pretrained(tmp_path / folder)
+    unknown = Dialogue(tokenizer)
+    assert (unknown.unknown_form, unknown.form) == (True, PLAIN)
+    policies = [None, tmp_path / "known", tmp_path / "unknown"]
+    (warning,) = unknown_call_forms(EnvConfig(name="support"), policies)
+    assert str(tmp_path / "unknown") in warning
+    assert unknown_call_forms(EnvConfig(name="taxi"), policies) == []
