@@ -332,9 +332,9 @@ def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | Non
     own.
     """
     path = config.task_file or config.setup.folder / HELD_OUT
-    listing = config.task_file is None and not path.exists() and config.env.kind.taskset.has("tasks")
+    listing = config.task_file is None and not path.exists() and config.setup.taskset.has("tasks")
     if listing:
-        by_level = {level: listed(config.env.name, level) for level in levels}
+        by_level = {level: listed(config.env.name, level, config.env.settings) for level in levels}
     else:
         config.setup.require(path)
         tasks = _read_tasks(path, config.setup.env_name)

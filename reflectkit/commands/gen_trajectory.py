@@ -168,7 +168,7 @@ class GenTrajectoryConfig(Config):
     def from_file(self) -> bool:
         """Whether the env's problems come from a file, such as `gen-task` writes."""
         kind = self.env.kind
-        if not kind.taskset.has("tasks"):
+        if not self.setup.taskset.has("tasks"):
             return True
         return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / PROBLEMS).exists()))
 
@@ -262,7 +262,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
 def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> tuple[list[Record], list[Task]]:
     """(the problems, with the demonstrations that their file already has; those to demonstrate)."""
     if source is None:
-        records = eligible = [Record(task, ()) for task in listed(config.env.name, level)]
+        records = eligible = [Record(task, ()) for task in listed(config.env.name, level, config.env.settings)]
     else:
         config.setup.require(source)
         taskset, records = config.env.kind.taskset, read_records(source, config.setup.env_name)

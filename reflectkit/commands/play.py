@@ -407,8 +407,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
 def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     """(file of the problems, problems to draw from)."""
     kind, source = config.env.kind, config.task_file
-    if source is None and kind.taskset.has("tasks"):
-        tasks = listed(config.env.name, config.level or kind.levels[-1])
+    if source is None and config.setup.taskset.has("tasks"):
+        tasks = listed(config.env.name, config.level or kind.levels[-1], config.env.settings)
     else:
         places = [config.setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)

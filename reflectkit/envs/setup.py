@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import Env, User, check_teacher
+from reflectkit.env import Env, Taskset, User, check_teacher
 from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
@@ -128,6 +128,11 @@ class EnvSetup:
         return env_class(self.env)
 
     @property
+    def taskset(self) -> Taskset:
+        """Its problems, with its settings."""
+        return self.kind.taskset.with_settings(self.settings)
+
+    @property
     def env_name(self) -> str:
         """The env's own name, as in tasks."""
         return str(self.kind.name)
@@ -140,7 +145,7 @@ class EnvSetup:
     @property
     def folder(self) -> Path:
         """The folder of the env's records, splits and rows."""
-        return self.env_folder / self.kind.taskset.records_folder
+        return self.env_folder / self.taskset.records_folder
 
     def require(self, path: Path, *, demonstrated: bool = False) -> None:
         """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it must hold
@@ -180,7 +185,7 @@ class EnvSetup:
     @property
     def _makes(self) -> set[str]:
         """The file of problems, if the env does not list its own."""
-        return set() if self.kind.taskset.has("tasks") else {PROBLEMS}
+        return set() if self.taskset.has("tasks") else {PROBLEMS}
 
     @property
     def repos_folder(self) -> Path:
