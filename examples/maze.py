@@ -1,7 +1,7 @@
 """A maze: find the exit. An environment with choices.
 
-    reflectkit rlft --env examples/maze.py:Maze --model tiny
-    reflectkit evaluate --env examples/maze.py:Maze --policy results/1_rlft --policy random
+reflectkit rlft --env examples/maze.py:Maze --model tiny
+reflectkit evaluate --env examples/maze.py:Maze --policy results/1_rlft --policy random
 """
 
 import random
