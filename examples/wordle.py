@@ -6,7 +6,7 @@ reflectkit evaluate --env examples/wordle.py:Wordle --policy results/1_rlft --po
 
 import random
 
-WORDS = "apple bread chair dance eagle flame grape house juice knife lemon mouse night ocean piano queen river".split()
+WORDS = ["apple", "bread", "chair", "dance", "eagle", "flame", "grape", "house", "juice", "knife", "lemon", "mouse"]
 GUESSES = 6
 
 

@@ -41,6 +41,8 @@ class Taskset:
     """The env's class."""
     settings: Any = None
     """The env's settings, where they are known (`with_settings`)."""
+    needs_settings: ClassVar[bool] = False
+    """Whether its problems depend on the env's settings."""
     problem_generator: ClassVar[str] = ""
     """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there is none."""
     repositories_folder: ClassVar[str] = ""

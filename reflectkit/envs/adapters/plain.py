@@ -293,7 +293,7 @@ def _tool_names(kind: type) -> list[str]:
 
 
 def _tools(plain: Any) -> tuple[ToolSpec, ...]:
-    """The tools of an instance, described by type hints and docstrings. Raises ConfigError for one without them."""
+    """The tools of an instance, described by type hints and docstrings. Raises ConfigError without them."""
     from transformers.utils import get_json_schema
 
     tools = []
@@ -302,9 +302,10 @@ def _tools(plain: Any) -> tuple[ToolSpec, ...]:
             schema = get_json_schema(getattr(plain, name))["function"]
         except Exception as error:  # transformers has an exception for each part of a docstring
             reason = " ".join(str(error).split())
+            place = code_place(getattr(type(plain), name))
             raise ConfigError(
-                f"{code_place(getattr(type(plain), name))}: {name}() cannot be a tool: {reason:.200}; give its arguments"
-                " type hints and its docstring a section Args, or begin its name with _"
+                f"{place}: {name}() cannot be a tool: {reason:.200}; give its arguments type hints, and its docstring a"
+                " section Args, or begin its name with _"
             ) from None
         tools.append(ToolSpec(name, schema["description"], schema["parameters"]))
     return tuple(tools)

@@ -45,6 +45,8 @@ class DatasetSettings(Config):
 class DatasetTasks(Taskset):
     """The rows of `--dataset`: a problem each; those with the same prompt stay in one split."""
 
+    needs_settings: ClassVar[bool] = True
+
     @property
     def records_folder(self) -> str:  # type: ignore[override]
         """Each data set has a folder of its own."""
