@@ -254,6 +254,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         return _recompute(config, progress)
     setup, env = config.setup, config.env
     levels = tuple(dict.fromkeys(config.level)) or (env.kind.levels[-1],)
+    levels = tuple(config.held_out.levels_with("test", levels, progress))
     problems = _problems(config, levels)
     entrants = [
         replace(player, policy=plain_sft(setup, config.run.results_dir)) if player == Player(SFT) else player
