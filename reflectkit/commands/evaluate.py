@@ -317,6 +317,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         rows = rows_of(
             setup.env_name, [(name, level, [one.line for one in episodes]) for name, level, episodes in played]
         )
+        if not evaluation.reports_success:
+            progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
         players.report_damage(progress)
         path = current.folder / "episodes.jsonl"
         write_episodes(path, (episode.whole() for episode in saved))
