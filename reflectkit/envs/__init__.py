@@ -31,7 +31,7 @@ ENVS = {
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
 }
-SCHEMES: dict[str, str] = {}
+SCHEMES: dict[str, str] = {"program": "reflectkit.envs.adapters.program:env_of"}
 """Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
 ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."
 PROBLEMS = "data.json"
