@@ -112,6 +112,7 @@ class _Server:
         self.thread = LoopThread("reflectkit-agent")
         self.answered = 0
         self._agent, self._config = agent, config
+        getattr(agent, "dialogue", None)  # made here, so that all requests share what it remembers
         self._numbers, self._env = itertools.count(), _Served()
 
     async def serve(self, progress: Progress) -> None:

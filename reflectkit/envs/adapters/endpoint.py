@@ -13,7 +13,7 @@ import json
 import math
 import socket
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -38,6 +38,9 @@ LARGEST_BODY = 16 << 20
 """Bytes of a request."""
 REMEMBERED = 4096
 """Answers of a conversation, or of all conversations of a server, whose exact text is kept; the oldest go first."""
+
+ALIKE = 64
+"""Of those, how many that look the same to a program."""
 
 
 class RequestError(Exception):
@@ -151,8 +154,16 @@ class Conversations:
     """The answers that programs may repeat: what they show of them → their exact text."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[Any, Answer] = OrderedDict()
+        self._answers: OrderedDict[Any, deque[tuple[tuple[Message, ...], Answer]]] = OrderedDict()
         self._calls = 0
+
+    def _find(self, message: _Message, before: Sequence[Message]) -> Answer | None:
+        """The answer that `message` repeats; of several that look the same, the one to the messages `before` it, or
+        else the newest.
+        """
+        same = self._answers.get(_key(message.text, message.tool_calls or ()), ())
+        here = (answer for messages, answer in same if messages == tuple(before))
+        return next(here, same[-1][1] if same else None)
 
     def read(self, body: bytes) -> ChatRequest:
         """The request in `body`. Raises RequestError."""
@@ -174,7 +185,7 @@ class Conversations:
             names |= {call.id: call.function.name for call in message.tool_calls or ()}
             answer = None
             if message.role == "assistant":
-                answer = self._answers.get(_key(message.text, message.tool_calls or ()))
+                answer = self._find(message, messages)
                 unmatched += answer is None
             if answer is not None:
                 turns.append(Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0))
@@ -197,19 +208,21 @@ class Conversations:
             bool((asked.stream_options or {}).get("include_usage")),
         )
 
-    def message(self, answer: Answer, stop: Sequence[str] = ()) -> dict[str, Any]:
+    def message(self, request: ChatRequest, answer: Answer) -> dict[str, Any]:
         """The answer as the program sees it; kept, so that it is known when the program repeats it."""
         text, calls = spoken(answer.action.text), []
         for call in answer.action.calls:
             self._calls += 1
             function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
             calls.append({"id": f"call_{self._calls}", "type": "function", "function": function})
-        for end in stop:
+        for end in request.stop:
             text = text.partition(end)[0]
         shown = {"role": "assistant", "content": None if calls else text}
         if calls:
             shown["tool_calls"] = calls  # type: ignore[assignment]
-        self._answers[_key(text if not calls else "", [_Call.model_validate(call) for call in calls])] = answer
+        key = _key("" if calls else text, [_Call.model_validate(call) for call in calls])
+        self._answers.setdefault(key, deque(maxlen=ALIKE)).append((request.observation.messages, answer))
+        self._answers.move_to_end(key)
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
         return shown
@@ -304,7 +317,7 @@ def application(
         session = session_of(request)
         asked = session.conversations.read(await _body(request))
         answer = await _unless_gone(request, session.answer(asked))
-        completion = _completion(asked, answer, session.conversations.message(answer, asked.stop), next(numbers))
+        completion = _completion(asked, answer, session.conversations.message(asked, answer), next(numbers))
         if asked.stream:
             return StreamingResponse(_chunks(completion, usage=asked.usage), media_type="text/event-stream")
         return JSONResponse(completion)
