@@ -314,6 +314,11 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec], *, untyped: bool = False)
     return ToolCall(name, arguments)
 
 
+def check_tool(tool: ToolSpec) -> None:
+    """Raises ConfigError if its parameters are no JSON schema."""
+    _validator(tool.name, _dump(tool.parameters))
+
+
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
     """What is wrong with a call that was not parsed here, in one line; None if it is valid."""
     try:

@@ -29,6 +29,7 @@ STAGES = {
     "evaluate": "reflectkit.commands.evaluate",
     "plot": "reflectkit.commands.plot",
     "view": "reflectkit.commands.view",
+    "serve": "reflectkit.commands.serve",
     "export": "reflectkit.commands.export",
     "run": "reflectkit.commands.run",
 }

@@ -32,7 +32,10 @@ ENVS = {
     "tau": "reflectkit.envs.tau.env:Tau",
     "prompts": "reflectkit.envs.adapters.prompts:Prompts",
 }
-SCHEMES = {"gymnasium": "reflectkit.envs.adapters.gymnasium:env_of"}
+SCHEMES = {
+    "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",
+    "program": "reflectkit.envs.adapters.program:env_of",
+}
 """Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
 ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."
 PROBLEMS = "data.json"
