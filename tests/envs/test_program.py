@@ -160,6 +160,17 @@ def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play) -> None:
     assert children() == []
 
 
+def test_a_reward_function_reads_the_transcript(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text(
+        "def long(prompts, completions, task, **kwargs):\n"
+        "    assert prompts[0][-1]['content'] == task[0], prompts\n"
+        "    return [len(completions[0]) / 4]\n"
+    )
+    settings: Any = {"reward": (f"{tmp_path}/my_reward.py:long",)}
+    (episode,) = play(LOOKS, Scripted(LOOK, LOOK, WORDS), arguments="'{task}'", **settings)
+    assert (episode.total_return, episode.success) == (1.25, True)
+
+
 def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOWN", "yes")
     monkeypatch.setenv("HIDDEN", "no")

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import field_validator
 
 from reflectkit.config import Config, option
-from reflectkit.env import Action, Env, StepResult
+from reflectkit.env import Action, Env, StepResult, Taskset
 from reflectkit.envs.adapters.endpoint import (
     LOOPBACK,
     Answer,
@@ -35,14 +35,18 @@ from reflectkit.envs.adapters.endpoint import (
     application,
     serving,
 )
+from reflectkit.envs.adapters.plain import ToolTasks
+from reflectkit.envs.adapters.prompts import DatasetSettings, score
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import LoopThread
-from reflectkit.types import Observation, Task, ToolUse
+from reflectkit.types import Message, Observation, Task, ToolUse
 
 Value = TypeVar("Value")
 
 KEPT_OUTPUT = 1 << 16
 """Bytes of a program's output that are kept, the last ones."""
+KEPT_IN_INFO = 2000
+"""Characters of it that an episode's record keeps."""
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Environment variables that every program gets."""
 SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
@@ -51,7 +55,7 @@ SUPERVISOR = str(Path(__file__).with_name("supervise.py"))
 CLOSED = "the episode is over"
 
 
-class ProgramSettings(Config):
+class ProgramSettings(DatasetSettings):
     """Settings of a program."""
 
     pass_env: tuple[str, ...] = option(
@@ -61,7 +65,6 @@ class ProgramSettings(Config):
         120.0, help="Seconds between two requests of the program, and after the last, before it is killed.", gt=0
     )
     program_memory_mb: int = option(0, help="Address space of the program in MB; 0: no limit.", ge=0)
-    solved_at: float = option(1.0, help="Reward from which an episode counts as a success.")
 
     @field_validator("pass_env")
     @classmethod
@@ -190,14 +193,15 @@ def _endpoint(process: int) -> _Endpoint:
 class Program(Env):
     """Programs; `env_of` makes the class of one.
 
-    The reward is the number that the program posts to `$REFLECTKIT_URL/reward`, or writes into the file
-    `$REFLECTKIT_REWARD_FILE`, or else prints last. A program that fails, takes too long or gives no reward makes an
-    ABORTED episode.
+    The reward is that of `--reward`, functions of the transcript; without one, the number that the program posts to
+    `$REFLECTKIT_URL/reward`, or writes into the file `$REFLECTKIT_REWARD_FILE`, or else prints last. A program that
+    fails, takes too long or gives no reward makes an ABORTED episode. A reward of 1 or more is a success.
     """
 
     name = "program"
     horizons: ClassVar[Mapping[str, int]] = {"all": 30}
-    Settings = ProgramSettings
+    Settings: ClassVar[type[Config]] = ProgramSettings
+    taskset: ClassVar[Taskset] = ToolTasks()
     command: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **settings: Any) -> None:
@@ -206,6 +210,8 @@ class Program(Env):
         self._token = ""
         self._pending: _Pending | None = None
         self._seen = Observation(())
+        self._row: dict[str, Any] = {}
+        self._first = 0  # number of messages of the first request
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -246,15 +252,18 @@ class Program(Env):
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
-        own = {"REFLECTKIT_URL": url, "REFLECTKIT_SEED": str(seed), "REFLECTKIT_REWARD_FILE": str(self._reward_file)}
-        values = {"seed": seed} | task.data
+        own = {"REFLECTKIT_URL": url, "REFLECTKIT_REWARD_FILE": str(self._reward_file)}
+        self._row = task.data
+        values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
         command = [re.sub(r"\{(\w+)\}", lambda found: _filled(found, values), part) for part in self.command]
+        own["REFLECTKIT_SEED"] = str(values["seed"])
         environment = passed | own | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "reflectkit"}
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
         if isinstance(event, _Exit):
             self._fail_if_failed(event)
             raise EnvironmentFailure(f"the program ended without a request{_last_line(event)}")
+        self._first = len(event.request.observation.messages)
         return self._observe(event)
 
     async def _act(self, action: ToolUse) -> StepResult:
@@ -266,9 +275,16 @@ class Program(Env):
         if isinstance(event, _Pending):
             return StepResult(self._observe(event), 0.0, False)
         self._fail_if_failed(event)
-        reward = self._reward(event)
+        if self.settings.reward:
+            said = [*self._seen.messages, Message("assistant", action.text, action.calls)]
+            messages = [{"role": message.role, "content": message.content} for message in said]
+            row = self._row | {"prompt": messages[: self._first]}
+            reward, info = await score(self.settings.reward, row, messages[self._first :])
+        else:
+            reward = self._reward(event)
+            info = {"success": reward >= 1}
         figures = {"unmatched": float(self._run.unmatched), "overridden": float(self._run.overridden)}
-        info = {"success": reward >= self.settings.solved_at, "figures": figures, "output": event.output[-2000:]}
+        info |= {"figures": info.get("figures", {}) | figures, "output": event.output[-KEPT_IN_INFO:]}
         return StepResult(self._seen, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
