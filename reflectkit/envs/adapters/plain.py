@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_origin
 from pydantic import create_model
 
 from reflectkit.config import Config, NoSettings, alternatives, option
-from reflectkit.env import Action, Env, StepResult, Taskset, check_choice, check_task
+from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages, score
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, IllegalActionError, code_place
@@ -48,7 +48,8 @@ def adapted(kind: type) -> type[Env]:
 
 def wrapped(base: type[Plain], kind: type, settings: type[Config]) -> type[Env]:
     """`kind` as an env of form `base`."""
-    own = {key: getattr(kind, key) for key in ("name", "rules", "__doc__", "__module__") if getattr(kind, key, None)}
+    kept = ("name", "rules", "teacher_type", "__doc__", "__module__")
+    own = {key: getattr(kind, key) for key in kept if getattr(kind, key, None)}
     horizon = getattr(kind, "horizon", None)
     limits = {} if horizon is None else {"horizons": {"all": horizon}}
     return type(kind.__name__, (base,), own | limits | {"plain_type": kind, "Settings": settings})
@@ -90,6 +91,10 @@ class Plain(Env):
         self._over = True
         with self._own_random():
             self.plain: Any = self.plain_type(**taken)
+
+    def teacher(self) -> Teacher:
+        """The class's own `teacher_type`, whose `env` is the instance itself."""
+        return self.teacher_type(self.plain)
 
     @contextlib.contextmanager
     def _own_random(self) -> Any:
