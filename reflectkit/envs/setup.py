@@ -179,8 +179,10 @@ class EnvSetup:
 
     @property
     def _makes(self) -> set[str]:
-        """The file of problems, if the env does not list its own."""
-        return set() if self.kind.taskset.has("tasks") else {PROBLEMS}
+        """The file of problems, if `gen-task` makes it."""
+        taskset = self.kind.taskset
+        made = not taskset.has("tasks") and (taskset.problem_generator or taskset.repositories_folder)
+        return {PROBLEMS} if made else set()
 
     @property
     def repos_folder(self) -> Path:
