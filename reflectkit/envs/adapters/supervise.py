@@ -24,7 +24,7 @@ def enter_group() -> None:
 try:
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=enter_group)
 except OSError as error:
-    print(f"{command[0]}: {error.strerror}", flush=True)
+    os.write(1, f"{command[0]}: {error.strerror}\n".encode())
     os._exit(127)
 
 
