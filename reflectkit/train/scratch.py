@@ -32,8 +32,9 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     of them. Raises ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
-    seen = [observation for level in levels for observation in _explored(level, config.run.seed)]
-    if not all(observation.choices for observation in seen):
+    writes = config.env.kind.action_kind(config.env.settings) == "text"
+    seen = [] if writes else [observation for level in levels for observation in _explored(level, config.run.seed)]
+    if writes or not all(observation.choices for observation in seen):
         raise ConfigError(
             f"--model {config.policy.model} starts from random weights, which learn to choose but not to write, and env"
             f" '{config.env.name}' has states without choices; give --model FOLDER_OR_ID"
