@@ -89,7 +89,7 @@ def the_rules_are_in(name: str, body: dict[str, Any]) -> None:
     system, *chat = body["messages"]
     assert system["role"] == "system"
     assert GOALS[name] in system["content"]
-    for heading in ("Goal: ", "\nActions: ", "\nEnd: ", "An episode is cut off after "):
+    for heading in ("Goal: ", "\nActions: ", "\nEnd: ", "An episode has at most "):
         assert heading in system["content"]
     assert "\nReward: " in system["content"] or "\nCost: " in system["content"]
     assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
@@ -276,7 +276,7 @@ def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: 
     from reflectkit.envs import make as make_env
 
     wrapped = make_env(f"{__name__}:{kind.__name__}" if kind is not Corridor else "corridor", 3, shuffle=True)
-    limit = "The numbers of the actions are drawn anew at each step.\nAn episode is cut off after 3 steps."
+    limit = "The actions are numbered differently at each step.\nAn episode has at most 3 steps."
     assert rules_of(wrapped) == said + limit
     seen = result_of(wrapped.reset(kind.taskset.tasks("long")[0], 0))
     system = playing_request(seen, Context(0, wrapped)).messages[0].content
