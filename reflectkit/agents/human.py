@@ -172,7 +172,7 @@ def help_text(observation: Observation, env: Env) -> str:
     if observation.replies:
         answers = f"{tools_text(observation.tools)}\n{TURN_RULES}"
     elif observation.tools:
-        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on."
+        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line calls none."
     elif observation.choices:
         answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text."
     else:

@@ -17,7 +17,7 @@ from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
 from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
-from reflectkit.envs import ENVS
+from reflectkit.envs import ENVS, env_class
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, load_tokenizer, model_facts
 from reflectkit.models.hub import hub_options, looks_local
@@ -222,13 +222,26 @@ def trained_with_comments(policy: Path) -> bool | None:
 
 
 def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
-    """What to warn of: each of the `models` that was trained in another env than `env`, as far as they say."""
-    trained = {model: model_facts(model).get("env") for model in models if model not in (None, *WITHOUT_MODEL)}
-    return [
-        f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or --env {other}"
-        for model, other in trained.items()
-        if isinstance(other, str) and ENVS.get(other, other) != ENVS.get(env, env)
-    ]
+    """What to warn of: each of the `models` that was trained in another env than `env`, or on another version of its
+    prompts, as far as they say.
+    """
+    texts, version = [], env_class(env).prompt_version
+    for model in dict.fromkeys(model for model in models if model not in (None, *WITHOUT_MODEL)):
+        facts = model_facts(model)
+        other, trained_on = facts.get("env"), facts.get("prompts", 0)
+        if not isinstance(other, str):
+            continue
+        if ENVS.get(other, other) != ENVS.get(env, env):
+            texts.append(
+                f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or"
+                f" --env {other}"
+            )
+        elif trained_on != version:
+            texts.append(
+                f"{model} was trained on version {trained_on} of the prompts of '{env}', but plays on {version};"
+                " train it again, or expect lower scores"
+            )
+    return texts
 
 
 def unknown_call_forms(env: EnvConfig, policies: Iterable[Path | None]) -> list[str]:

@@ -16,6 +16,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.sft_rows import Row, form_of, read_rows
+from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.hub import TINY, hub_options
@@ -84,7 +85,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             log = train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
-        save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps}, seal)
+        facts = {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
+        save_player(target, player, facts | {"step": config.max_steps}, seal)
         write_jsonl(current.folder / "metrics.jsonl", log)
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)
         figures = {

@@ -332,8 +332,8 @@ def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
         warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
     elif commented is False and reflector is not None:
         warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
-    if isinstance(env := model_facts(policy).get("env"), str):
-        for text in trained_elsewhere(env, [reflector]):
+    if _trained_env(policy):
+        for text in trained_elsewhere(model_facts(policy)["env"], [policy, reflector]):
             warnings.warn(text, stacklevel=3)
 
 

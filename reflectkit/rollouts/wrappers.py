@@ -14,6 +14,7 @@ from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError, is_user_code
 from reflectkit.eventloop import followed
 from reflectkit.seeding import generator
+from reflectkit.text import pluralize
 from reflectkit.tools import NAME
 from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
 
@@ -199,7 +200,7 @@ class Horizon(Wrapper):
     @property
     def rules(self) -> str:
         """The wrapped env's, and the number of steps."""
-        limit = f"An episode is cut off after {self.steps} step{'s' * (self.steps != 1)}."
+        limit = f"An episode has at most {pluralize(self.steps, 'step')}."
         return f"{super().rules}\n{limit}".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -239,7 +240,7 @@ class Shuffled(Wrapper):
     @property
     def rules(self) -> str:
         """The wrapped env's, and a note that the numbers change."""
-        return f"{super().rules}\nThe numbers of the actions are drawn anew at each step.".lstrip()
+        return f"{super().rules}\nThe actions are numbered differently at each step.".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`; `seed` determines the orders."""

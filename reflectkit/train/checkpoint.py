@@ -73,7 +73,11 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
-            save_player(staging / REFLECTOR_FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
+            save_player(
+                staging / REFLECTOR_FOLDER,
+                second.player,
+                {name: facts.get(name) for name in ("env", "prompts")} | {"step": trainer.step},
+            )
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))

@@ -396,7 +396,8 @@ def train(
             if damaged or missing:
                 progress.news(f"{kept}: damaged lines dropped: {damaged}, lines lost: {missing}")
             rewrite(kept, rows)
-    facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
+    facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
+    facts |= {"reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
     if held_out is not None and trainer.step == 0:

@@ -111,6 +111,7 @@ def test_a_model_without_sft_answers_as_it_is_told_and_rl_records_it(
         assert main(command) == 0
         facts = json.loads((tmp_path / "results" / form / "checkpoint-1" / "reflectkit.json").read_text())
         assert facts.get("answer") == ("text" if form == "text" else None)
+        assert facts["prompts"] == Taxi.prompt_version
 
 
 def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:

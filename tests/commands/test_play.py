@@ -69,7 +69,7 @@ def test_a_person_plays_by_number_beginning_and_whole_text(play: Any) -> None:
     assert episode["success"] is True
     assert [turn["said"] for turn in episode["turns"]] == ["right"] * len(episode["turns"])
     assert f"return so far {episode['return']:+.3g}." in shown
-    assert "Reach G. T is you.\n. . . . . . T" in shown  # the last view
+    assert "\n. . . . . . T" in shown  # the last view
 
 
 def test_what_cannot_be_read_is_asked_again_and_commands_take_no_step(play: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.commands import rlft
+from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.tiny import build_tokenizer
@@ -125,3 +126,9 @@ def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_
     without, elsewhere = warnings(reflector=corridor_folder / "reflection")
     assert "was trained without comments" in without
     assert "was trained in env 'taxi', but plays in 'corridor'" in elsewhere
+    facts = {"role": "policy", "env": "corridor"}
+    write_json(model / "reflectkit.json", facts)
+    (older,) = warnings(reflector=corridor_folder / "reflection")
+    assert "version 0 of the prompts" in older
+    write_json(model / "reflectkit.json", facts | {"prompts": Corridor.prompt_version})
+    assert not warnings(reflector=corridor_folder / "reflection")

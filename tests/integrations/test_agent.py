@@ -17,7 +17,7 @@ import pytest
 
 import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.envs.taxi import ACTIONS
+from reflectkit.envs.taxi import ACTIONS, Taxi
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import load_player
@@ -142,7 +142,7 @@ def test_an_env_may_act_while_the_same_agent_plays_in_it(agent: LoadedAgent) -> 
 def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
     checkpoints: dict[str, Path], observations: list[Any], tmp_path: Path
 ) -> None:
-    facts = {"env": "taxi", "reflector": None}
+    facts = {"env": "taxi", "prompts": Taxi.prompt_version, "reflector": None}
     run = run_of(tmp_path / "run", checkpoints["plain"], 9, facts, {"env": "taxi"})
     shutil.copytree(run / "checkpoint-9", run / "checkpoint-10")
     (run / "checkpoint-9" / "model.safetensors").unlink()
