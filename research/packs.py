@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reflectkit.data.episodes import SUCCESS, no_share
+from reflectkit.data.episodes import SUCCESS
 from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps, opened, read_json, replacing, write_json
 from reflectkit.types import LARGEST, Status
+from research.seeds import no_share
 
 INDEX = "pack.json"
 NEW = ".new"  # behind the names of files that have not replaced the old ones yet

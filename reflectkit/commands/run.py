@@ -27,7 +27,6 @@ from typing import Any
 from reflectkit.commands import config_class, stage_module, traits
 from reflectkit.config import Config, build, chosen_by, flag, leaves, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
-from reflectkit.data.episodes import no_share
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
 from reflectkit.evals import tables as eval_tables
 from reflectkit.jsonl import read_json, read_jsonl, write_json
@@ -364,7 +363,8 @@ def pool_seeds(
 
     evaluations: by step, the episodes of each seed. ablated: tables of the ablations.
     """
-    outputs = []
+    outputs: list[Path] = []
+    differences: list[dict[str, Any]] = []
     for number, (step, seeds) in enumerate(evaluations.items()):
         rows = eval_tables.pooled(seeds)
         path = current.folder / (f"eval-{step}.json" if number else "eval.json")
@@ -374,14 +374,12 @@ def pool_seeds(
         every = [episode for seed in seeds for episode in seed]
         current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
         current.tables += eval_tables.figures_tables(rows)
+        compared_here = eval_tables.differences_over_seeds(seeds)
+        differences += [{"step": step} | gap for gap in compared_here if gap["figure"] == recipe.measure]
+        current.tables.append(eval_tables.differences_table(compared_here, recipe.measure))
     current.tables += ablated
-    every = [episode for seeds in evaluations.values() for seed in seeds for episode in seed]
-    if outside := no_share(every, recipe.measure):
-        raise ConfigError(f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again")
-    if apart := eval_tables.seed_differences(evaluations, recipe.measure):
-        outputs.append(current.folder / "differences.json")
-        write_json(outputs[-1], apart)
-        current.tables.append(eval_tables.seed_differences_table(apart, recipe.measure))
+    outputs.append(current.folder / "differences.json")
+    write_json(outputs[-1], differences)
     plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
     if plots := [settings for settings in plots if settings["runs"]]:  # in the form of the first
         outputs.append(current.folder / "curves.png")
