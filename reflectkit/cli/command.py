@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
-from reflectkit.commands import STAGES, config_class, stage_module
+from reflectkit.commands import config_class, stage_module
 from reflectkit.config import (
     LAST,
     REQUIRED,
@@ -18,7 +18,6 @@ from reflectkit.config import (
     Leaf,
     alternatives,
     build,
-    choices,
     choosers,
     flag,
     is_path,
@@ -62,16 +61,6 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, by_panel, shown))
     return typer.main.get_command(single)
-
-
-def stage_flags() -> dict[str, set[str]]:
-    """The flags of each command, with those that its known choices bring."""
-    flags = {}
-    for name in STAGES:
-        kind = config_class(name)
-        rows = [*leaves(kind), *(leaf for brought in choices(kind).values() for leaf in brought)]
-        flags[name] = {flag(leaf.name) for leaf in rows if not leaf.is_argument}
-    return flags
 
 
 def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
