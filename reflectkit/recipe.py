@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from reflectkit.commands import STAGES, config_class, is_own, traits
 from reflectkit.config import REQUIRED, Config, Leaf, alternatives, as_plain, flat, leaves, option, parse_yaml
 from reflectkit.errors import ConfigError, DataError, unknown_name
-from reflectkit.jsonl import file_text
+from reflectkit.jsonl import text_of
 
 NAME = re.compile(r"[a-z0-9_-]+")
 DEFAULTS = "defaults"
@@ -167,12 +167,7 @@ def load_recipe(name: str) -> Recipe:
         return _parsed((_packaged() / f"{name}.yaml").read_text(encoding="utf-8"), Path(name))
     if not (name.endswith((".yaml", ".yml")) or "/" in name):
         raise unknown_name("recipe", name, recipe_names(), "(or give a .yaml file)")
-    try:
-        return _parsed(file_text(Path(name)), Path(name))
-    except FileNotFoundError:
-        raise DataError(name, "no such recipe file") from None
-    except (UnicodeDecodeError, IsADirectoryError):
-        raise DataError(name, "expected a YAML file in UTF-8") from None
+    return _parsed(text_of(Path(name)), Path(name))
 
 
 def _packaged() -> Any:

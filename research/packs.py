@@ -21,7 +21,7 @@ from typing import Any
 
 from reflectkit.data.episodes import SUCCESS
 from reflectkit.errors import DataError
-from reflectkit.jsonl import dumps, opened, read_json, replacing, write_json
+from reflectkit.jsonl import dumps, read_json, replacing, write_json
 from reflectkit.types import LARGEST, Status
 from research.seeds import no_share
 
@@ -165,7 +165,7 @@ def read_pack(folder: Path) -> Pack:
 
 def _read_seed(path: Path, digest: Any) -> Seed:
     try:
-        with opened(path) as packed, gzip.open(packed) as file:
+        with gzip.open(path) as file:
             content = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise DataError(path, f"no such file, but {INDEX} names it; {AGAIN}") from None

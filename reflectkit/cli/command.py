@@ -28,7 +28,7 @@ from reflectkit.config import (
 )
 from reflectkit.console import process_number
 from reflectkit.errors import DataError
-from reflectkit.jsonl import file_text
+from reflectkit.jsonl import text_of
 
 HELP_ALL = "--help-all"
 CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."
@@ -166,12 +166,7 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
 
 def _settings(path: Path) -> dict[str, Any]:
     """The settings in YAML file `path`. Raises DataError."""
-    try:
-        value = parse_yaml(file_text(path), path)
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
-    except UnicodeDecodeError:
-        raise DataError(path, "not UTF-8; save it as UTF-8") from None
+    value = parse_yaml(text_of(path), path)
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise DataError(path, "expected settings by name, as `env: taxi`")
     return {key.replace("-", "_"): setting for key, setting in value.items()}

@@ -125,7 +125,6 @@ def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 SUCCESS = "success"
 """What players are compared by, unless an env's figure is named."""
-LONGEST_LINE = 64 * 2**20  # bytes of one episode
 SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 
 
@@ -220,7 +219,7 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
     ------
     DataError: a line is not an episode; the error names it.
     """
-    for number, text in lines(path, LONGEST_LINE):
+    for number, text in lines(path):
         try:
             row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
         except json.JSONDecodeError as error:

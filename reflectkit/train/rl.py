@@ -24,7 +24,7 @@ from reflectkit.envs.setup import at_level, not_repeatable
 from reflectkit.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure, ReflectkitError
 from reflectkit.evals.estimate import estimate_comments
 from reflectkit.eventloop import result_of
-from reflectkit.jsonl import append, intact, rewrite, write_jsonl
+from reflectkit.jsonl import append, rewrite, rows_until, write_jsonl
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
 from reflectkit.models.labels import trie
 from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
@@ -358,7 +358,7 @@ def train(
     Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
     """
     processes, metrics, kept = trainer.processes, folder / "metrics.jsonl", folder / "episodes.jsonl"
-    history, damaged, _ = intact(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
+    history, damaged = rows_until(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
     if damaged:
         progress.news(f"{metrics}: damaged lines dropped: {damaged}; training itself is not affected")
     lost = trainer.step - len(history)
@@ -368,10 +368,7 @@ def train(
     if processes.first:
         rewrite(metrics, history)
         if kept.is_file():
-            rows, damaged, missing = intact(kept, trainer.step, {})
-            if damaged or missing:
-                progress.news(f"{kept}: damaged lines dropped: {damaged}, lines lost: {missing}")
-            rewrite(kept, rows)
+            rewrite(kept, rows_until(kept, trainer.step, {})[0])
     facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"

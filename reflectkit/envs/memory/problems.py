@@ -26,7 +26,7 @@ from reflectkit.envs.memory.retrieval import SENTENCES
 from reflectkit.envs.memory.scoring import RUBRIC, Question
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.jsonl import file_text, read_json
+from reflectkit.jsonl import read_json, text_of
 from reflectkit.seeding import generator
 from reflectkit.text import count_tokens
 from reflectkit.types import Task, from_json
@@ -338,11 +338,7 @@ def _short(piece: str, most: int) -> Iterator[str]:
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    try:
-        text = file_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(path, f"cannot be read as UTF-8 text ({str(error)[:80]})") from None
-    for sentence in SENTENCES.split(text):
+    for sentence in SENTENCES.split(text_of(path)):
         if sentence.strip():
             yield " ".join(sentence.split())
 

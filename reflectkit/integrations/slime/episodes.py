@@ -27,7 +27,7 @@ from reflectkit.envs.setup import PlugInConfig
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.integrations.slime.rewards import EPISODE
 from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
-from reflectkit.jsonl import file_text
+from reflectkit.jsonl import text_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rollouts.episode import Episode, play
 from reflectkit.rollouts.wrappers import Checked, checked
@@ -136,10 +136,7 @@ def reflector_of(args: Any) -> str | None:
 
 @cache
 def _served(path: str, policy: str) -> str | None:
-    try:
-        content = parse_yaml(file_text(Path(path)), path)
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from None
+    content = parse_yaml(text_of(Path(path)), path)
     models = content.get("sglang") if isinstance(content, Mapping) else None
     models = models if isinstance(models, list) else []
     names = [model.get("name") if isinstance(model, Mapping) else None for model in models]
