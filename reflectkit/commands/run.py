@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.commands import config_class, stage_module, traits
-from reflectkit.config import Config, build, chosen_by, flag, leaves, option, parse_yaml, with_values
+from reflectkit.config import Config, build, chosen_by, flag, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
 from reflectkit.evals import tables as eval_tables
@@ -156,7 +154,10 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    announce(config, recipe, jobs, progress)
+    short = config.fast and recipe.fast_shows
+    takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
+    progress.news(recipe.fast_shows if short else recipe.description)
+    progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
     with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = perform(jobs, progress)
         finals = [report for report in reports.values() if traits(report.stage).reports]
@@ -186,18 +187,13 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
                 sentence = eval_tables.result_sentence(recipe.result, *told)
         current.tables += [] if checks else ablated
         report = current.finish(figures, [path for report in finals for path in report.outputs])
-        closing = [sentence, *(["Next:", next_command(reports[shown.name])] if shown else [])]
+        closing = [
+            sentence,
+            *(["Next:", f"  reflectkit view {shlex.quote(str(reports[shown.name].folder))}"] if shown else []),
+        ]
         return dataclasses.replace(
             report, outputs=() if shown else report.outputs, closing=tuple(filter(None, closing))
         )
-
-
-def announce(config: PipelineConfig, recipe: Recipe, jobs: Sequence[Job], progress: Progress) -> None:
-    """Say what the run will do, in how many steps, and about how long it takes, as far as the recipe says."""
-    about = recipe.fast_shows if config.fast and recipe.fast_shows else recipe.description
-    takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
-    progress.news(about)
-    progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
 
 
 def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
@@ -394,30 +390,3 @@ def pool_seeds(
         drawn = stage_module("plot").run(build(config_class("plot"), settings, "plot"), progress)
         current.tables += drawn.tables
     return outputs
-
-
-def next_command(evaluation: Report) -> str:
-    """The command to run after a recipe: it shows the episodes of its first evaluation."""
-    return "  " + command_line("view", {"paths": [evaluation.folder]})
-
-
-def command_line(stage: str, values: Mapping[str, Any]) -> str:
-    """The command of `stage` with those of `values` that are its settings and not its defaults."""
-    script = Path(sys.executable).parent / "reflectkit"
-    program = "reflectkit"
-    if not shutil.which(program) and script.is_file():
-        program = str(script) if os.path.relpath(script).startswith("..") else os.path.relpath(script)
-    words, flags = [program, stage], list[str]()
-    for leaf in leaves(config_class(stage), values):
-        value = values.get(leaf.name)
-        if value is None or str(value) == str(leaf.default) or value in ("", [], ()):
-            continue
-        if isinstance(value, bool):
-            flags.append(leaf.shown if value else f"--no-{leaf.shown[2:]}")
-            continue
-        for part in value if isinstance(value, list | tuple) else [value]:
-            if leaf.is_argument:
-                words.append(str(part))
-            else:
-                flags += [leaf.shown, str(part)]
-    return shlex.join(words + flags)
