@@ -174,16 +174,6 @@ def plugins(group: str) -> dict[str, metadata.EntryPoint]:
     return offered
 
 
-def damaged_package() -> str:
-    """The folder of an installed package whose list of entry points cannot be read; "" if there is none."""
-    for package in metadata.distributions():
-        try:
-            _ = package.entry_points
-        except UnicodeDecodeError:
-            return str(getattr(package, "_path", "a package"))
-    return ""
-
-
 def _loaded(kind: str, name: str, point: metadata.EntryPoint) -> Any:
     try:
         return point.load()

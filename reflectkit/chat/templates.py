@@ -157,14 +157,6 @@ def commenting_request(
     return _request(COMMENTING, observation, context, earlier, state + hint + COMMENT, history_tokens)
 
 
-def history_cost(request: Request, turns: int, written: int, history_tokens: int) -> int:
-    """Approximate prompt tokens that `turns` earlier turns like the newest of `request` add to it. written: tokens that
-    the models write in each of them.
-    """
-    turn = count_tokens(request.messages[-1].content) + written + 2 * MESSAGE_TOKENS
-    return min(turns * turn, max(history_tokens, turn))
-
-
 def fullest(request: Request, history_tokens: int) -> Request:
     """A request as long as `request` with a full history of earlier turns."""
     system, first, *_, newest = (*request.messages[:2], *request.messages[-1:])

@@ -173,7 +173,7 @@ class Evaluation:
                     rollout(remaining, maker, agent, width=self.width, on_end=on_end, keep=False)
                     self.players.stop_if_spent(match.player)
         played = [done[episode.task.id, episode.seed] for episode in episodes]
-        if self.score_oracle and not any(saved.line["turns"].probabilities for saved in played):
+        if self.score_oracle and not any(saved.line["turns"]["probabilities"] for saved in played):
             # nobody's probabilities are known: the guesses of episodes without a turn would be the only ones
             played = [_without_nll(saved) for saved in played]
         aborted = [saved.line.get("reason") for saved in played if saved.line["status"] == "aborted"]

@@ -21,10 +21,9 @@ from safetensors.torch import load_file, save_file
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.load import save_player
 from reflectkit.runs.checksums import seal
 from reflectkit.runs.run import checkpoints
-from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 
@@ -140,25 +139,6 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         raise
     except (DataError, SafetensorError, OSError, LookupError, ValueError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
-
-
-def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
-    """The critic that was trained with `player`, the policy of this checkpoint; None if there was none.
-
-    Raises CheckpointError if it is damaged.
-    """
-    if not (checkpoint / TENSORS).is_file():
-        return None
-    try:
-        weights = _part(load_file(checkpoint / TENSORS), "critic.")
-        if not weights:
-            return None
-        trunk = "separate" if any(name.startswith("own_trunk.") for name in weights) else "detached"
-        critic = Critic(player, "linear" if "head.weight" in weights else "mlp", trunk)
-        critic.load_state_dict(weights)
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint}: the critic is damaged ({error}); use another checkpoint") from None
-    return critic
 
 
 def check_settings(

@@ -34,7 +34,7 @@ from reflectkit.evals.estimate import estimate_comments
 from reflectkit.evals.evaluate import draw_problems
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.eventloop import result_of
-from reflectkit.jsonl import append, intact, read_json, rewrite, write_json, write_jsonl
+from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
 from reflectkit.models.hub import TINY
 from reflectkit.models.labels import trie
@@ -382,7 +382,7 @@ def train(
     Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
     """
     processes, metrics, kept = trainer.processes, folder / "metrics.jsonl", folder / "episodes.jsonl"
-    history, damaged, _ = intact(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
+    history, damaged = rows_until(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
     if damaged:
         progress.news(f"{metrics}: damaged lines dropped: {damaged}; training itself is not affected")
     lost = trainer.step - len(history)
@@ -392,10 +392,7 @@ def train(
     if processes.first:
         rewrite(metrics, history)
         if kept.is_file():
-            rows, damaged, missing = intact(kept, trainer.step, {})
-            if damaged or missing:
-                progress.news(f"{kept}: damaged lines dropped: {damaged}, lines lost: {missing}")
-            rewrite(kept, rows)
+            rewrite(kept, rows_until(kept, trainer.step, {})[0])
     facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
     facts |= {"reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"

@@ -17,7 +17,6 @@ from reflectkit.config import identifying
 from reflectkit.console import Bar, Progress, Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError
-from reflectkit.jsonl import disk_full
 from reflectkit.models.hub import TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
 from reflectkit.runs.checksums import CHECKSUMS, verify
@@ -29,6 +28,7 @@ from reflectkit.types import AGENT_MARKER
 if TYPE_CHECKING:
     from reflectkit.models.load import LoadedModel
     from reflectkit.train.sft_config import SFTConfig
+FULL_DISK_BYTES = 4 * 2**20
 
 
 def encode(
@@ -234,7 +234,7 @@ def train(
         try:
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
-            full = disk_full(folder)
+            full = shutil.disk_usage(folder).free < FULL_DISK_BYTES
             for unfinished in [path for path in checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
                 shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
             if isinstance(error, DivergedError) and (good := checkpoints(folder)):

@@ -212,16 +212,13 @@ steps:
 """
 
 
-def test_seeds_are_pooled_over_distinct_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_are_pooled_over_distinct_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And compared by what the recipe names: half of success, so half of the difference."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("graded_env.py").write_text(GRADED)
     Path("toy.yaml").write_text(SEEDS)
-    again = [*RUN, "--seeds", "2"]
-    assert main(again) == 0
+    assert main([*RUN, "--seeds", "2"]) == 0
     alone = [read_json(path)["rows"] for path in sorted(tmp_path.glob("results/seed*/toy/evaluation/eval.json"))]
     pooled = read_json(tmp_path / "results/toy/run/eval.json")["rows"]
     assert [row["name"] for row in pooled] == ["random", "oracle"]
@@ -239,10 +236,7 @@ def test_seeds_are_pooled_over_distinct_tasks(
     (difference,) = read_json(tmp_path / "results/toy/run/differences.json")
     assert difference["difference"] == pytest.approx(0.5 * (mean - 1.0), abs=0.25)
     assert difference["difference"] != 0
-    capsys.readouterr()
-    Path("toy.yaml").write_text(SEEDS.replace("measure: half", "measure: place"))
-    assert "'place' is no share" in error_of(again, capsys)  # from the evaluations that are there
-    assert len(list(tmp_path.glob("results/seed*/*/evaluation*"))) == 2
+    assert (difference["step"], difference["figure"]) == ("evaluation", "half")
 
 
 def test_ablations_are_compared_over_seeds_together() -> None:

@@ -194,7 +194,7 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     agent.act(observations[0].text, ACTIONS)
     with pytest.raises(AgentError, match="tokens, but its model reads 256"):
         agent.act("x " * 5000, ACTIONS)
-    with pytest.raises(ConfigError, match="2 observations and 1 list of choices"):
+    with pytest.raises(ConfigError, match="2 observations and 1 lists of choices"):
         agent.act_batch(["x", "y"], [["a"]])
     agent.close()
     agent.close()

@@ -264,17 +264,8 @@ class Alfworld(Env):
         """The folder of the task's game. Raises DataError."""
         name = task.data.get("game")
         folder = inside(self.games_dir, name)
-        if folder is None:
-            raise DataError(
-                task.id,
-                f"{name!r:.200} is no name, or leads out of the games' folder {self.games_dir}",
-                field="data.game",
-            )
-        for file in (GAME, RECORD):
-            if not (folder / file).is_file():
-                raise DataError(
-                    task.id, f"there is no {file} in {self.games_dir / str(name)}; {MORE}", field="data.game"
-                )
+        if folder is None or not all((folder / file).is_file() for file in (GAME, RECORD)):
+            raise DataError(task.id, f"there is no game {name!r:.200} in {self.games_dir}; {MORE}", field="data.game")
         return folder
 
     def _take_in(self, state: State) -> None:
