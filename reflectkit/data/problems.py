@@ -133,7 +133,7 @@ class Problems:
         """Whether the same actions give the same episodes with each seed."""
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
-        played = rollout(episodes, self.setup.maker(level), Probe(), width=1)
+        played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
         seen = [
             [trajectory.final, *((turn.observation, turn.reward) for turn in trajectory.turns)] for trajectory in played
         ]
@@ -141,7 +141,7 @@ class Problems:
         return not failed and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
 
 
-class Probe(RandomAgent):
+class AnyAction(RandomAgent):
     """Any legal action; where the env takes words, none."""
 
     async def decide(self, observation: Observation, context: Context) -> Decision:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectkit.console import Progress
-from reflectkit.data.problems import Probe
+from reflectkit.data.problems import AnyAction
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, context_for
@@ -64,6 +64,6 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
 def _explored(level: Level, seed: int) -> list[Observation]:
     """What a random player sees in problems of `level`."""
     episodes = [Episode(task, derive(seed, "explore", task.id)) for task in level.tasks[:EXPLORED]]
-    played = rollout(episodes, level.make, Probe(), width=min(EXPLORED, level.max_concurrency))
+    played = rollout(episodes, level.make, AnyAction(), width=min(EXPLORED, level.max_concurrency))
     seen = [turn.observation for trajectory in played for turn in trajectory.turns]
     return seen + [trajectory.final for trajectory in played if trajectory.final and trajectory.unexecuted_decision]

@@ -27,7 +27,7 @@ from tests.command_lines import error_of
         (["plot", "--runs", "a=nowhere"], "run `reflectkit rlft` first"),
         (["evaluate", "--env", "taxi", "--from", "nowhere"], "run `reflectkit evaluate` first"),
         (["export", "--policy", "results/nowhere", "--out-dir", "x"], "make one with `reflectkit sft` or"),
-        (["rlft", "--env", "taxi"], "rlft needs a model to train: --policy CHECKPOINT, or --model"),
+        (["rlft", "--env", "taxi"], "--model tiny"),
         (["rlft", "--env", "taxi", "--policy", "a", "--model", "b"], "both name the model to train"),
         (["evaluate", "--env", "taxi", "--policy", "orcale"], "did you mean oracle?"),
         (["evaluate", "--env", "taxi", "--policy", "gpt-4o"], "openai:gpt-4o or local:gpt-4o"),

@@ -48,7 +48,7 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
     [
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
         (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),
-        (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the row has"),
+        (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the longest row has"),
     ],
 )
 def test_bad_rows_are_named(
@@ -56,7 +56,9 @@ def test_bad_rows_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_bytes(content)
-    assert message in error_of(["sft", "--env", "taxi", "--role", "policy", "--task-file", "rows.jsonl"], capsys)
+    assert message in error_of(
+        ["sft", "--env", "taxi", "--role", "policy", "--task-file", "rows.jsonl", "--max-length", "256"], capsys
+    )
 
 
 def test_unusable_models_are_one_line(

@@ -61,7 +61,10 @@ def test_an_observation_that_cannot_be_read_or_answered(seen: Any, message: str)
         (StepResult(SEEN, float("nan"), False), "reward nan or info {} is not valid JSON"),
         (StepResult(SEEN, 0.0, False, info={"success": np.True_}), r"is not valid JSON .*bool\(success\)"),
         (StepResult(SEEN, 0.0, False, info={"figures": {"success": 1.0}}), "a figure is named 'success'; return anoth"),
-        (StepResult(SEEN, 0.0, True), r"info\['success'\] of the last step is None; return True or False"),
+        (
+            StepResult(SEEN, 0.0, True, info={"success": 1}),
+            r"info\['success'\] of the last step is 1; return True or False",
+        ),
     ],
 )
 def test_a_result_that_cannot_be_counted(result: Any, message: str) -> None:
