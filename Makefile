@@ -77,9 +77,10 @@ test-all: $(TEST_INSTALLED) ## Run all tests; ALFWorld's engine is compiled firs
 
 check: lint type test ## Run everything that must pass: lint, types, tests
 
-lint: $(TEST_INSTALLED) ## Lint and check the format
+lint: $(TEST_INSTALLED) ## Lint the code, check its format, and check words and links of the pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/rumdl check --no-cache .
 
 format: $(TEST_INSTALLED) ## Format the code
 	$(BIN)/ruff check --fix .

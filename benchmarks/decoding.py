@@ -8,7 +8,6 @@ many differ otherwise. Left out: rows that end make room for others, which makes
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,11 +59,11 @@ class Partings:
 def their_texts(player: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """What `generate` writes behind each prompt."""
     input_ids, mask = left_pad(prompts, player.pad_id, torch.device("cpu"))
-    config = copy.deepcopy(player.model.generation_config)
+    config = player.model.generation_config  # a copy would get its empty `eos_token_id` from the model's again
     config.eos_token_id, config.pad_token_id = None, player.pad_id
     config.do_sample, config.max_new_tokens = False, tokens
     with torch.no_grad():
-        written = player.model.generate(input_ids=input_ids, attention_mask=mask, generation_config=config)
+        written = player.model.generate(input_ids=input_ids, attention_mask=mask)
     texts: list[list[int]] = written[:, input_ids.shape[1] :].tolist()
     return texts
 

@@ -2,7 +2,7 @@
 
 import re
 
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(research/[^)#]*)[^)]*\)")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(research/[^)#]*|[A-Z]+\.md)[^)]*\)")
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -10,6 +10,6 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
     def plain(match: re.Match[str]) -> str:
         text, path = match.groups()
-        return f"`{path}`" if text.startswith("research/") else f"{text} (`{path}` in the repository)"
+        return f"`{path}`" if text.startswith("research/") or text == path else f"{text} (`{path}` in the repository)"
 
     return OUTSIDE.sub(plain, markdown)

@@ -1,9 +1,9 @@
-"""The documentation: its commands parse, its pages run as they stand, and its links lead somewhere.
+"""The documentation: its commands parse, and its pages run as they stand.
 
 A fenced block without a language holds shell commands. `<!-- needs: … -->` in the line above it says why no test runs
-it. All other blocks of the pages in `RUN` are run here from top to bottom, in an empty folder. Blocks that need only
-what the quick start leaves behind (`QUICK_START`) are run in a copy of its folder, whose models have hardly been
-trained.
+it. All other blocks are run here from top to bottom, in an empty folder; those of CONTRIBUTING in other tests. Blocks
+that need only what the quick start leaves behind (`QUICK_START`) are run in a copy of its folder, whose models have
+hardly been trained.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *ENVIRONMENTS, DOCS / "commands/index.md",
     *sorted((ROOT / "research").glob("*.md")),
 ]  # fmt: skip
-EXPERIMENTS = sorted((ROOT / "research/experiments").glob("*.md"))
-RUN = ["five-minutes", "more-environments", "design", "chat-models", "environments/index"]
 RUN_SLOWLY = [
     "data", "slime", "sft", "file-formats", "your-own-model", "your-own-environment", "environments/taxi",
     "environments/auto-explore", "environments/memory", "environments/support",
 ]  # fmt: skip
 AFTER_QUICK_START = ["rl", "evaluation"]
+WITH_MODELS = ["acting", "python"]
+QUICK_START = ["rl", "evaluation"]
 QUICK_START = "results/taxi-tiny-fast (the quick start)"
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -116,12 +116,24 @@ def test_examples_of_the_command_parse(stage: str) -> None:
             parse(words)
 
 
-@pytest.mark.parametrize("name", [*RUN, *(pytest.param(name, marks=pytest.mark.slow) for name in RUN_SLOWLY)])
+RUN_ELSEWHERE = {
+    ROOT / "CONTRIBUTING.md", *(DOCS / f"{name}.md" for name in (*RUN_SLOWLY, *AFTER_QUICK_START, *WITH_MODELS)),
+}  # fmt: skip
+RUN = [
+    path
+    for path in PAGES
+    if path not in RUN_ELSEWHERE and any(not block.needs for block in blocks(path.read_text("utf-8")))
+]
+
+
+@pytest.mark.parametrize(
+    "path", [*RUN, *(pytest.param(DOCS / f"{name}.md", marks=pytest.mark.slow) for name in RUN_SLOWLY)], ids=page_id
+)
 def test_the_page_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_blocks(DOCS / f"{name}.md", tmp_path, monkeypatch, capsys)
+    run_blocks(path, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -183,7 +195,7 @@ def run_blocks(
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
-@pytest.mark.parametrize("name", ["acting", "python"])
+@pytest.mark.parametrize("name", WITH_MODELS)
 def test_the_python_of_the_page_runs(
     name: str,
     checkpoints: dict[str, Path],
@@ -200,12 +212,6 @@ def test_the_python_of_the_page_runs(
     if name == "acting":
         names["agent"].close()
     assert capsys.readouterr().out
-
-
-@pytest.mark.parametrize("path", [*PAGES, *EXPERIMENTS], ids=page_id)
-def test_relative_links_lead_somewhere(path: Path) -> None:
-    targets = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)[^)]*\)", path.read_text("utf-8"))
-    assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
 def test_the_pages_of_the_commands_are_what_help_says() -> None:

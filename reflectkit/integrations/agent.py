@@ -130,19 +130,23 @@ def load_agent(
 ) -> LoadedAgent:
     """The agent of a policy, which a reflector comments for.
 
-    Parameters
-    ----------
-    policy: a checkpoint, a run of `sft` or `rlft` (its newest checkpoint), a hub id, a chat model ("openai:MODEL",
-    "azure:…", "local:…"), or anything else that `--policy` takes. reflector: the same, for the model that comments.
-    temperature: 0 takes the likeliest action. seed: of the sampling; the same calls in the same order get the same
-    answers. max_new_tokens: maximum length of an answer without choices. device: "auto", "cpu", "cuda", … thinking:
-    reasoning of a model with a chat template ("on", "off" or "hidden"); default: as in training, or "on". answer: what
-    a model without SFT answers where it chooses, "label" or "text"; default: as in training, or "label". base_url:
-    server of a "local:" model. rules: what a chat model is told of the environment.
+    Args:
+        policy: A checkpoint, a run of `sft` or `rlft` (its newest checkpoint), a hub id, a chat model (`openai:MODEL`,
+            `azure:…`, `local:…`), or anything else that `--policy` takes.
+        reflector: The same, for the model that comments.
+        temperature: 0 takes the likeliest action.
+        seed: Of the sampling; the same calls in the same order get the same answers.
+        max_new_tokens: Maximum length of an answer without choices.
+        device: `auto`, `cpu`, `cuda`, …
+        thinking: Reasoning of a model with a chat template (`on`, `off` or `hidden`); default: as in training, or `on`.
+        answer: What a model without SFT answers where it chooses (`label` or `text`); default: as in training, or
+            `label`.
+        base_url: Server of a `local:` model.
+        rules: What a chat model is told of the environment.
 
-    Raises
-    ------
-    CheckpointError, ConfigError: a model cannot be loaded, or a setting is invalid; each is one line with the fix.
+    Raises:
+        CheckpointError: A model cannot be loaded.
+        ConfigError: A setting is invalid.
     """
     player = _parsed(policy, reflector)
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
@@ -205,13 +209,15 @@ class LoadedAgent:
     def act(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
         """What it does about `seen`.
 
-        choices: the legal actions, in the order of training; default: those of the env that it was trained in, if they
-        are the same in every state. Without choices it answers in words.
+        Args:
+            seen: A text, a list of messages, or an `Observation`.
+            choices: The legal actions, in the order of training; default: those of the env that it was trained in, if
+                they are the same in every state. Without choices it answers in words.
 
-        Raises
-        ------
-        ConfigError: `seen` or `choices` is of the wrong kind. AgentError: it could not decide. CheckpointError: the
-        model cannot tell two of the choices apart.
+        Raises:
+            ConfigError: `seen` or `choices` is of the wrong kind.
+            AgentError: It could not decide.
+            CheckpointError: The model cannot distinguish two of the choices.
         """
         (act,) = self._running().result(self._act(self._request(seen, choices)))
         return act

@@ -206,7 +206,19 @@ def rollout(
     on_end: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """`play_all` for callers that are not coroutines."""
+    """Play `episodes` with `agent`, and return their trajectories in the same order; a coroutine awaits `play_all`.
+
+    Args:
+        episodes: What to play.
+        make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
+            closed at the end.
+        agent: Decides for one observation (`async decide`), or acts on the batch of all waiting ones (`act`).
+        width: Number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
+        patience: Seconds without progress after which waiting observations are served without the others.
+        timeout_s: Seconds after which an episode is truncated; 0 is never.
+        on_end: Called with each trajectory as it ends.
+        keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
+    """
     return run_sync(
         play_all(
             episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
@@ -225,21 +237,7 @@ async def play_all(
     on_end: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """Play `episodes` with `agent`; trajectories come back in the order of `episodes`.
-
-    Parameters
-    ----------
-    make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
-        closed at the end.
-    agent: decides for one observation at a time, or acts on batches of all waiting observations.
-    width: number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
-    patience: seconds without progress of any episode, after which waiting ones are served without the others.
-    timeout_s: see `play`.
-    on_end: called with each trajectory as it ends.
-    keep: whether trajectories are returned; otherwise only `on_end` gets them, and an empty list comes back.
-
-    Raises what env and agent raise, except EnvironmentFailure; see `play`.
-    """
+    """`rollout` for coroutines. Raises what env and agent raise, except EnvironmentFailure; see `play`."""
     if not episodes:
         return []
     decider = agent if isinstance(agent, Agent) else Batched(agent)

@@ -63,6 +63,7 @@ def test_both_sides_play_and_learn_the_same_episodes(sides: Callable[[], tuple[O
 def test_both_sides_write_the_same_texts(checkpoints: dict[str, Path]) -> None:
     theirs, ours = (load_player(checkpoints["reflection"], "reflection", device="cpu") for _ in range(2))
     prompts = [[5, 6, 7, 8, number] for number in range(9, 13)]
+    theirs.model.generation_config.eos_token_id = decoding.our_texts(ours, prompts, 2)[0][1]  # ends no text early
     rounds, partings = decoding.measure(theirs, ours, prompts, 6, 2)
     assert partings == decoding.Partings()
     assert [len(side["rollout"]) for side in rounds.sides] == [2, 2]
