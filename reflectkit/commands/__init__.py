@@ -29,6 +29,7 @@ STAGES = {
     "plot": "reflectkit.commands.plot",
     "view": "reflectkit.commands.view",
     "export": "reflectkit.commands.export",
+    "serve-env": "reflectkit.commands.serve_env",
     "run": "reflectkit.commands.run",
 }
 
