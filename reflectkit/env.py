@@ -198,7 +198,7 @@ class Env:
     """
 
     name: ClassVar[str]
-    """Name of the env in tasks and records."""
+    """Name of the env in tasks and records; default: the name of the class in lower case."""
     levels: ClassVar[tuple[str, ...]] = ("all",)
     """Curriculum stages, easiest first; the last is the full task."""
     horizons: ClassVar[Mapping[str, int]] = {}

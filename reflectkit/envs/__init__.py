@@ -1,6 +1,6 @@
 """The environments by name: those in the table, and those that installed packages offer as entry points.
 
-A user's own env needs neither: pass its dotted path, `package.module:Class`.
+A user's own env needs neither: pass `package.module:Class`, or the path of its file, `folder/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ ENVS = {
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
 }
-ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
+SCHEMES: dict[str, str] = {}
+"""Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
+ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."
 PROBLEMS = "data.json"
 """The file of the problems, in the folder of an env's records, of an env that does not list its own."""
 RECORDS = "data_reflection_negative.json"
 """The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
-NEEDED = ("name", "reset", "step")
+NEEDED = ("reset", "step")
 SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 OF_TEACHER = {"oracle": "action", "reflection": "comment"} | {
@@ -70,7 +72,8 @@ def env_class(name: str) -> type[Env]:
 
     Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong place.
     """
-    found: Any = resolve("env", name, ENVS, PLUGINS)
+    scheme, _, rest = name.partition(":")
+    found: Any = _in_family(scheme, rest) if scheme in SCHEMES else resolve("env", name, ENVS, PLUGINS, _fits)
     lacking = [part for part in NEEDED if not hasattr(found, part) or getattr(found, part) is getattr(Env, part, None)]
     if not isinstance(found, type) or lacking:
         raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.env.Env")
@@ -79,11 +82,23 @@ def env_class(name: str) -> type[Env]:
 
 
 @cache
+def _in_family(scheme: str, rest: str) -> Any:
+    return resolve("scheme", scheme, SCHEMES)(rest)
+
+
+def _fits(found: type) -> bool:
+    """Whether the class is an env."""
+    return callable(getattr(found, "reset", None))
+
+
+@cache
 def _checked(kind: Any, name: str) -> Any:
     if not issubclass(kind, Env):
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         metaclass: Any = type(kind)
         kind = metaclass(kind.__name__, (kind, Env), namespace)
+    if not hasattr(kind, "name"):
+        kind.name = kind.__name__.lower()
     for trait, method in OF_TEACHER.items():
         if hasattr(kind, trait):
             raise ConfigError(f"{name}: its {trait} belongs in a Teacher, as {method}; name that as teacher_type")
@@ -183,5 +198,7 @@ def split_of(name: str, task: Task) -> str:
 
 
 def data_folder(name: str, data_dir: Path) -> Path:
-    """The folder of the env's files: its name under `data_dir`, or the class of a dotted path in lower case."""
-    return data_dir / (name.rpartition(":")[2].lower() if ":" in name else name)
+    """The folder of the env's files: its name under `data_dir`, or the name of an own class in lower case."""
+    if ":" in name or name.endswith(".py"):
+        name = env_class(name).__name__.lower().replace("/", "-")
+    return data_dir / name
