@@ -78,6 +78,7 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((config.host, config.port))
+            listener.listen()
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose a --port"
@@ -185,7 +186,9 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
             self.now.step_count += 1
             self.over = result.terminated or result.truncated
             told = result.info | ({"truncated": True} if result.truncated else {})
-            return self._answer(action, self._news(result.observation), done=self.over, reward=result.reward, metadata=told)
+            return self._answer(
+                action, self._news(result.observation), done=self.over, reward=result.reward, metadata=told
+            )
 
         @property
         def state(self) -> Any:

@@ -31,7 +31,11 @@ ENVS = {
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
 }
-SCHEMES: dict[str, str] = {}
+SCHEMES = {
+    "openenv": "reflectkit.envs.adapters.openenv:env_of",
+    "skyrl": "reflectkit.envs.adapters.skyrl:env_of",
+    "verifiers": "reflectkit.envs.adapters.verifiers:env_of",
+}
 """Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
 ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."
 PROBLEMS = "data.json"

@@ -305,7 +305,8 @@ def env_of(name: str) -> type[Env]:
     """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
     if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
-    return type("OpenEnv", (OpenEnv,), {"server": Server(name), "__doc__": OpenEnv.__doc__, "__module__": __name__})
+    title = re.sub(r"[^\w.]+", "-", f"openenv-{name}").strip("-")  # of the env's data folder
+    return type(title, (OpenEnv,), {"server": Server(name), "__doc__": OpenEnv.__doc__, "__module__": __name__})
 
 
 def actions_of(schema: Any, where: str) -> Actions | None:

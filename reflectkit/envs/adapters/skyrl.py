@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -142,4 +143,4 @@ def env_of(name: str) -> type[Env]:
     own, at, rows = name.partition("@")
     base: type[SkyRL] = SkyRLRows if at else SkyRL
     parts: dict[str, Any] = {"id": own, "__doc__": base.__doc__, "__module__": __name__}
-    return type("SkyRL", (base,), parts | ({"rows": Path(rows)} if at else {}))
+    return type(re.sub(r"[^\w.]+", "-", f"skyrl-{name}"), (base,), parts | ({"rows": Path(rows)} if at else {}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import re
 from collections.abc import Awaitable
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -192,4 +193,5 @@ def content_of(result: Any) -> list[Any]:
 @cache
 def env_of(name: str) -> type[Env]:
     """The env of a taskset."""
-    return type("Verifiers", (Verifiers,), {"id": name, "__doc__": Verifiers.__doc__, "__module__": __name__})
+    title = re.sub(r"[^\w.]+", "-", f"verifiers-{name}")  # of the env's data folder
+    return type(title, (Verifiers,), {"id": name, "__doc__": Verifiers.__doc__, "__module__": __name__})
