@@ -39,6 +39,10 @@ class Taskset:
 
     env: Any
     """The env's class."""
+    settings: Any = None
+    """The env's settings, where they are known (`with_settings`)."""
+    needs_settings: ClassVar[bool] = False
+    """Whether its problems depend on the env's settings."""
     problem_generator: ClassVar[str] = ""
     """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there is none."""
     repositories_folder: ClassVar[str] = ""
@@ -57,6 +61,12 @@ class Taskset:
     def __get__(self, env: Any, kind: Any) -> Self:
         bound = copy.copy(self)
         bound.env = kind
+        return bound
+
+    def with_settings(self, settings: Any) -> Self:
+        """The problems of an env with these settings."""
+        bound = copy.copy(self)
+        bound.settings = settings
         return bound
 
     def __iter__(self) -> Iterator[Task]:

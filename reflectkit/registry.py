@@ -24,8 +24,8 @@ from reflectkit.files import missing
 def resolve(
     kind: str, name: str, table: Mapping[str, Any], group: str = "", fits: Callable[[type], bool] = lambda _: True
 ) -> Any:
-    """The object called `name`: from `table`, at "package.module:Attribute" or "folder/file.py:Attribute" (a file alone:
-    its first class that `fits`), or from the entry points of `group` of an installed package.
+    """The object called `name`: from `table`, at "package.module:Attribute" or "folder/file.py:Attribute" (a file
+    alone: its first class that `fits`), or from the entry points of `group` of an installed package.
 
     Raises
     ------

@@ -114,10 +114,12 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
     names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
-    if not (name and equals and policy) or (plus and not reflector):
+    if not equals and os.path.isdir(folder := name.partition("+")[0]):
+        name, policy, (_, plus, reflector) = _run_name(Path(folder)), folder, name.partition("+")
+    if not (name and policy) or (plus and not reflector):
         hint = "" if equals else _hint(text, names.split(", "))
         raise ConfigError(
-            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
+            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR (NAME= is optional for a folder), or one of {names}{hint}"
         )
     refuse_without_model(Path(policy))
     return Player(name, Path(policy), Path(reflector) if reflector else None)
@@ -125,16 +127,17 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
 
 def _hint(text: str, names: Sequence[str]) -> str:
     """What a --policy without a name probably means: one of the known `names`, a folder, or a chat model."""
-    place = Path(text.partition("+")[0])
-    run = place.parent if CHECKPOINT.fullmatch(place.name) else place
-    if os.path.isdir(place):
-        return f", e.g. {run.name}={text}"
     if closest := difflib.get_close_matches(text, names, n=1):
         return f"; did you mean {closest[0]}?"
     folders = {folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)}
-    if closest := difflib.get_close_matches(run.name, folders, n=1):
+    if closest := difflib.get_close_matches(_run_name(Path(text.partition("+")[0])), folders, n=1):
         return f"; did you mean {closest[0]}={folders[closest[0]]}?"
     return f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub NAME={text}"
+
+
+def _run_name(checkpoint: Path) -> str:
+    """The name of the folder of the run that made `checkpoint`, or of any other model's folder."""
+    return checkpoint.parent.name if CHECKPOINT.fullmatch(checkpoint.name) else checkpoint.name
 
 
 def refuse_without_model(*models: Path | None) -> None:

@@ -36,9 +36,10 @@ from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_line, episode_to_json
+from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import Agent, Context, Env, StepResult, Wrapper, rules_of
-from reflectkit.envs import PROBLEMS, cluster_of, listed
+from reflectkit.envs import PROBLEMS, cluster_of
 from reflectkit.envs.setup import (
     HORIZON_HELP,
     EnvConfig,
@@ -407,18 +408,17 @@ def run(config: PlayConfig, progress: Progress) -> Report:
 def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     """(file of the problems, problems to draw from)."""
     kind, source = config.env.kind, config.task_file
-    if source is None and kind.taskset.has("tasks"):
-        tasks = listed(config.env.name, config.level or kind.levels[-1])
+    problems, level = Problems(config.setup), config.level or config.env.kind.levels[-1]
+    if source is None and config.setup.taskset.has("tasks"):
+        tasks = config.setup.listed(level)
+    elif source is None and problems.by_seed:
+        tasks = problems.tasks("train", level)
     else:
         places = [config.setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):
             return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
-        if source is None:
-            makes = kind.taskset.problem_generator or kind.taskset.repositories_folder
-            source = places[-1] if makes else None
-        if source is None:
-            raise ConfigError(f"env '{config.env.name}' has no problems yet; give --task-file")
+        source = source or places[-1]
         config.setup.require(source)
         tasks = [record.task for record in read_records(source, config.setup.env_name)]
         if config.level:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
 
-from reflectkit.config import check_own_settings
+from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env
 from reflectkit.errors import ConfigError
 from reflectkit.registry import plugins, resolve
@@ -30,8 +30,10 @@ ENVS = {
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
+    "prompts": "reflectkit.envs.adapters.prompts:Prompts",
 }
 SCHEMES = {
+    "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",
     "openenv": "reflectkit.envs.adapters.openenv:env_of",
     "skyrl": "reflectkit.envs.adapters.skyrl:env_of",
     "verifiers": "reflectkit.envs.adapters.verifiers:env_of",
@@ -44,7 +46,6 @@ RECORDS = "data_reflection_negative.json"
 """The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
-NEEDED = ("reset", "step")
 SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 OF_TEACHER = {"oracle": "action", "reflection": "comment"} | {
@@ -78,9 +79,11 @@ def env_class(name: str) -> type[Env]:
     """
     scheme, _, rest = name.partition(":")
     found: Any = _in_family(scheme, rest) if scheme in SCHEMES else resolve("env", name, ENVS, PLUGINS, _fits)
-    lacking = [part for part in NEEDED if not hasattr(found, part) or getattr(found, part) is getattr(Env, part, None)]
-    if not isinstance(found, type) or lacking:
-        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.env.Env")
+    if not isinstance(found, type):
+        raise ConfigError(f"{name} is {found!r:.60}, and no class; name the class of an env")
+    needed = ("reset", "step") if issubclass(found, Env) else ("reset",)
+    if lacking := [part for part in needed if getattr(found, part, None) in (None, getattr(Env, part))]:
+        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}")
     kind: type[Env] = _checked(found, name)
     return kind
 
@@ -95,8 +98,17 @@ def _fits(found: type) -> bool:
     return callable(getattr(found, "reset", None))
 
 
+def _is_env(kind: Any) -> bool:
+    """Whether the class has the methods of `Env`, if not its base."""
+    return issubclass(kind, Env) or (hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters)
+
+
 @cache
 def _checked(kind: Any, name: str) -> Any:
+    from reflectkit.envs.adapters.plain import adapted, settings_of
+
+    if not _is_env(kind):
+        kind = adapted(kind)
     if not issubclass(kind, Env):
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         metaclass: Any = type(kind)
@@ -121,6 +133,8 @@ def _checked(kind: Any, name: str) -> Any:
         wrong = error.errors()[0]
         trait = str(wrong["loc"][0])
         raise ConfigError(f"{name}: its {trait} are {values[trait]!r:.60}: {wrong['msg']}") from None
+    if kind.Settings is NoSettings:
+        kind.Settings = settings_of(kind)
     check_own_settings(kind.Settings, f"env '{name}'")
     return kind
 
@@ -156,12 +170,12 @@ def make(
     return env if horizon is None else Horizon(env, horizon)
 
 
-def listed(name: str, level: str) -> list[Task]:
-    """The problems of `level` that env `name` lists. Raises ConfigError if there are none, if they are no tasks of it,
-    or share an id.
+def listed(name: str, level: str, settings: Any = None) -> list[Task]:
+    """The problems of `level` that env `name` lists. settings: the env's own. Raises ConfigError if there are none, if
+    they are no tasks of it, or share an id.
     """
     kind = env_class(name)
-    given: Any = kind.taskset.tasks(level)
+    given: Any = kind.taskset.with_settings(settings).tasks(level)
     lists = f"env '{name}': tasks({level!r}) lists"
     if not isinstance(given, Iterable):
         raise ConfigError(f"env '{name}': tasks({level!r}) returned {given!r:.60}; return a list of Task")

@@ -39,9 +39,11 @@ class Checked(Wrapper):
     """The last observation."""
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`. Raises ConfigError for an observation that cannot be read or answered."""
+        """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an observation that cannot be
+        read or answered.
+        """
         self.seen = None
-        return followed(self.env.reset(task, seed), self._observed)
+        return followed(self.env.reset(task, task.data["seed"] if task.is_seed else seed), self._observed)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step. Raises ConfigError for a result that is not finite or not valid JSON, that does not say at the end

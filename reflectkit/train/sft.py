@@ -280,7 +280,7 @@ def build_trainer(
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size // config.gradient_accumulation,
         gradient_accumulation_steps=config.gradient_accumulation,
-        learning_rate=optim.learning_rate,
+        learning_rate=optim.rate,
         lr_scheduler_type="constant_with_warmup" if optim.schedule == "constant" else optim.schedule,
         warmup_steps=max(1, config.max_steps // 20) if optim.warmup_steps is None else optim.warmup_steps,
         weight_decay=optim.weight_decay,
@@ -306,7 +306,7 @@ def build_trainer(
         kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
     if optim.optimizer != "adamw":  # which is the trainer's own
         chosen, settings = optimizer_class(optim.optimizer)
-        optimizer = chosen, settings | {"lr": optim.learning_rate}
+        optimizer = chosen, settings | {"lr": optim.rate}
     trainer = kind(
         model=player.model,
         args=arguments,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import ENV_HELP, env_class
-from reflectkit.envs.setup import EnvSetup
+from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
@@ -30,6 +30,7 @@ class SFTConfig(Config):
     """Settings of sft."""
 
     env: str = option(help=ENV_HELP)
+    settings: Any = problem_settings("env")
     role: Literal["reflection", "policy", "plain"] = option(
         help="Which player: reflection, policy (acts on comments), or plain (acts without)."
     )
@@ -77,7 +78,7 @@ class SFTConfig(Config):
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir, self.settings)
 
     @property
     def rows_file(self) -> Path:
