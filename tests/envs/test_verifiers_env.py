@@ -109,7 +109,7 @@ class Plays:
 def play(name: str, agent: Any, place: int = 1, steps: int = 5) -> Trajectory:
     kind: Any = env_class(f"verifiers:{name}")
     task = kind.taskset.tasks("all")[place]
-    return rollout([Episode(task, 0)], lambda: Horizon(kind(), steps), agent)[0]
+    return rollout([Episode(task, 0)], lambda: Horizon(kind(horizon=steps), steps), agent)[0]
 
 
 def add(a: int) -> ToolUse:
