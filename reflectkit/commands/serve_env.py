@@ -6,23 +6,25 @@ levels are the splits of OpenEnv's task API. Without a token, in OPENENV_API_KEY
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import itertools
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import create_model, model_validator
 
-from reflectkit.chat.config import ChatConfig
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
+from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import rules_of
-from reflectkit.envs import listed
+from reflectkit.envs import SPLITS
 from reflectkit.envs.setup import HORIZON_HELP, EnvConfig, EnvSetup, at_level, check_level
 from reflectkit.errors import ConfigError, IllegalActionError, unknown_name
 from reflectkit.eventloop import shared_result_of
@@ -44,18 +46,17 @@ class ServeEnvConfig(Config):
 
     env: EnvConfig
     level: str = option("", help="The only level to serve; default: all, and the last for a reset without one.")
-    task_file: Path | None = option(None, help="Problems; default: the env's own.", essential=True)
+    task_file: Path | None = option(None, help="Problems; default: the env's own, or one per seed.", essential=True)
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
     host: str = option("127.0.0.1", help=f"Address to listen on; one of another machine's needs {KEY}.", essential=True)
     port: int = option(8000, help="Port; 0: any that is free.", ge=0, le=65535, essential=True)
     sessions: int = option(64, help="Maximum number of sessions at a time.", ge=1, essential=True)
-    chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup.of(self.env, self.run, self.horizon, self.chat)
+        return EnvSetup.of(self.env, self.run, self.horizon)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -71,7 +72,7 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
     try:
         import uvicorn
 
-        app = app_of(config.setup, tasks_of(config), config.sessions, header_text(KEY))
+        app = app_of(config.setup, tasks_of(config), config.sessions, header_text(KEY), config.run.seed)
     except ImportError as error:
         raise ConfigError(f"serve-env needs {error.name}; run pip install 'reflectkit[openenv]'") from None
     with open_run("serve-env", config, [], again=True) as current, socket.socket() as listener:
@@ -85,7 +86,8 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
             ) from None
         host, port = listener.getsockname()[:2]
         progress.show(f"{config.env.name} is at http://{host}:{port}; Ctrl-C ends it")
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
         return current.finish({}, [])
 
 
@@ -94,14 +96,17 @@ def tasks_of(config: ServeEnvConfig) -> dict[str, list[Task]]:
     name, kind = config.env.name, config.env.kind
     levels = [config.level] if config.level else list(kind.levels)
     if config.task_file is None:
-        return {level: listed(name, level) for level in levels}
+        problems = Problems(config.setup)
+        list_of = partial(problems.seeds, SPLITS[0]) if problems.by_seed else config.setup.listed
+        return {level: list_of(level) for level in levels}
     given = [record.task for record in read_records(config.task_file, kind.name)]
     levels = [config.level] if config.level else [one for one in levels if one in {task.level for task in given}]
     return {level: at_level(name, given, level, config.task_file) for level in levels}
 
 
-def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, token: str = "") -> Any:
-    """The ASGI app of a server. tasks: by level. token: what clients must send, if anything.
+def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, token: str = "", seed: int = 0) -> Any:
+    """The ASGI app of a server. tasks: by level. token: what clients must send, if anything. seed: of the first reset
+    that names none; those after it get the next ones.
 
     Raises ImportError without the package openenv, and what the env raises for its first problem.
     """
@@ -131,7 +136,7 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
         action_type = create_model("ServedAction", __base__=Action, **field)
     shown: Any = {"text": (str, "")} | ({} if calls or fixed or not first.choices else {"choices": (list[str], [])})
     text_type: Any = create_model("ServedObservation", __base__=Seen, **shown)
-    numbers = itertools.count()
+    numbers = itertools.count(seed)
 
     class Served(Environment):  # type: ignore[misc, unused-ignore]
         """One session's environment."""

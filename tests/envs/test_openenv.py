@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from reflectkit.envs import env_class
-from reflectkit.envs.adapters.openenv import actions_of, env_of, tools_of
+from reflectkit.envs.adapters.openenv import env_of
+from reflectkit.envs.adapters.openenv_schema import actions_of, tools_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon

@@ -147,7 +147,7 @@ def test_the_score_is_verifiers_own() -> None:
 
 
 def test_the_horizon_is_scored_too() -> None:
-    played = play("my_sums", Plays(add(1)), steps=2)
+    played = play("my_sums", Plays(add(4)), steps=2)
     assert (played.status, played.total_return) == (Status.TRUNCATED, 0.5)
 
 

@@ -13,23 +13,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, check_choice, check_task
-from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
+from reflectkit.envs.adapters.openenv_schema import Actions, actions_of, observation_text, result_text, tools_of
+from reflectkit.envs.conversation import spoken
 from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
 from reflectkit.keys import header_text, redacted
-from reflectkit.prompts import LABELS
-from reflectkit.tools import NAME, PLAIN, check_call, parse
-from reflectkit.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse
+from reflectkit.tools import PLAIN, parse
+from reflectkit.types import Message, Observation, Task, ToolUse
 
 KEY = "OPENENV_API_KEY"
 MAX_MESSAGE = 100 * 2**20  # bytes, as in the package's client
-RESERVED = ("reset", "step", "state", "close")
-HIDDEN = ("metadata", "done", "reward")
 PROTOCOL = "it does not speak the protocol of OpenEnv 0.10"
 INSTALL = "run pip install 'reflectkit[openenv]'"
 POLL_S = 1.0
@@ -48,24 +45,6 @@ class Full(Exception):
     """The server allows no further session now."""
 
 
-@dataclass(frozen=True)
-class Actions:
-    """How a server is acted on. field: of the action, which a choice or a text fills. values: one for each choice.
-    mcp: whether calls go to MCP tools, instead of being the action.
-    """
-
-    kind: Literal["choice", "text", "tools"]
-    field: str = ""
-    values: tuple[Any, ...] = ()
-    tools: tuple[ToolSpec, ...] = ()
-    mcp: bool = False
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The texts of the choices."""
-        return tuple(map(as_text, self.values))
-
-
 class Server:
     """A server, what it offers, and the sessions that this process has there. name: its URL, or a hub id."""
 
@@ -80,10 +59,7 @@ class Server:
         with self._describing:
             if self._actions is None:
                 self.url = self.url or self._start(settings)
-                answer = self._get("schema", settings)
-                if not isinstance(answer, dict) or "action" not in answer:
-                    raise ConfigError(f"{self.url}/schema describes no actions: {PROTOCOL}")
-                self._actions = actions_of(answer["action"], self.url)
+                self._actions = actions_of(self._schema(settings), self.url)
                 if self._actions is None:
                     session, answer = self.begin("step", {"type": "list_tools"}, settings)
                     self.end(session)
@@ -139,7 +115,7 @@ class Server:
             raise EnvironmentFailure(f"{self.url} failed in a {kind}: {message}")
         parts = [value.get(key) for key in ("observation", "reward", "done")] if isinstance(value, dict) else [()] * 3
         kinds = (dict, int | float | None, bool)
-        if said != "observation" or not all(map(isinstance, parts, kinds)):  # type: ignore[arg-type]
+        if said != "observation" or not all(map(isinstance, parts, kinds)):
             raise EnvironmentFailure(f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}")
         assert isinstance(value, dict)
         return value
@@ -169,18 +145,20 @@ class Server:
         except (OSError, WebSocketException) as error:
             raise EnvironmentFailure(f"no session with {self.url}: {redacted(str(error))}") from None
 
-    def _get(self, path: str, settings: OpenEnvSettings) -> Any:
-        """The JSON value at `path`; None if the server has none. Raises ConfigError where no server answers."""
+    def _schema(self, settings: OpenEnvSettings) -> Any:
+        """The JSON schema of its actions. Raises ConfigError."""
         import httpx2
 
         try:
-            response = httpx2.get(f"{self.url}/{path}", headers=headers(), timeout=settings.server_timeout_s)
+            response = httpx2.get(f"{self.url}/schema", headers=headers(), timeout=settings.server_timeout_s)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise ConfigError(f"no server answers at {self.url}: {redacted(str(error))}; start it first") from None
         if response.status_code in (401, 403):
             raise ConfigError(f"{self.url} wants a token (HTTP {response.status_code}); set {KEY} to it")
-        with contextlib.suppress(ValueError):
-            return response.json() if response.status_code == 200 else None
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if response.status_code == 200:
+                return response.json()["action"]
+        raise ConfigError(f"{self.url}/schema (HTTP {response.status_code}) describes no actions: {PROTOCOL}")
 
     def _start(self, settings: OpenEnvSettings) -> str:
         """The URL of the server, which is started first if a hub id names it."""
@@ -271,8 +249,8 @@ class OpenEnv(Env):
     def release(self) -> None:
         """End the session: the server may have no other for the next episode."""
         session, self._session, self._over = self._session, None, True
-        if session is not None:
-            self.server.end(session)
+        if session is not None:  # in a thread, as a server that hangs would block the other episodes
+            threading.Thread(target=self.server.end, args=(session,), daemon=True).start()
 
     def close(self) -> None:
         """End the session, and the wait for one."""
@@ -307,84 +285,6 @@ def env_of(name: str) -> type[Env]:
         raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
     title = re.sub(r"[^\w.]+", "-", f"openenv-{name}").strip("-")  # of the env's data folder
     return type(title, (OpenEnv,), {"server": Server(name), "__doc__": OpenEnv.__doc__, "__module__": __name__})
-
-
-def actions_of(schema: Any, where: str) -> Actions | None:
-    """How to act by an action's JSON schema; None: by the MCP tools that the server lists. Raises ConfigError."""
-    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        raise ConfigError(f"{where}: its action schema is not that of an object: {json.dumps(schema):.80}")
-    tool = ToolSpec("act", str(schema.get("description") or ""), {"properties": {}} | schema)
-    check_call(ToolCall("act", {}), [tool])  # raises for what is no JSON schema
-    fields = {name: field for name, field in tool.parameters["properties"].items() if name != "metadata"}
-    if not fields or {"tool_name", "arguments"} <= fields.keys():
-        return None
-    if len(fields) == 1:
-        ((name, field),) = fields.items()
-        field = schema.get("$defs", {}).get(str(field.get("$ref", "")).rpartition("/")[2], field)
-        actions = Actions("choice", name, values_of(field))
-        if 0 < len(set(actions.choices)) == len(actions.values) <= len(LABELS):
-            return actions
-        if field.get("type") == "string":
-            return Actions("text", name)
-    return Actions("tools", tools=(replace(tool, parameters=schema | {"properties": fields}),))
-
-
-def values_of(field: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The values of an enumeration, a Boolean or a bounded integer; none for others."""
-    if "enum" in field or field.get("type") == "boolean":
-        return tuple(field.get("enum", (False, True)))
-    low = field["exclusiveMinimum"] + 1 if "exclusiveMinimum" in field else field.get("minimum")
-    high = field["exclusiveMaximum"] - 1 if "exclusiveMaximum" in field else field.get("maximum")
-    if field.get("type") != "integer" or low is None or high is None or high - low >= len(LABELS):
-        return ()
-    return tuple(range(int(low), int(high) + 1))
-
-
-def tools_of(listed: Any, where: str) -> Actions:
-    """The MCP tools that a server lists. Raises ConfigError for those that cannot be offered."""
-    tools: dict[str, ToolSpec] = {}
-    for entry in listed if isinstance(listed, list) else []:
-        entry = entry if isinstance(entry, dict) else {"name": entry}
-        name, schema = str(entry.get("name")), entry.get("input_schema", entry.get("inputSchema"))
-        if not re.fullmatch(NAME, name) or not isinstance(schema, dict):
-            raise ConfigError(f"{where} lists the tool {name:.80}, but its name or its schema is none: {schema!r:.80}")
-        if name in RESERVED or name in tools:
-            why = "lists it twice" if name in tools else "OpenEnv itself has that name"
-            raise ConfigError(f"{where} lists the tool {name!r}, but {why}; rename it in the server")
-        tools[name] = ToolSpec(name, str(entry.get("description") or ""), {"properties": {}} | schema)
-        check_call(ToolCall(name, {}), [tools[name]])  # raises for what is no JSON schema
-    if not tools:
-        raise ConfigError(f"{where} lists no tools, and its actions have no fields: there is nothing to do")
-    return Actions("tools", tools=tuple(tools.values()), mcp=True)
-
-
-def observation_text(seen: Mapping[str, Any]) -> str:
-    """An observation as text: its only field if that is a text, else a line for each field that is not empty."""
-    fields = {name: value for name, value in seen.items() if name not in HIDDEN and value not in (None, "", [], {})}
-    fields = fields or {k: v for k, v in (seen.get("metadata") or {}).items() if v not in (None, "", [], {})}
-    texts = {name: as_text(value) for name, value in fields.items()}
-    if len(texts) > 1 or not all(isinstance(value, str) for value in fields.values()):
-        texts = {name: f"{name}: {text}" for name, text in texts.items()}
-    return cut("\n".join(texts.values()), LONGEST_RESULT)
-
-
-def result_text(seen: Mapping[str, Any]) -> tuple[str, bool]:
-    """(what a tool returned, whether it failed)."""
-    if error := seen.get("error"):
-        return cut(as_text(error.get("message", error) if isinstance(error, dict) else error), LONGEST_RESULT), True
-    result = seen.get("result")
-    if not isinstance(result, dict):
-        return cut(as_text(result), LONGEST_RESULT) if "result" in seen else observation_text(seen), False
-    parts = result.get("content")
-    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    data = result.get("data")
-    text = as_text(data) if data is not None else "\n".join(filter(None, texts)) or as_text(result)
-    return cut(text, LONGEST_RESULT), bool(result.get("is_error"))
-
-
-def as_text(value: Any) -> str:
-    """A JSON value as text; a text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def headers() -> dict[str, str]:

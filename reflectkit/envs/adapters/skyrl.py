@@ -90,7 +90,10 @@ class SkyRL(Env):
 
 @cache
 def maker(name: str) -> Any:
-    """What makes the environment `name` of its configuration and a row. Raises ConfigError without the package, or for an unknown name."""
+    """Makes the environment `name` from its configuration and a row.
+
+    Raises ConfigError without the package, or for an unknown name.
+    """
     module, _, own = name.rpartition(":")
     try:
         import skyrl_gym
