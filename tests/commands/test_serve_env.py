@@ -29,7 +29,7 @@ pytest.importorskip("openenv", reason="needs openenv: pip install openenv")
 pytest.importorskip("uvicorn", reason="needs uvicorn")
 pytest.importorskip("websockets", reason="needs websockets")
 
-from openenv.core import GenericEnvClient
+from openenv.core import GenericEnvClient, MCPToolClient
 
 from reflectkit.commands.serve_env import ServeEnvConfig, app_of, tasks_of
 
@@ -92,6 +92,10 @@ def test_tools_and_words_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ended: Any = env.step(use_of([ToolCall("escalate", {"reason": "why"})]))
         assert ended.terminated
         env.close()
+        with MCPToolClient(base_url=url).sync() as client:  # the package's own
+            client.reset(seed=4)
+            assert [tool.name for tool in client.list_tools()] == names
+            assert "no order none" in str(client.call_tool("get_order", order="none"))
 
 
 def test_a_token_keeps_others_out(monkeypatch: pytest.MonkeyPatch) -> None:

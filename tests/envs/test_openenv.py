@@ -199,6 +199,18 @@ def test_a_server_that_is_full() -> None:
         assert "no session left" in waited.reason
 
 
+def test_an_episode_that_its_agent_ends_gives_its_session_back() -> None:
+    class Ends(Plays):
+        async def decide(self, observation: Any, context: Any) -> Decision:
+            if "drawn: 0" in observation.text:
+                return Decision(0, truncation_reason="too long")
+            return await super().decide(observation, context)
+
+    with served(create_fastapi_app(Line, MoveAction, Seen, 1)) as url:
+        played = play(url, Ends(1), 3)
+    assert [one.status for one in played] == [Status.TRUNCATED, Status.COMPLETED, Status.COMPLETED]
+
+
 def test_mcp_tools_are_typed_tools() -> None:
     pytest.importorskip("fastmcp", reason="needs fastmcp")
     from fastmcp import FastMCP
