@@ -270,6 +270,11 @@ class Env:
         episode that took too long, a call of a `remote` env may still be under way.
         """
 
+    def release(self) -> None:
+        """Give back what only an episode needs, e.g. one of a server's few sessions; called after each, however it
+        ended. A call of a `remote` env may still be under way.
+        """
+
     def teacher(self) -> Teacher:
         """The teacher of the current state, and of those to come."""
         return self.teacher_type(self)
@@ -355,6 +360,11 @@ class Wrapper(Env):
         """The wrapped env's, if it has anything to close."""
         if (close := getattr(self.env, "close", None)) is not None:
             close()
+
+    def release(self) -> None:
+        """The wrapped env's, if it has anything to give back."""
+        if (release := getattr(self.env, "release", None)) is not None:
+            release()
 
     def teacher(self) -> Any:
         """The wrapped env's, one that knows nothing if it has none."""

@@ -31,6 +31,7 @@ STAGES = {
     "view": "reflectkit.commands.view",
     "serve": "reflectkit.commands.serve",
     "export": "reflectkit.commands.export",
+    "serve-env": "reflectkit.commands.serve_env",
     "run": "reflectkit.commands.run",
 }
 

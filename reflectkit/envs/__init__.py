@@ -34,7 +34,10 @@ ENVS = {
 }
 SCHEMES = {
     "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",
+    "openenv": "reflectkit.envs.adapters.openenv:env_of",
     "program": "reflectkit.envs.adapters.program:env_of",
+    "skyrl": "reflectkit.envs.adapters.skyrl:env_of",
+    "verifiers": "reflectkit.envs.adapters.verifiers:env_of",
 }
 """Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
 ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."

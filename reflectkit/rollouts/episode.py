@@ -351,6 +351,8 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
         if not deadline.expired():
             raise
         return truncated(Decision(0, truncation_reason=f"{LATE} {timeout_s:g} s"))
+    finally:
+        env.release()
 
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:

@@ -69,7 +69,7 @@ class DatasetTasks(Taskset):
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The data set's file, and the code of the rewards."""
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
-        return [*data, *code_files(_reward(spec)[1].__module__ for spec in settings.reward)]
+        return [*data, *code_files(_reward(spec)[1].__module__ for spec in getattr(settings, "reward", ()))]
 
 
 @cache

@@ -1,0 +1,293 @@
+"""The environment of an OpenEnv server (github.com/huggingface/OpenEnv): `--env openenv:URL`.
+
+An episode has a session of the server, which is one WebSocket. The protocol is spoken here, because the package's own
+client replaces a lost session by a new one that was never reset.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+from reflectkit.config import Config, option
+from reflectkit.env import Action, Env, StepResult, check_choice, check_task
+from reflectkit.envs.adapters.openenv_schema import Actions, actions_of, observation_text, result_text, tools_of
+from reflectkit.envs.conversation import spoken
+from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
+from reflectkit.keys import header_text, redacted
+from reflectkit.tools import PLAIN, parse
+from reflectkit.types import Message, Observation, Task, ToolUse
+
+KEY = "OPENENV_API_KEY"
+MAX_MESSAGE = 100 * 2**20  # bytes, as in the package's client
+PROTOCOL = "it does not speak the protocol of OpenEnv 0.10"
+INSTALL = "run pip install 'reflectkit[openenv]'"
+POLL_S = 1.0
+
+
+class OpenEnvSettings(Config):
+    """Settings of an OpenEnv server's environment."""
+
+    server_timeout_s: float = option(60.0, help="Seconds to wait for a server's answer.", gt=0, identity=False)
+    run_hub_code: bool = option(
+        False, help="Run the code of an environment named by its hub id, in a container on this machine."
+    )
+
+
+class Full(Exception):
+    """The server allows no further session now."""
+
+
+class Server:
+    """A server, what it offers, and the sessions that this process has there. name: its URL, or a hub id."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.url = name, ""
+        self._actions: Actions | None = None
+        self._describing, self._changed = threading.Lock(), threading.Condition()
+        self._sessions: set[Any] = set()
+
+    def actions(self, settings: OpenEnvSettings) -> Actions:
+        """How it is acted on, asked once. Raises ConfigError for what cannot be played."""
+        with self._describing:
+            if self._actions is None:
+                self.url = self.url or self._start(settings)
+                self._actions = actions_of(self._schema(settings), self.url)
+                if self._actions is None:
+                    session, answer = self.begin("step", {"type": "list_tools"}, settings)
+                    self.end(session)
+                    self._actions = tools_of(answer["observation"].get("tools"), self.url)
+            return self._actions
+
+    def begin(
+        self, kind: str, data: Mapping[str, Any], settings: OpenEnvSettings, left: Callable[[], bool] = lambda: False
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new session and the answer to this first request, as soon as the server has room. left: whether nobody
+        waits for it any longer. Raises EnvironmentFailure where others keep all sessions for longer than the timeout.
+        """
+        others_since = 0.0
+        while not left():
+            session = self._connect(settings)
+            try:
+                answer = self.ask(session, kind, data, settings)
+            except Full as full:
+                session.close()
+                with self._changed:
+                    others_since = 0.0 if self._sessions else others_since or time.monotonic()
+                    if others_since and time.monotonic() - others_since > settings.server_timeout_s:
+                        raise EnvironmentFailure(f"{self.url} has no session left: {full}") from None
+                    self._changed.wait(POLL_S)
+            except BaseException:
+                session.close()
+                raise
+            else:
+                with self._changed:
+                    self._sessions.add(session)
+                return session, answer
+        raise EnvironmentFailure(f"the episode ended while it waited for a session of {self.url}")
+
+    def ask(self, session: Any, kind: str, data: Mapping[str, Any], settings: OpenEnvSettings) -> dict[str, Any]:
+        """The server's answer, with `observation`, `reward` and `done`. Raises Full, EnvironmentFailure."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            with contextlib.suppress(ConnectionClosed):  # a server that is full says so before it closes
+                session.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(session.recv(settings.server_timeout_s))
+        except TimeoutError:
+            raise EnvironmentFailure(f"{self.url}: no answer to a {kind} in {settings.server_timeout_s:g} s") from None
+        except (ConnectionClosed, OSError, ValueError) as error:
+            raise EnvironmentFailure(f"{self.url}: lost the session during a {kind}: {redacted(str(error))}") from None
+        said, value = (answer.get("type"), answer.get("data")) if isinstance(answer, dict) else ("", None)
+        if said == "error" and isinstance(value, dict):
+            code, message = value.get("code"), redacted(f"{value.get('message')} {value.get('errors') or ''}")
+            if code == "CAPACITY_REACHED":
+                raise Full(message)
+            if code == "VALIDATION_ERROR" and kind == "step":  # the session is as before
+                return {"observation": {"error": message}, "reward": 0.0, "done": False}
+            raise EnvironmentFailure(f"{self.url} failed in a {kind}: {message}")
+        parts = [value.get(key) for key in ("observation", "reward", "done")] if isinstance(value, dict) else [()] * 3
+        kinds = (dict, int | float | None, bool)
+        if said != "observation" or not all(map(isinstance, parts, kinds)):
+            raise EnvironmentFailure(f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}")
+        assert isinstance(value, dict)
+        return value
+
+    def end(self, session: Any) -> None:
+        """End a session, and with it a request that is under way."""
+        session.close()
+        with self._changed:
+            self._sessions.discard(session)
+            self._changed.notify_all()
+
+    def _connect(self, settings: OpenEnvSettings) -> Any:
+        try:
+            from websockets.exceptions import InvalidStatus, WebSocketException
+            from websockets.sync.client import connect
+        except ImportError:
+            raise ConfigError(f"--env openenv:{self.name} needs the package websockets; {INSTALL}") from None
+        limits: Any = {"open_timeout": settings.server_timeout_s, "max_size": MAX_MESSAGE}
+        try:
+            return connect(f"ws{self.url[4:]}/ws", additional_headers=headers(), **limits)
+        except InvalidStatus as error:
+            status = error.response.status_code
+            refused = f"{self.url} refused a session (HTTP {status})"
+            if status >= 500:
+                raise EnvironmentFailure(refused) from None
+            raise ConfigError(f"{refused}: set {KEY} to its token, or {PROTOCOL}") from None
+        except (OSError, WebSocketException) as error:
+            raise EnvironmentFailure(f"no session with {self.url}: {redacted(str(error))}") from None
+
+    def _schema(self, settings: OpenEnvSettings) -> Any:
+        """The JSON schema of its actions. Raises ConfigError."""
+        import httpx2
+
+        try:
+            response = httpx2.get(f"{self.url}/schema", headers=headers(), timeout=settings.server_timeout_s)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise ConfigError(f"no server answers at {self.url}: {redacted(str(error))}; start it first") from None
+        if response.status_code in (401, 403):
+            raise ConfigError(f"{self.url} wants a token (HTTP {response.status_code}); set {KEY} to it")
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if response.status_code == 200:
+                return response.json()["action"]
+        raise ConfigError(f"{self.url}/schema (HTTP {response.status_code}) describes no actions: {PROTOCOL}")
+
+    def _start(self, settings: OpenEnvSettings) -> str:
+        """The URL of the server, which is started first if a hub id names it."""
+        if "://" in self.name:
+            return re.sub("^ws", "http", self.name).rstrip("/")
+        space = re.sub(r"[^a-z0-9]", "-", self.name.lower())
+        if not settings.run_hub_code:
+            raise ConfigError(
+                f"--env openenv:{self.name} runs that hub repository's code on this machine; add --run-hub-code to"
+                f" allow it, or play where it is hosted: --env openenv:https://{space}.hf.space"
+            )
+        try:
+            from openenv.core.containers.runtime import LocalDockerProvider
+
+            docker = LocalDockerProvider()
+            atexit.register(docker.stop_container)
+            url = str(docker.start_container(f"registry.hf.space/{space}:latest"))
+            docker.wait_for_ready(url)
+        except ImportError:
+            raise ConfigError(f"--run-hub-code needs the package openenv; {INSTALL}") from None
+        except Exception as error:  # docker may fail in any way
+            raise ConfigError(f"cannot run {self.name} in a container: {redacted(str(error))}") from None
+        return url.rstrip("/")
+
+
+class OpenEnv(Env):
+    """The environment of an OpenEnv server; `env_of` makes a subclass for each server."""
+
+    name = "openenv"
+    Settings = OpenEnvSettings
+    remote = True
+    server: ClassVar[Server]
+    _session: Any = None
+    _over, _closed = True, False
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
+        """What the server's action schema allows: a choice, words, or calls."""
+        return cls.server.actions(settings).kind
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin an episode. `task.data` are the arguments of the server's reset; a seed among them goes first.
+
+        Raises ConfigError for a server that cannot be played, EnvironmentFailure for a session that is lost.
+        """
+        check_task(task, self.name, self.levels)
+        self.release()
+        self._actions = self.server.actions(self.settings)
+        arguments = {"seed": seed % 2**31} | task.data
+        self._session, answer = self.server.begin("reset", arguments, self.settings, lambda: self._closed)
+        if self._closed or answer["done"]:
+            self.release()
+            raise EnvironmentFailure(f"{self.server.url} ended the episode before its first step")
+        self._over, self._early = False, float(answer["reward"] or 0)
+        self._messages = [Message("user", observation_text(answer["observation"]))]
+        return self._observe()
+
+    def step(self, action: Action) -> StepResult:
+        """One action. Each of several calls in a turn is a step of the server, and their rewards are added up."""
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        actions, self._reward, self._early = self._actions, self._early, 0.0
+        if actions.kind == "choice":
+            seen = self._act({actions.field: actions.values[check_choice(action, actions.choices, self.name)]})
+            self._messages = [Message("user", observation_text(seen))]
+            return self._result(seen, int("error" in seen))
+        use = parse(action, actions.tools, PLAIN, replies=True) if isinstance(action, str) else action
+        if not isinstance(use, ToolUse):
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes calls of its tools, or words")
+        self._messages.append(Message("assistant", use.text, use.calls))
+        if actions.kind == "text":
+            seen = self._act({actions.field: spoken(use.text)})
+            self._messages.append(Message("user", observation_text(seen)))
+            return self._result(seen, int("error" in seen))
+        wrong = use.errors or (() if use.calls else ("no call; call one of the tools",))
+        self._messages += [Message("tool", line) for line in wrong]
+        seen, refused = {}, len(wrong)
+        for call in use.calls:
+            if self._over:
+                break
+            called = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
+            seen = self._act(called if actions.mcp else call.arguments)
+            text, failed = result_text(seen)
+            refused += failed
+            self._messages.append(Message("tool", text, name=call.name))
+        return self._result(seen, refused)
+
+    def release(self) -> None:
+        """End the session: the server may have no other for the next episode."""
+        session, self._session, self._over = self._session, None, True
+        if session is not None:  # in a thread, as a server that hangs would block the other episodes
+            threading.Thread(target=self.server.end, args=(session,), daemon=True).start()
+
+    def close(self) -> None:
+        """End the session, and the wait for one."""
+        self._closed = True
+        self.release()
+
+    def _act(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation after `action`."""
+        answer = self.server.ask(self._session, "step", action, self.settings)
+        self._reward += float(answer["reward"] or 0)
+        self._over = answer["done"]
+        seen: dict[str, Any] = answer["observation"]
+        return seen
+
+    def _observe(self) -> Observation:
+        actions = self._actions
+        offered: Any = {"choices": actions.choices} if actions.values else {"tools": actions.tools, "replies": True}
+        return Observation(tuple(self._messages), **offered)
+
+    def _result(self, seen: Mapping[str, Any], refused: int) -> StepResult:
+        info: dict[str, Any] = {"refused": refused} if refused else {}
+        if self._over:
+            told = [place.get("success") for place in (seen, seen.get("metadata")) if isinstance(place, dict)]
+            info["success"] = next((flag for flag in told if isinstance(flag, bool)), self._reward > 0)
+        return StepResult(self._observe(), self._reward, self._over, info=info)
+
+
+@cache
+def env_of(name: str) -> type[Env]:
+    """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
+    if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
+    title = re.sub(r"[^\w.]+", "-", f"openenv-{name}").strip("-")  # of the env's data folder
+    return type(title, (OpenEnv,), {"server": Server(name), "__doc__": OpenEnv.__doc__, "__module__": __name__})
+
+
+def headers() -> dict[str, str]:
+    """The header with the server's token, if one is set."""
+    key = header_text(KEY)
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,116 @@
+"""A text environment of SkyRL's package skyrl-gym: `--env skyrl:ID --dataset ROWS`.
+
+ROWS is what SkyRL's scripts write: `prompt`, and the columns that the environment reads. An ID that a module of your
+own registers is written MODULE:ID.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+from reflectkit.config import Config, option
+from reflectkit.env import Action, Env, StepResult, Taskset, check_task
+from reflectkit.envs.adapters.prompts import FILES, DatasetTasks, prompt_messages
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.types import Message, Observation, Task, ToolUse
+
+
+class SkyRLSettings(Config):
+    """Settings of an environment of skyrl-gym."""
+
+    dataset: str = option("", help=f"The rows: a file ({', '.join(FILES)}) or a data set of the hub.", essential=True)
+    dataset_split: str = option("train", help="Split of a data set of the hub.")
+    skyrl_config: str = option("{}", help="The environment's own configuration in SkyRL, as a JSON object.")
+
+
+class SkyRL(Env):
+    """An environment of skyrl-gym; `env_of` makes a subclass for each."""
+
+    name = "skyrl"
+    Settings: ClassVar[type[Config]] = SkyRLSettings
+    taskset: ClassVar[Taskset] = DatasetTasks()
+    remote = True
+    id: ClassVar[str]
+    _inner: Any = None
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["text"]:
+        """In words, among which the environment finds its own calls."""
+        return "text"
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin the row `task.data`. Raises ConfigError, and DataError for a row that the environment refuses."""
+        check_task(task, self.name, self.levels)
+        self.close()
+        prompt = prompt_messages(task.data.get("prompt"), task.id)
+        row = {"max_turns": self.horizon} | {key: value for key, value in task.data.items() if key != "prompt"}
+        try:
+            settings = json.loads(self.settings.skyrl_config)
+        except ValueError as error:
+            raise ConfigError(f"--skyrl-config {self.settings.skyrl_config:.60} is no JSON object: {error}") from None
+        make = maker(self.id)
+        try:
+            self._inner = make(settings, row)
+            first, _ = self._inner.init([{"role": message.role, "content": message.content} for message in prompt])
+        except Exception as error:  # each environment checks its row and its configuration in its own way
+            raise DataError(task.id, f"skyrl:{self.id} cannot begin it: {type(error).__name__}: {error}") from None
+        self._messages = prompt_messages(first, task.id)
+        return Observation(self._messages, replies=True)
+
+    def step(self, action: Action) -> StepResult:
+        """One answer of the model. Raises EnvironmentFailure for whatever the environment raises."""
+        if self._inner is None:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        text = action.text if isinstance(action, ToolUse) else str(action)
+        try:
+            output = self._inner.step(text)
+            reward, over = float(output["reward"]), bool(output["done"])
+            metrics = self._inner.get_metrics() if over else {}
+        except Exception as error:
+            raise EnvironmentFailure(f"skyrl:{self.id} failed: {type(error).__name__}: {error}") from None
+        shown = [Message(each["role"], each["content"]) for each in output["observations"]]
+        self._messages = (*self._messages, Message("assistant", text), *shown)
+        info: dict[str, Any] = {}
+        if over:
+            self.close()
+            numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+            info = {"success": reward > 0, "figures": {f"skyrl_{name}": value for name, value in numbers.items()}}
+        return StepResult(Observation(self._messages, replies=True), reward, over, info=info)
+
+    def close(self) -> None:
+        """Close the environment of the episode."""
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.close()
+
+
+@cache
+def maker(name: str) -> Any:
+    """Makes the environment `name` from its configuration and a row.
+
+    Raises ConfigError without the package, or for an unknown name.
+    """
+    module, _, own = name.rpartition(":")
+    try:
+        import skyrl_gym
+        from omegaconf import OmegaConf
+        from skyrl_gym.envs.registration import registry
+
+        if module:
+            importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"--env skyrl:{name} needs {error.name}; run pip install skyrl-gym") from None
+    if own not in registry:
+        raise ConfigError(f"skyrl-gym has no environment {own!r}; it has {', '.join(sorted(registry))}")
+    return lambda settings, row: skyrl_gym.make(own, env_config=OmegaConf.create(settings), extras=row)
+
+
+@cache
+def env_of(name: str) -> type[Env]:
+    """The env of skyrl-gym's `name`."""
+    title = re.sub(r"[^\w.]+", "-", f"skyrl-{name}")  # of the env's data folder
+    return type(title, (SkyRL,), {"id": name, "__doc__": SkyRL.__doc__, "__module__": __name__})

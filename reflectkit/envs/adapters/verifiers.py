@@ -1,0 +1,197 @@
+"""The tasks of a taskset of verifiers (version 1): `--env verifiers:ID`, or `ID?KEY=VALUE&…` for its configuration.
+
+The policy takes the place of verifiers' harness: it reads the task's prompt, calls the task's tools, which run in this
+process, and ends the episode with an answer that calls none. The task then scores the whole trace.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Awaitable
+from functools import cache
+from typing import Any, ClassVar, Literal
+from urllib.parse import parse_qsl
+
+from reflectkit.env import Action, Env, StepResult, check_task
+from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.tools import PLAIN, parse
+from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
+
+MOST_TASKS = 1000
+"""Problems of a taskset without an end."""
+
+
+class Verifiers(Env):
+    """A taskset of verifiers; `env_of` makes a subclass for each."""
+
+    name = "verifiers"
+    id: ClassVar[str]
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["tools"]:
+        """By calls and words."""
+        return "tools"
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        """The taskset's tasks, by their place in it. Raises ConfigError."""
+        known = enumerate(taskset_of(cls.id)[1])
+        return [Task(f"task-{place}", cls.name, level, task.key, {"index": place}) for place, task in known]
+
+    def reset(self, task: Task, seed: int) -> Awaitable[Observation]:
+        """Begin a task. Raises ConfigError for one that cannot be played here, DataError for one that is not there."""
+        check_task(task, self.name, self.levels)
+        known, place = taskset_of(self.id)[1], task.data.get("index")
+        if not isinstance(place, int) or not 0 <= place < len(known):
+            raise DataError(task.id, f"{self.id} has {len(known)} tasks, and no task {place!r}", field="data.index")
+        self._over, self._steps, self._task = True, 0, known[place]
+        return self._begin()
+
+    def step(self, action: Action) -> Awaitable[StepResult]:
+        """Carry out the calls, or take the words as the answer."""
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        use = parse(action, self._tools, PLAIN, replies=True) if isinstance(action, str) else action
+        if not isinstance(use, ToolUse):
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes calls and words")
+        return self._act(use)
+
+    async def _begin(self) -> Observation:
+        import verifiers.v1 as vf
+
+        data = self._task.data
+        self._trace: Any = vf.Trace(
+            task=vf.TraceTask(type=type(self._task).__name__, data=data, key=self._task.key),
+            agent=vf.AgentInfo(config=vf.AgentConfig()),
+            state=vf.state.state_cls(type(self._task))(),
+        )
+        self._messages: list[Message] = []
+        self._servers: dict[str, tuple[Any, str]] = {}
+        tools: list[ToolSpec] = []
+        taskset, _ = taskset_of(self.id)
+        for toolset in [*taskset.toolsets(taskset.config), *self._task.toolsets(self._task.config)]:
+            server = await self._served(toolset)
+            prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+            for tool in await server.list_tools():
+                name = prefix + tool.name
+                if name in self._servers:
+                    raise ConfigError(f"{self.id}: two of its tools are called {name}")
+                self._servers[name] = (server, tool.name)
+                tools.append(ToolSpec(name, tool.description or "", {"properties": {}} | tool.input_schema))
+        self._tools = tuple(tools)
+        prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
+        for message in [vf.SystemMessage(content=data.system_prompt)] * bool(data.system_prompt) + prompt:
+            self._add(message)
+        self._over = False
+        return self._observe()
+
+    async def _act(self, use: ToolUse) -> StepResult:
+        from verifiers.v1 import types
+
+        self._steps += 1
+        named = [(f"call-{self._steps}-{number}", call) for number, call in enumerate(use.calls)]
+        calls = [types.ToolCall(id=key, name=call.name, arguments=json.dumps(call.arguments)) for key, call in named]
+        self._add(types.AssistantMessage(content=spoken(use.text), tool_calls=calls or None), use)
+        for line in use.errors:
+            self._messages.append(Message("tool", line))
+        for key, call in named:
+            server, name = self._servers[call.name]
+            try:
+                result = await server.call_tool(name, call.arguments)
+                text = "\n".join(part.text for part in content_of(result) if part.type == "text")
+            except Exception as error:  # as a server tells a model that a tool failed
+                text = f"error: {error}"
+            self._add(types.ToolMessage(tool_call_id=key, content=cut(text, LONGEST_RESULT)), name=call.name)
+        self._over = not use.calls and not use.errors
+        info: dict[str, Any] = {"refused": len(use.errors)} if use.errors else {}
+        reward = 0.0
+        if self._over or self._steps == self.horizon:
+            try:
+                await self._task.score(self._trace)
+            except Exception as error:
+                raise EnvironmentFailure(f"{self.id} could not score: {type(error).__name__}: {error}") from None
+            reward = float(self._trace.reward)
+            scores = {name: value.value for name, value in self._trace.rewards.items() if value is not None}
+            named_scores = scores | {name: value for name, value in self._trace.metrics.items() if value is not None}
+            figures = {f"verifiers_{name}": float(value) for name, value in named_scores.items()}
+            info |= {"success": reward > 0, "figures": figures}
+        return StepResult(self._observe(), reward, self._over, info=info)
+
+    async def _served(self, toolset: Any) -> Any:
+        """The toolset's tools behind MCP's own server, in this process, with the trace's state."""
+        from mcp.server.mcpserver import MCPServer
+
+        async def state() -> Any:
+            return self._trace.state
+
+        async def keep(before: bytes) -> None:
+            pass
+
+        toolset._pull_state, toolset._push_state = state, keep
+        await toolset.setup()
+        await toolset.setup_task(self._task.data)
+        server = MCPServer(toolset.server_name or type(toolset).__name__)
+        toolset.register(server)
+        return server
+
+    def _add(self, message: Any, use: ToolUse | None = None, name: str = "") -> None:
+        """Add to the trace, and to what the policy sees."""
+        from verifiers.v1.graph import MessageNode
+        from verifiers.v1.types import content_text
+
+        nodes = self._trace.nodes
+        nodes.append(MessageNode(parent=len(nodes) - 1 if nodes else None, message=message, sampled=use is not None))
+        text, calls = (use.text, use.calls) if use else (content_text(message.content), ())
+        self._messages.append(Message(message.role, text, calls, name))
+
+    def _observe(self) -> Observation:
+        return Observation(tuple(self._messages), tools=self._tools, replies=True)
+
+
+@cache
+def taskset_of(name: str) -> tuple[Any, list[Any]]:
+    """A taskset and its tasks, at most MOST_TASKS where it has no end. Raises ConfigError."""
+    identifier, _, query = name.partition("?")
+    try:
+        import verifiers.v1 as vf
+        from verifiers.v1.utils import loaders
+    except ImportError as error:
+        raise ConfigError(f"--env verifiers:{name} needs {error.name}; run pip install verifiers") from None
+    try:
+        own = loaders.environment_class(identifier)
+        config = loaders.taskset_config_type(identifier)(id=identifier, **dict(parse_qsl(query)))
+        taskset = loaders.load_taskset(config)
+        tasks = list(taskset if taskset.bounded else itertools.islice(taskset, MOST_TASKS))
+    except Exception as error:  # a package of someone else's may fail in any way
+        raise ConfigError(f"--env verifiers:{name}: {' '.join(str(error).split())[:300]}") from None
+    if not tasks:
+        raise ConfigError(f"--env verifiers:{name}: the taskset is empty")
+    task = tasks[0]
+    needs = [hook.__name__ for part in ("reward", "metric") for hook in task.hooks(part) if needs_runtime(hook)]
+    needs += [part for part in ("setup", "finalize") if getattr(type(task), part) is not getattr(vf.Task, part)]
+    if own is not vf.SingleAgentEnv or task.NEEDS_CONTAINER or needs:
+        what = f"{own.__name__}.run" if own is not vf.SingleAgentEnv else ", ".join(needs) or "its container"
+        raise ConfigError(f"--env verifiers:{name}: {what} needs verifiers' own harness and runtime")
+    return taskset, tasks
+
+
+def needs_runtime(hook: Any) -> bool:
+    """Whether a scoring function cannot run without verifiers' runtime."""
+    runtime = inspect.signature(hook).parameters.get("runtime")
+    return runtime is not None and runtime.default is inspect.Parameter.empty
+
+
+def content_of(result: Any) -> list[Any]:
+    """The parts of a tool's result."""
+    return list(getattr(result, "content", result))
+
+
+@cache
+def env_of(name: str) -> type[Env]:
+    """The env of a taskset."""
+    title = re.sub(r"[^\w.]+", "-", f"verifiers-{name}")  # of the env's data folder
+    return type(title, (Verifiers,), {"id": name, "__doc__": Verifiers.__doc__, "__module__": __name__})

@@ -1,0 +1,173 @@
+"""Tasksets of verifiers in our loop: `--env verifiers:ID`. Skipped without the package (`pip install verifiers`)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.envs import env_class
+from reflectkit.envs.adapters.verifiers import env_of, taskset_of
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.tools import use_of
+from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse, Trajectory
+
+vf = pytest.importorskip("verifiers.v1", reason="needs verifiers: pip install verifiers")
+
+TASKSET = '''
+import verifiers.v1 as vf
+
+__all__ = ["Sums"]
+
+class Data(vf.TaskData):
+    answer: int
+
+class Count(vf.State):
+    calls: int = 0
+
+class Calculator(vf.Toolset[vf.ToolsetConfig, Count]):
+    @vf.tool
+    def add(self, a: int, b: int) -> str:
+        """Add two numbers."""
+        self.state.calls += 1
+        if a < 0:
+            raise ValueError("too small")
+        return str(a + b)
+
+class Sum(vf.Task[Data, Count, vf.TaskConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Calculator(vf.ToolsetConfig())]
+
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(trace.last_message.content == str(self.data.answer))
+
+    @vf.reward(weight=0.25)
+    async def called(self, trace) -> float:
+        return float(trace.state.calls)
+
+    @vf.metric
+    async def turns(self, trace) -> float:
+        return float(trace.num_turns)
+
+class Config(vf.TasksetConfig):
+    most: int = 3
+
+class Sums(vf.Taskset[Sum, Config]):
+    def load(self):
+        for n in range(self.config.most):
+            yield Sum(Data(prompt=f"What is {n} + 1?", system_prompt="Be brief.", answer=n + 1), self.config.task)
+'''
+OWN_LOOP = """
+import verifiers.v1 as vf
+from my_sums import Sums
+
+__all__ = ["Sums", "Loop"]
+
+class Loop(vf.Env):
+    async def run(self, task, agents):
+        pass
+"""
+RUNTIME = """
+import verifiers.v1 as vf
+
+__all__ = ["Boxes"]
+
+class Box(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def opened(self, trace, runtime) -> float:
+        return 1.0
+
+class Boxes(vf.Taskset[Box, vf.TasksetConfig]):
+    def load(self):
+        yield Box(vf.TaskData(prompt="Open it."))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _tasksets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("my_sums", TASKSET), ("my_loop", OWN_LOOP), ("my_boxes", RUNTIME)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    taskset_of.cache_clear()
+
+
+class Plays:
+    def __init__(self, *actions: Any) -> None:
+        self.actions = actions
+
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        return Decision(self.actions[len(context.turns) % len(self.actions)])
+
+
+def play(name: str, agent: Any, place: int = 1, steps: int = 5) -> Trajectory:
+    kind: Any = env_class(f"verifiers:{name}")
+    task = kind.taskset.tasks("all")[place]
+    return rollout([Episode(task, 0)], lambda: Horizon(kind(horizon=steps), steps), agent)[0]
+
+
+def add(a: int) -> ToolUse:
+    return use_of([ToolCall("calculator_add", {"a": a, "b": 1})])
+
+
+def test_tools_and_rewards_are_the_tasks_own() -> None:
+    played = play("my_sums", Plays(add(1), add(-1), 'calculator_add {"a": "x", "b": 1}', "2"))
+    assert played.status is Status.COMPLETED
+    assert played.total_return == 1 + 0.25 * 2
+    assert played.figures == {"verifiers_right": 1.0, "verifiers_called": 0.5, "verifiers_turns": 4.0}
+    assert played.final is not None
+    shown = [(message.role, message.content) for message in played.final.messages]
+    assert shown[:2] == [("system", "Be brief."), ("user", "What is 1 + 1?")]
+    assert shown[3] == ("tool", "2")
+    assert "too small" in shown[5][1]
+    assert "expected integer" in shown[7][1]
+    assert [turn.info.get("refused", 0) for turn in played.turns] == [0, 0, 1, 0]
+    (tool,) = played.turns[0].observation.tools
+    assert (tool.name, tool.description) == ("calculator_add", "Add two numbers.")
+    assert play("my_sums", Plays("3")).total_return == 0
+
+
+def test_the_score_is_verifiers_own() -> None:
+    """The same messages, scored by the package."""
+    played = play("my_sums", Plays("2"))
+    (task,) = [task for task in taskset_of("my_sums")[1] if task.data.idx == 1]
+    data = vf.TraceTask(type="Sum", data=task.data)
+    trace = vf.Trace(task=data, agent=vf.AgentInfo(config=vf.AgentConfig()), state=vf.state.state_cls(type(task))())
+    for message in (vf.UserMessage(content=task.data.prompt), vf.AssistantMessage(content="2")):
+        parent = len(trace.nodes) - 1 if trace.nodes else None
+        trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=message.role == "assistant"))
+    asyncio.run(task.score(trace))
+    assert played.total_return == trace.reward == 1.0
+
+
+def test_the_horizon_is_scored_too() -> None:
+    played = play("my_sums", Plays(add(4)), steps=2)
+    assert (played.status, played.total_return) == (Status.TRUNCATED, 0.5)
+
+
+def test_its_configuration_is_part_of_the_name() -> None:
+    assert len(env_of("my_sums?most=7").taskset.tasks("all")) == 7
+    for query in ("most=many", "least=1"):
+        with pytest.raises(ConfigError, match="verifiers:my_sums"):
+            env_of(f"my_sums?{query}").taskset.tasks("all")
+
+
+def test_what_needs_verifiers_own_runtime_is_refused() -> None:
+    for name, why in (("my_loop", "Loop.run"), ("my_boxes", "opened"), ("no_such_taskset", "not found")):
+        with pytest.raises(ConfigError, match=why):
+            play(name, Plays("x"), 0)
+    kind: Any = env_of("my_sums")
+    with pytest.raises(DataError, match="3 tasks"):
+        kind().reset(Task("task-9", "verifiers", "all", "", {"index": 9}), 0)
+
+
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        env_of("my_sums").taskset.tasks("all")
