@@ -12,11 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    DynamicCache,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.errors import CheckpointError, ConfigError
+from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import STATE_ELSEWHERE
 from reflectkit.models.load import ALL_LINEAR, LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.scoring import can_share, choice_logprobs
@@ -25,6 +34,7 @@ from reflectkit.sampling.decoding import Generated, decode
 from reflectkit.train.sft import open_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, can_pack
 from reflectkit.types import Sample
+from tests.command_lines import error_of
 from tests.sft_runs import config, write_rows
 from tests.train.training import gradients_after
 
@@ -244,3 +254,33 @@ def test_the_layers_that_can_be_adapted_are_named() -> None:
         with_adapter(player, 2, 4, seed=0)
     targets = str(caught.value).split()[-1]
     assert with_adapter(LoadedModel(build("falcon_h1"), None, "policy"), 2, 4, seed=0, targets=targets)
+
+
+@pytest.fixture
+def qwen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A checkpoint with images in the folder `qwen`, as Qwen publishes it."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "initializer_range": 0.3, "tie_word_embeddings": True}
+    pictures = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    torch.manual_seed(0)
+    config = Qwen3_5Config(text_config=sizes | DELTA, vision_config=pictures, tie_word_embeddings=True)
+    whole = Qwen3_5ForConditionalGeneration(config).eval()
+    whole.save_pretrained("qwen")
+    build_tokenizer(["cell 1 of 9"], [" 0", " 1"], WORDS).save_pretrained("qwen")
+    return whole
+
+
+def test_the_language_model_of_a_checkpoint_with_images_is_loaded_and_exported(qwen: Any) -> None:
+    assert main(["export", "--policy", "qwen", "--out-dir", "text"]) == 0
+    for folder in ("qwen", "text"):
+        loaded = load_player(folder, device="cpu").model
+        assert torch.equal(after(loaded, prompts()[1]), after(qwen, prompts()[1]))
+    assert read_json(Path("text/config.json"))["architectures"] == ["Qwen3_5ForCausalLM"]
+
+
+@pytest.mark.parametrize("command", ["sft --role plain --task-file rows.jsonl", "rlft --episodes 4"])
+def test_packing_is_refused(qwen: Any, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(Path())
+    assert main(["gen-trajectory", "--env", "corridor"]) == main(["split", "--env", "corridor"]) == 0
+    line = f"{command} --env corridor --model qwen --lora-r 2 --max-steps 1 --device cpu --share-prefixes"
+    assert "--share-prefixes: qwen cannot read several rows at once; leave it out" in error_of(line.split(), capsys)
