@@ -148,7 +148,7 @@ def config_of(source: str | Path) -> Any:
         raise unusable(source, "no usable config", error) from None
     if config.model_type in STATE_ELSEWHERE:
         raise CheckpointError(
-            f"{source}: models of type {config.model_type} keep a state that rows of different lengths spoil; use another"
+            f"{source}: models of type {config.model_type} keep a state that padding spoils; use another"
         )
     for name, most in SIZES.items():
         value = getattr(config, name, None)

@@ -36,8 +36,8 @@ WAIT = 32  # tokens; a prompt that shares so many more with another one of its b
 REST = 16  # tokens; a kept prompt is dropped if a new one shares all but so many of its tokens
 
 Layer = tuple[torch.Tensor, ...]
-"""What one layer caches of T tokens: keys and values (heads, T, size), the inputs of a convolution (channels, T), or its
-last inputs (channels, K) and the recurrent state (heads, size, size) after all of them."""
+"""What one layer caches of T tokens: keys and values (heads, T, size), the inputs of a convolution (channels, T), or,
+after all tokens, the last inputs (channels, K) and the state (heads, size, size)."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ def read_prompts(
 def _read_after(
     model: Any, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], pad_id: int
 ) -> tuple[list[Read], torch.Tensor]:
-    """As `read_prompts`, in one pass. The new tokens are padded on the right, where convolutions do not see it, or on the
-    left, where states that begin here do not.
+    """As `read_prompts`, in one pass. The new tokens are padded on the right, where convolutions do not see it, or on
+    the left, where states that begin here do not.
     """
     device, left = next(model.parameters()).device, folds(model)
     new = [prompt[prefix.length :] for prompt, prefix in zip(prompts, prefixes, strict=True)]

@@ -182,7 +182,8 @@ def test_a_state_that_cannot_be_padded_is_refused(kind: str, tmp_path: Path) -> 
 
 
 def test_a_row_is_sampled_and_learnt_from_as_alone(model: Any) -> None:
-    alone = [written(model, [row], limit, [seed])[0] for seed, (row, limit) in enumerate(zip(prompts(), LIMITS))]
+    asked = zip(prompts(), LIMITS, range(6), strict=True)
+    alone = [written(model, [row], limit, [seed])[0] for row, limit, seed in asked]
     for width in (64, 2):
         for row, other in zip(written(model, prompts(), LIMITS, range(6), width), alone, strict=True):
             assert row.token_ids == other.token_ids
