@@ -27,6 +27,8 @@ SIZES = {
     "max_position_embeddings": 10**9,
 }
 """Upper limits of the sizes in a model's config; building a larger model would take all memory before it fails."""
+STATE_ELSEWHERE = ("deepseek_v4", "minimax", "recurrent_gemma", "rwkv", "xlstm")
+"""Types of models whose state lies in their layers or in caches of their own, where it does not allow for padding."""
 BASE_FOLDER = "base_folder"
 """Key in the role file of the path of an adapter's base."""
 
@@ -144,6 +146,10 @@ def config_of(source: str | Path) -> Any:
         raise
     except Exception as error:  # the library raises many types
         raise unusable(source, "no usable config", error) from None
+    if config.model_type in STATE_ELSEWHERE:
+        raise CheckpointError(
+            f"{source}: models of type {config.model_type} keep a state that padding spoils; use another"
+        )
     for name, most in SIZES.items():
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and 0 < value <= most):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from typing_extensions import override
 
@@ -62,6 +62,11 @@ def is_movable(cache: Any) -> bool:
         type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized)
         for layer in cache.layers
     )
+
+
+def attends(cache: Any) -> bool:
+    """Whether some layer of the cache holds keys and values."""
+    return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
 
 
 def drop_rows(cache: Any, rows_B: torch.Tensor, columns: int) -> None:

@@ -165,6 +165,7 @@ def with_adapter(
     has_default_targets = player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     named = targets if targets in ("", ALL_LINEAR) else [name.strip() for name in targets.split(",")]
     target_modules = named or (None if has_default_targets else ALL_LINEAR)
+    layers = {name.rpartition(".")[2] for name, part in player.model.named_modules() if hasattr(part, "in_features")}
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
         settings = LoraConfig(
@@ -173,10 +174,13 @@ def with_adapter(
         try:
             adapted = get_peft_model(player.model, settings)
         except ValueError:
-            layers = sorted(
-                {name.rpartition(".")[2] for name, part in player.model.named_modules() if hasattr(part, "in_features")}
-            )
-            raise ConfigError(f"--lora-targets {targets}: the model's layers are {', '.join(layers)}") from None
+            if target_modules == ALL_LINEAR:
+                others = ",".join(sorted(layers - {"out_proj", "lm_head"}))
+                raise ConfigError(
+                    f"peft adapts no out_proj of {player.model.config.model_type}; use --lora-targets {others}"
+                ) from None
+            listed = ", ".join(sorted(layers))
+            raise ConfigError(f"--lora-targets {targets}: the model's layers are {listed}") from None
     return replace(player, model=adapted)
 
 

@@ -27,7 +27,7 @@ PLAIN_HEAD_BLOCKERS = (
     "logit_scale",
     "logits_scaling",
     "lm_head_multiplier",
-    "logit_softcapping",
+    "logits_mup_width_multiplier",
 )
 """Config entries of models that change their logits after the head; such a model's own forward computes them."""
 CHAINS = 16  # at least so many rows are in one pass when sampling

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from reflectkit.models.kv_cache import CACHE, drop_rows, is_movable, join_rows, reserve
+from reflectkit.models.kv_cache import CACHE, attends, drop_rows, is_movable, join_rows, reserve
 from reflectkit.models.scoring import takes_positions
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, SampleRequest, Truncation, draw
 from reflectkit.sampling.prefix_cache import Prefix, PrefixCache, cache_of, pays, read_prompts
@@ -184,6 +184,8 @@ class _Reader:
     ) -> tuple[Any, torch.Tensor]:
         """(cache, logits_BV of the last column). Left padding is harmless with a mask and positions."""
         placed = {"position_ids": positions} if self.takes_positions else {}
+        if cache is not None and not attends(cache):  # Mamba masks the new columns alone
+            mask_BT = mask_BT[:, -1:]
         output = self.model(
             input_ids=input_ids, attention_mask=mask_BT, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **placed
         )

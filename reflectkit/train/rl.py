@@ -40,6 +40,7 @@ from reflectkit.models.hub import TINY
 from reflectkit.models.labels import trie
 from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
+from reflectkit.models.scoring import can_share
 from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import rollout
@@ -207,6 +208,8 @@ def build_trainer(
     if device == "auto" or processes.count > 1:
         device = str(processes.accelerator.device)
     policy, reflecting = _load_players(config, place, device)
+    alone = config.share_prefixes and not can_share(policy.model)
+    refuse(alone, f"--share-prefixes: {config.policy.start} cannot read several rows at once; leave it out")
     memory: dict[str, Any] = {
         "max_tokens": config.max_tokens_per_batch,
         "gradient_checkpointing": config.gradient_checkpointing,

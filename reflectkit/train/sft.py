@@ -306,6 +306,7 @@ def build_trainer(
         max_length=None,
         train_sampling_strategy="group_by_length" if config.group_by_length else "random",
         activation_checkpointing=False,
+        router_aux_loss_coef=0.0,  # the balance of experts, which depends on the other rows of a batch
         report_to="none",
         disable_tqdm=True,
         dataset_num_proc=None,
