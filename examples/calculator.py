@@ -1,7 +1,7 @@
 """A calculator: tools, in the form that TRL's `environment_factory` takes.
 
-reflectkit rlft --env examples/calculator.py:Calculator --policy Qwen/Qwen3-0.6B
-reflectkit evaluate --env examples/calculator.py:Calculator --policy results/1_rlft --policy Qwen/Qwen3-0.6B
+reflectkit rlft --env examples/calculator.py:Calculator --model Qwen/Qwen3-0.6B
+reflectkit evaluate --env examples/calculator.py:Calculator --policy results/1_rlft --policy start=Qwen/Qwen3-0.6B
 """
 
 import random

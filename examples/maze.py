@@ -12,9 +12,9 @@ MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 class Maze:
     """Walk to the exit. Each step costs 0.02, and the exit gives 1."""
 
-    horizon = 24
+    horizon = 12
 
-    def __init__(self, size: int = 8, walls: float = 0.2):
+    def __init__(self, size: int = 5, walls: float = 0.1):
         self.size, self.walls = size, walls
 
     def reset(self, seed):

@@ -119,7 +119,8 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     if not (name and policy) or (plus and not reflector):
         hint = "" if equals else _hint(text, names.split(", "))
         raise ConfigError(
-            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR (NAME= is optional for a folder), or one of {names}{hint}"
+            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
+            f" {names}{hint}"
         )
     refuse_without_model(Path(policy))
     return Player(name, Path(policy), Path(reflector) if reflector else None)

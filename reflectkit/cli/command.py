@@ -54,7 +54,7 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     by_panel = panels(leaves(kind, chosen))
     shown = {title for title, rows in by_panel.items() if title is None or any({*row.by} & {*chosen} for row in rows)}
     if HELP_ALL in arguments:
-        shown = {*by_panel}
+        shown = {*by_panel, LAST}
     else:
         more = 1 + sum(len(rows) for title, rows in by_panel.items() if title not in shown)  # 1: --config
         told = (f"{HELP_ALL} lists {more} more.", *told)

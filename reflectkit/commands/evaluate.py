@@ -254,6 +254,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         return _recompute(config, progress)
     setup, env = config.setup, config.env
     levels = tuple(dict.fromkeys(config.level)) or (env.kind.levels[-1],)
+    levels = tuple(config.held_out.levels_with("test", levels, progress))
     problems = _problems(config, levels)
     entrants = [
         replace(player, policy=plain_sft(setup, config.run.results_dir)) if player == Player(SFT) else player
@@ -316,6 +317,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         rows = rows_of(
             setup.env_name, [(name, level, [one.line for one in episodes]) for name, level, episodes in played]
         )
+        if not evaluation.reports_success:
+            progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
         players.report_damage(progress)
         path = current.folder / "episodes.jsonl"
         write_episodes(path, (episode.whole() for episode in saved))

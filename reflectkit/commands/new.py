@@ -59,13 +59,14 @@ class CLASS:
 
     horizon = 8
 
-    def __init__(self, largest: int = 7):  # an argument is a flag: --largest 15
-        self.largest = largest
+    def __init__(self, span: int = 6):  # an argument is a flag: --span 14
+        self.span = span
 
     def reset(self, seed: int = 0) -> str:  # the prompt; the seed decides the problem
-        self.wanted = random.Random(seed).randint(1, self.largest)
+        low = random.Random(seed).randint(1, 100)
+        self.wanted = random.Random(seed + 1).randint(low, low + self.span)
         self.guesses = []
-        return f"Find the number from 1 to {self.largest}."
+        return f"Find the number from {low} to {low + self.span}."
 
     def guess(self, number: int) -> str:  # each public method is a tool
         """
@@ -125,7 +126,8 @@ def run(config: NewConfig, progress: Progress) -> Report:
             raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-    closing = ("Play it, then train it:", f"  reflectkit play {env}", f"  reflectkit rlft {env} --model tiny")
+    model = "tiny" if config.kind == "choices" else "Qwen/Qwen3-0.6B"  # tiny does not write
+    closing = ("Play it, then train it:", f"  reflectkit play {env}", f"  reflectkit rlft {env} --model {model}")
     return Report("new", Path(), {}, tuple(texts), closing=closing)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from reflectkit.chat.endpoints import key_of
 from reflectkit.commands import Traits
-from reflectkit.config import identifying
+from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.problems import digest_of
 from reflectkit.errors import memory_explained
@@ -50,7 +50,10 @@ def run(config: RLConfig, progress: Progress) -> Report:
     if config.processes > 1 and not config.checkpoints.plan:
         return launch("rlft", config, run)
     require_trackers(config.checkpoints.report_to)
-    config.problems.tasks("train", config.curriculum.stages(config.env.kind.levels[-1])[0][0], "--curriculum")
+    given = config.curriculum.levels or config.env.kind.levels[-1:]
+    having = config.problems.levels_with("train", given, progress, "--curriculum")
+    if len(having) < len(given):
+        config = with_values(config, curriculum=tuple(having))
     if config.policy.model not in (*PACKAGED, *TINY):
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
     progress.news(f"rlft ({config.algo.name}): loading torch")
@@ -73,10 +76,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
         progress.news(f"warning: {warning}")
     rl.check_prompts(config, levels)
     hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    if config.problems.by_seed and not config.problems.holds_out(hardest):
-        progress.news(
-            f"env '{config.env.name}' ignores the seed of reset: its held-out problems are its training problems"
-        )
+    if config.problems.file("train") is None and not config.problems.holds_out(hardest):
+        why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
+        progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
     if config.checkpoints.plan:
         return rl.plan(config, levels, processes, progress)
     inputs = rl.input_files(config, levels, validation)

@@ -70,6 +70,9 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
+            longest = max(len(row["input_ids"]) for row in encoded)
+            if not config.max_length:
+                progress.news(f"the longest row has {longest:,} tokens, of {player.context:,} that the model reads")
             config = with_values(config, max_steps=_steps(config, len(encoded)))
             if config.tiny.copy_steps and not resume:
                 from reflectkit.models.tiny import teach_copying
@@ -87,7 +90,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         figures = {
             "rows": len(rows),
             "parameters": sum(weight.numel() for weight in player.model.parameters()),
-            "longest_group" if config.share_prefixes else "longest_row": max(len(row["input_ids"]) for row in encoded),
+            "longest_group" if config.share_prefixes else "longest_row": longest,
             "loss": log[-1]["loss"] if log else None,
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from reflectkit.agents.scripted import RandomAgent
+from reflectkit.console import Progress
 from reflectkit.data.splits import levels_by_group, split_groups
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import Context
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
 from reflectkit.envs.setup import EnvSetup, at_level
+from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import generator
@@ -22,6 +24,8 @@ from reflectkit.types import Decision, Observation, Status, Task, to_json
 FIRST_SEED = {"train": 0, "validate": 1_000_000, "test": 2_000_000}
 TRAINED_SEEDS = 1000
 HELD_OUT_SEEDS = 100
+FEWEST = 3
+"""Problems of a split below which nothing is held out."""
 COMPARED = 3
 """Number of seeds whose episodes are compared, and of the sequences of actions that each is played with."""
 
@@ -30,8 +34,8 @@ COMPARED = 3
 class Problems:
     """The problems of an env. A split has a file if one was given, or if the env's folder has files of splits.
 
-    Otherwise the env's own list is split 7:2:1 by group, always in the same way; a level with too few groups has all of
-    its problems in each split. An env without a list has a problem for each seed: `reset` gets that seed.
+    Otherwise the env's own list is split 7:2:1 by group, always in the same way; a level with too few has all of its
+    problems in each split. An env without a list has a problem for each seed: `reset` gets that seed.
     """
 
     setup: EnvSetup
@@ -83,6 +87,22 @@ class Problems:
         count = count or (TRAINED_SEEDS if split == "train" else HELD_OUT_SEEDS)
         return [Task(f"{prefix}-{n}", name, level, f"seed-{n}", {"seed": n}) for n in range(first, first + count)]
 
+    def levels_with(self, split: str, levels: Sequence[str], progress: Progress, option: str = "--level") -> list[str]:
+        """Those of `levels` at which `split` has problems; the others are reported. Raises DataError if none has."""
+        found: list[str] = []
+        empty: list[tuple[str, DataError]] = []
+        for level in levels:
+            try:
+                self.tasks(split, level, option)
+                found.append(level)
+            except DataError as error:
+                empty.append((level, error))
+        if not found:
+            raise empty[0][1]
+        for level, reason in empty:
+            progress.news(f"level '{level}' is left out: {reason}")
+        return found
+
     def holds_out(self, level: str) -> bool:
         """Whether problems from the env itself are held out from training at `level`: not if too few groups are listed,
         or the env ignores its seed.
@@ -99,7 +119,7 @@ class Problems:
         for level, tasks in by_level.items():
             for task in tasks:
                 parts[level][split_of(self.setup.env, task) or split_of_group[task.group]].append(task)
-            if not all(parts[level].values()):
+            if min(map(len, parts[level].values())) < FEWEST:
                 parts[level] = dict.fromkeys(SPLITS, tasks)
         return parts
 

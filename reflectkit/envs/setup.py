@@ -201,8 +201,10 @@ class EnvSetup:
 
     @property
     def _makes(self) -> set[str]:
-        """The file of problems, if the env does not list its own."""
-        return set() if self.taskset.has("tasks") else {PROBLEMS}
+        """The file of problems, if `gen-task` makes it."""
+        taskset = self.taskset
+        made = not taskset.has("tasks") and (taskset.problem_generator or taskset.repositories_folder)
+        return {PROBLEMS} if made else set()
 
     @property
     def repos_folder(self) -> Path:

@@ -278,7 +278,7 @@ class CurriculumConfig(Config):
         """The levels of each stage of the curriculum. last: the env's last level, the default."""
         levels: list[tuple[str, ...]] = [(level,) for level in self.levels] or [(last,)]
         if self.merge_first_two:
-            levels = [levels[0] + levels[1], *levels[2:]]
+            levels = [tuple(level for names in levels[:2] for level in names), *levels[2:]]
         kept = self.merge_after or len(levels)
         rest = tuple(level for names in levels[kept:] for level in names)
         return [*levels[:kept], rest] if rest else levels

@@ -10,7 +10,7 @@ from reflectkit.agents.scripted import RandomAgent
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer
+from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, context_for
 from reflectkit.models.tokens import prompt_ids
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
@@ -23,8 +23,6 @@ LEARNING_RATE = 1e-3
 """Peak learning rate of a model with random weights, which has nothing to forget."""
 EXPLORED = 64
 """Problems of each level in which a random player collects texts."""
-CONTEXT_STEP = 64
-"""A context length is a multiple of this."""
 
 
 def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) -> Path:
@@ -34,8 +32,9 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     of them. Raises ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
-    seen = [observation for level in levels for observation in _explored(level, config.run.seed)]
-    if not all(observation.choices for observation in seen):
+    writes = config.env.kind.action_kind(config.env.settings) == "text"
+    seen = [] if writes else [observation for level in levels for observation in _explored(level, config.run.seed)]
+    if writes or not all(observation.choices for observation in seen):
         raise ConfigError(
             f"--model {config.policy.model} starts from random weights, which learn to choose but not to write, and env"
             f" '{config.env.name}' has states without choices; give --model FOLDER_OR_ID"
@@ -45,7 +44,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     fixed = len({len(observation.choices) for observation in seen}) == 1
     tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[: most if fixed else 2 * most]], VOCABULARY)
     longest = max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts)
-    context = CONTEXT_STEP * -(-(longest + longest // 4) // CONTEXT_STEP)
+    context = context_for(longest)
     seed, hybrid = config.run.seed, config.policy.model == "tiny-hybrid"
     digest = hashlib.sha256("\0".join([form, str(seed), str(context), *prompts]).encode()).hexdigest()[:8]
     folder = config.setup.env_folder / "models" / f"{config.policy.model}-{digest}"

@@ -38,7 +38,7 @@ def encode(
     *,
     role: str,
     prompt_loss: bool = False,
-    max_length: int = 2**31,
+    max_length: int = 0,
     context: int = 2**31,
 ) -> list[dict[str, list[int]]]:
     """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too, and the first one is.
@@ -48,7 +48,8 @@ def encode(
 
     Parameters
     ----------
-    source: the rows' file. role: whose rows they are. context: tokens that the model reads.
+    source: the rows' file. role: whose rows they are. max_length: most tokens of a row; 0: as many as context, which
+    the model reads.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def encode(
     from reflectkit.models.tokens import answer_ids, completion_ids, prompt_ids
 
     dialogue = Dialogue(tokenizer, plain=True)
-    limit = min(max_length, context)
+    limit = min(max_length or context, context)
     encoded = []
     for row in rows:
         input_ids: list[int] = []
@@ -86,14 +87,16 @@ def encode(
             input_ids += before + after
             labels += (before if prompt_loss else [-100] * len(before)) + after
         labels[0] = -100  # nothing comes before it
-        if len(input_ids) > limit:
-            raise DataError(
-                source,
-                f"the row has {len(input_ids)} tokens and {limit} fit; raise --max-length"
-                f"{' and use a model with a longer context' if limit == context else ''}",
-                line=row.line,
-            )
         encoded.append({"input_ids": input_ids, "labels": labels})
+    lengths = [len(row["input_ids"]) for row in encoded]
+    if lengths and max(lengths) > limit:
+        fixes = ["use a model with a longer context"] if limit == context else []
+        fixes += ["raise --max-length"] if max_length else []
+        raise DataError(
+            source,
+            f"the longest row has {max(lengths)} tokens and {limit} fit; {' and '.join(reversed(fixes))}",
+            line=rows[lengths.index(max(lengths))].line,
+        )
     return encoded
 
 
@@ -123,11 +126,13 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
 
     silence_libraries()
     if config.model in TINY:
-        from reflectkit.models.tiny import build_model
+        from reflectkit.models.tiny import build_model, context_for
 
         tokenizer = tiny_tokenizer(config, source, rows)
+        longest = max(len(tokenizer.encode(text)) for text in _texts(config, source, rows))
+        context = config.max_length or context_for(longest)
         model = build_model(
-            tokenizer, config.max_length, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
+            tokenizer, context, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
         )
         loaded = LoadedModel(model.to(pick_device(config.device)), tokenizer, config.role)
     else:
@@ -147,7 +152,7 @@ def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
     """
     from reflectkit.models.tiny import build_tokenizer
 
-    texts = [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
+    texts = _texts(config, source, rows)
     used = {completion for row in rows for _, completion in row.parts}
     listed = "\n".join(set(texts))
     labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
@@ -155,6 +160,11 @@ def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
     if len(counts) > 1:
         labels = [f" {label}" for label in LABELS[: 2 * len(labels)]]
     return build_tokenizer(texts, labels, config.tiny.vocabulary)
+
+
+def _texts(config: SFTConfig, source: Path, rows: Sequence[Row]) -> list[str]:
+    """The rows that the tokenizer and the context of a tiny model are made for."""
+    return [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
 
 
 def encoded_rows(
@@ -180,7 +190,8 @@ def encoded_rows(
     if not can_pack(player.model):
         how = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
         raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{how}; leave it out")
-    packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
+    limit = min(config.max_length or max(len(row["input_ids"]) for row in encoded), player.context)
+    packs = pack(encoded, limit, player.model.config.get_text_config().hidden_size)
     before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
     read = f"{pluralize(before, 'token')} in {pluralize(len(encoded), 'row')}"
     progress.news(f"--share-prefixes: {read}, {now:,} in {pluralize(len(packs), 'group')}")

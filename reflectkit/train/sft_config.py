@@ -52,7 +52,10 @@ class SFTConfig(Config):
     )
     dropout: float | None = option(None, help="Dropout of the model in training; default: its own.", ge=0, le=1)
     max_length: int = option(
-        256, help="Maximum tokens per row; also the context length of a tiny model.", ge=1, essential=True
+        0,
+        help="Maximum tokens per row, and the context length of a tiny model; 0: what the longest row needs.",
+        ge=0,
+        essential=True,
     )
     prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
@@ -100,7 +103,7 @@ class SFTConfig(Config):
             raise ConfigError(
                 f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
             )
-        if self.tiny.copy_steps and self.max_length < PASSAGE:
+        if self.tiny.copy_steps and 0 < self.max_length < PASSAGE:
             raise ConfigError(
                 f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
             )

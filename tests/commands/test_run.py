@@ -32,8 +32,8 @@ steps:
   - {name: policy, stage: sft, role: policy, max_steps: 12, save_steps: 4, max_length: 96,
      task_file: "{data}/both/sft_policy.jsonl"}
   - {name: reflect-rl, stage: rlft, policy: "{policy}", reflector: "{reflector}",
-     max_steps: 4, episodes: 6, save_steps: 2}
-  - {name: sft-rl, stage: rlft, policy: "{plain}", max_steps: 4, episodes: 6, save_steps: 2}
+     algo: reinforce, max_steps: 4, episodes: 6, save_steps: 2}
+  - {name: sft-rl, stage: rlft, policy: "{plain}", algo: reinforce, max_steps: 4, episodes: 6, save_steps: 2}
   - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json",
      policy: ["SFT={plain}", "SFT + RL={sft-rl}", "Reflect-RL={reflect-rl}+{reflector}", oracle]}
   - {name: curves, stage: plot, runs: ["Reflect-RL={reflect-rl}", "SFT + RL={sft-rl}"]}

@@ -294,18 +294,16 @@ def _tool_names(kind: type) -> list[str]:
 
 def _tools(plain: Any) -> tuple[ToolSpec, ...]:
     """The tools of an instance, described by type hints and docstrings. Raises ConfigError without them."""
-    from transformers.utils import get_json_schema
+    from reflectkit.models.call_forms import tool_of
 
     tools = []
     for name in _tool_names(type(plain)):
         try:
-            schema = get_json_schema(getattr(plain, name))["function"]
-        except Exception as error:  # transformers has an exception for each part of a docstring
-            reason = " ".join(str(error).split())
+            tools.append(tool_of(getattr(plain, name)))
+        except ValueError as error:
             place = code_place(getattr(type(plain), name))
             raise ConfigError(
-                f"{place}: {name}() cannot be a tool: {reason:.200}; give its arguments type hints, and its docstring a"
+                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints, and its docstring a"
                 " section Args, or begin its name with _"
             ) from None
-        tools.append(ToolSpec(name, schema["description"], schema["parameters"]))
     return tuple(tools)

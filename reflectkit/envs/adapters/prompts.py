@@ -69,7 +69,7 @@ class DatasetTasks(Taskset):
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The data set's file, and the code of the rewards."""
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
-        return [*data, *code_files(spec.rpartition(":")[0] for spec in getattr(settings, "reward", ()))]
+        return [*data, *code_files(_reward(spec)[1].__module__ for spec in getattr(settings, "reward", ()))]
 
 
 @cache
@@ -110,16 +110,14 @@ def _from_arrow(path: Path) -> Any:
 
 def _from_hub(dataset: str, split: str) -> Any:
     """The rows of a data set on the hub, NAME or NAME:CONFIG."""
-    from datasets import load_dataset
+    from reflectkit.models.hub import dataset_rows
 
     name, _, config = dataset.partition(":")
     try:
-        return load_dataset(name, config or None, split=split).to_list()
-    except (ValueError, OSError) as error:  # an unknown name, config or split, or no network
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"--dataset {dataset}: neither a file ({', '.join(FILES)}) nor on the hub: {reason:.200}"
-        ) from None
+        return dataset_rows(name, config, split)
+    except ValueError as error:
+        files = ", ".join(FILES)
+        raise ConfigError(f"--dataset {dataset}: no file ({files}), nor can it be read from the hub: {error}") from None
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
