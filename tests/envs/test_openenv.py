@@ -21,7 +21,7 @@ import pytest
 
 from reflectkit.envs import env_class
 from reflectkit.envs.adapters.openenv import env_of
-from reflectkit.envs.adapters.openenv_schema import actions_of, tools_of
+from reflectkit.envs.adapters.openenv_schema import actions_of, observation_text, tools_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
@@ -263,6 +263,12 @@ def test_mcp_tools_are_typed_tools() -> None:
     assert [turn.info.get("refused", 0) for turn in played.turns] == [0, 1, 1, 1]
     add = next(tool for tool in played.turns[0].observation.tools if tool.name == "add")
     assert (add.description, add.parameters["required"]) == ("Add.", ["a", "b"])
+
+
+def test_an_observation_of_a_megabyte_is_cut() -> None:
+    text = observation_text({"page": "x" * 2**20, "links": ["a"] * 2**18, "metadata": {}})
+    assert text.startswith("page: xxx")
+    assert len(text) < 17_000
 
 
 class Fields(Action):
