@@ -19,7 +19,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PydanticUndefinedAnnotation,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -76,16 +75,12 @@ class Config(BaseModel):
 
 def _usable(value: Any, field: FieldInfo) -> Any:
     """`value`, with text as a path where the setting is one. Raises ValueError for what no setting can have."""
+    if isinstance(value, str | Path) and any("\ud800" <= character <= "\udfff" for character in str(value)):
+        raise ValueError(f"{str(value)!r:.60} is not valid UTF-8")
     if is_path(field.annotation) and isinstance(value, str):
         if not value or "\0" in value:
-            problem = "holds a NUL character" if value else "is empty"
-            raise ValueError(f"{problem}; name a file or folder (. for the current one), or leave it out")
+            raise ValueError("is empty or holds a NUL character; name a file or folder (. for the current one)")
         value = Path(value)
-    if isinstance(value, str | Path):
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{str(value)!r:.60} is not valid UTF-8; rename the file or folder") from None
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("must fit into 64 bits")
     return value
@@ -415,22 +410,13 @@ def check_own_settings(own: Any, whose: str) -> None:
     """
     if not (isinstance(own, type) and issubclass(own, Config)):
         raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {own!r:.80}")
-    try:
-        own.model_rebuild()
-    except PydanticUndefinedAnnotation as error:
-        raise ConfigError(
-            f"{whose}: a type of its settings cannot be read (name '{error.name}' is not defined); import it"
-        ) from None
+    own.model_rebuild()
     for name, field in own.model_fields.items():
-        if field.is_required():
-            raise ConfigError(f"{whose}: its setting '{name}' needs a default; write option(default, help=…)")
         kinds = alternatives(field.annotation)
-        plain = (str, int, float, bool, Path, tuple[str, ...])
-        if len(kinds) != 1 or (kinds[0] not in plain and get_origin(kinds[0]) is not Literal):
-            raise ConfigError(
-                f"{whose}: its setting '{name}' has the type {field.annotation}; use str, int, float, bool, Path,"
-                " Literal or tuple[str, ...]"
-            )
+        plain = kinds[0] in (str, int, float, bool, Path, tuple[str, ...]) or get_origin(kinds[0]) is Literal
+        if field.is_required() or len(kinds) != 1 or not plain:
+            allowed = "str, int, float, bool, Path, Literal or tuple[str, ...]"
+            raise ConfigError(f"{whose}: its setting '{name}' needs a default, and one of the types {allowed}")
 
 
 def as_plain(value: Any) -> Any:
@@ -451,14 +437,10 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         value = yaml.load(text, _loader())
         json.dumps(value, default=str)  # raises for an alias that contains itself
         return value
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # such as a date of a 13th month
         mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else None
-        raise DataError(where, f"not YAML: {getattr(error, 'problem', error)}", line=line) from None
-    except (ValueError, TypeError) as error:  # such as a date of a 13th month
-        raise DataError(where, f"not YAML: {error}") from None
-    except RecursionError:
-        raise DataError(where, "not settings: nested too deep") from None
+        reason = " ".join(str(getattr(error, "problem", error)).split())
+        raise DataError(where, f"not YAML: {reason}", line=mark.line + 1 if mark else None) from None
 
 
 @cache

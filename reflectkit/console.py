@@ -30,7 +30,7 @@ class Progress(Protocol):
         ...
 
     def show(self, text: str) -> None:
-        """Text to read, of one or several lines: wrapped at words where they are too long for the terminal."""
+        """Text to read, of one or several lines."""
         ...
 
     @property

@@ -39,6 +39,10 @@ class Taskset:
 
     env: Any
     """The env's class."""
+    settings: Any = None
+    """The env's settings, where they are known (`with_settings`)."""
+    needs_settings: ClassVar[bool] = False
+    """Whether its problems depend on the env's settings."""
     problem_generator: ClassVar[str] = ""
     """The `ProblemGenerator` with which `gen-task` makes problems, as "module:Class"; "" if there is none."""
     repositories_folder: ClassVar[str] = ""
@@ -57,6 +61,12 @@ class Taskset:
     def __get__(self, env: Any, kind: Any) -> Self:
         bound = copy.copy(self)
         bound.env = kind
+        return bound
+
+    def with_settings(self, settings: Any) -> Self:
+        """The problems of an env with these settings."""
+        bound = copy.copy(self)
+        bound.settings = settings
         return bound
 
     def __iter__(self) -> Iterator[Task]:
@@ -198,11 +208,15 @@ class Env:
     """
 
     name: ClassVar[str]
-    """Name of the env in tasks and records."""
+    """Name of the env in tasks and records; default: the name of the class in lower case."""
     levels: ClassVar[tuple[str, ...]] = ("all",)
     """Curriculum stages, easiest first; the last is the full task."""
     horizons: ClassVar[Mapping[str, int]] = {}
     """Steps after which an episode is truncated, by level; default: 15."""
+    prompt_version: ClassVar[int] = 0
+    """Raise it when the texts that models see change: checkpoints record it, and a player trained on another is warned
+    of.
+    """
     Settings: ClassVar[type[Config]] = NoSettings
     """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of the constructor.
 

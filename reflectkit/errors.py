@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import inspect
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,6 +92,14 @@ def user_code_line(error: BaseException) -> str:
         if is_user_code(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}, line {line}"
     return ""
+
+
+def code_place(code: Any) -> str:
+    """The file and line where a class or function is written; its name if Python does not know."""
+    try:
+        return f"{inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]}"
+    except (OSError, TypeError):
+        return str(getattr(code, "__name__", code))
 
 
 def is_user_code(file: str) -> bool:

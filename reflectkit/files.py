@@ -6,10 +6,9 @@ import contextlib
 import difflib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from reflectkit.errors import DataError, unknown_name
 
@@ -63,8 +62,8 @@ def launch_config(name: str) -> Path:
 
 def launch_configs() -> Mapping[str, str]:
     """The first line of each config for `accelerate launch --config_file`, by name."""
-    names = sorted(path.stem for path in (_package() / "configs").glob("*.yaml"))
-    return {name: launch_config(name).read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for name in names}
+    files = sorted((_package() / "configs").glob("*.yaml"))
+    return {path.stem: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in files}
 
 
 def _package() -> Path:
@@ -75,8 +74,8 @@ CACHE = "__pycache__"
 """Python compiles what it installs and imports; this is not the content of a folder."""
 
 
-def visible_files(root: Path, key: Callable[[str], Any] | None = None) -> Iterator[Path]:
-    """The regular files in and below `root`: each folder's files by name, then its subfolders in the order of `key`.
+def visible_files(root: Path) -> Iterator[Path]:
+    """The regular files in and below `root`: each folder's files by name, then its subfolders by name.
 
     Skips hidden files and folders, links, `__pycache__`, and folders that cannot be read.
     """
@@ -92,4 +91,4 @@ def visible_files(root: Path, key: Callable[[str], Any] | None = None) -> Iterat
         except OSError:  # no permission, already gone, or a path too long for the system
             continue
         yield from (Path(folder, name) for name in sorted(files))
-        pending += [os.path.join(folder, name) for name in sorted(folders, key=key, reverse=True)]
+        pending += [os.path.join(folder, name) for name in sorted(folders, reverse=True)]

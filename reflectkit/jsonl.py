@@ -11,18 +11,15 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from reflectkit.errors import ConfigError, DataError, ReflectkitError
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.files import missing
 
 TEMPORARY_PREFIX = ".reflectkit-tmp-"
-FULL_DISK_BYTES = 4 * 2**20
 
 
 def dumps(value: object) -> str:
@@ -61,34 +58,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def opened(path: Path) -> BufferedReader:
-    """The regular file `path`, open for reading. Raises OSError, and DataError for a pipe or a device, from which
-    reading might never end.
-    """
-    return open(path, "rb", opener=_at_once)
-
-
-def refuse_pipe(path: Path) -> None:
-    """Raises DataError if `path`, which is about to be written, is a pipe or a device, and OSError."""
-    if path.exists():
-        opened(path).close()
-
-
-def file_text(path: Path) -> str:
-    """The text (UTF-8) in the regular file `path`. Raises as `opened`, and UnicodeDecodeError."""
-    with open(path, encoding="utf-8", opener=_at_once) as file:
-        return file.read()
-
-
-def _at_once(name: str, flags: int) -> int:
-    number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe waits for whoever writes into it
-    mode = os.fstat(number).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # of a folder, `open` says so
-        return number
-    os.close(number)
-    raise DataError(name, "is a pipe or a device, expected a file; write it to one first")
-
-
 def lone_surrogate(text: str) -> int:
     """The 1-based position of the first lone surrogate in `text`, which UTF-8 cannot encode; 0 without one."""
     try:
@@ -96,11 +65,6 @@ def lone_surrogate(text: str) -> int:
     except UnicodeEncodeError as error:
         return error.start + 1
     return 0
-
-
-def disk_full(folder: Path) -> bool:
-    """Whether the disk of `folder` has almost no space left."""
-    return shutil.disk_usage(folder).free < FULL_DISK_BYTES
 
 
 def write_json(path: Path, value: object) -> None:
@@ -124,25 +88,32 @@ def sweep(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-AGAIN = "fix the file, or run the command that writes it again"
-EMPTY = "the file is empty; run the command that writes it again"
+AGAIN = "fix the file, or delete it and run the command that writes it again"
+
+
+def text_of(path: Path) -> str:
+    """The text in `path`. Raises DataError if it is missing, cannot be read or is not UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise missing(path) from None
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror}); name a file") from None
+    except UnicodeDecodeError as error:
+        raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def _parsed(text: str | bytes, path: Path, line: int | None = None, fix: str = AGAIN) -> Any:
+    try:
+        return json.loads(text)
+    except (RecursionError, ValueError) as error:  # cut off, nested too deep, or a number of too many digits
+        where = getattr(error, "lineno", None) if line is None else line
+        raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {fix}", line=where) from None
 
 
 def read_json(path: Path, fix: str = AGAIN) -> Any:
-    """The JSON value in `path`. fix: what to do where it is not JSON.
-
-    Raises DataError if it is missing, empty, not UTF-8, truncated or not JSON.
-    """
-    text = _read_text(path)
-    if not text.strip():
-        raise DataError(path, EMPTY)
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
-        raise DataError(path, f"not JSON: {error.msg}{cut}; {fix}", line=error.lineno) from None
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of too many digits
-        raise DataError(path, f"unreadable JSON: {error}; {fix}") from None
+    """The JSON value in `path`. Raises DataError if there is none. fix: what to do where it is not JSON."""
+    return _parsed(text_of(path), path, fix=fix)
 
 
 def read_json_list(path: Path) -> list[Any]:
@@ -163,39 +134,30 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     ------
     DataError: the file is missing, empty or not UTF-8, or a line (given by number) is not a JSON object.
     """
-    empty = True
-    # not splitlines(): strings may contain U+2028
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (RecursionError, ValueError) as error:
-            raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {AGAIN}", line=number) from None
+    number = 0
+    for number, line in lines(path):
+        row = _parsed(line, path, number)
         if not isinstance(row, dict):
             raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
-        empty = False
         yield number, row
-    if empty:
-        raise DataError(path, EMPTY)
+    if not number:
+        raise DataError(path, f"the file is empty; {AGAIN}")
 
 
-def _read_text(path: Path) -> str:
-    with _explained(path):
-        return file_text(path)
-
-
-@contextlib.contextmanager
-def _explained(path: Path, line: int | None = None) -> Iterator[None]:
-    """Raises DataError if `path` is missing, a folder, or not UTF-8 (in `line`)."""
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number, text) for each non-blank line of `path`, one in memory at a time. Raises DataError as `text_of`;
+    strings may contain U+2028, which is no end of a line here.
+    """
+    if not path.is_file():
+        text_of(path)  # raises
+    number = 0
     try:
-        yield
-    except FileNotFoundError:
-        raise missing(path) from None
-    except IsADirectoryError:
-        raise DataError(path, "is a folder, expected a file") from None
-    except UnicodeDecodeError as error:
-        raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8", line=line) from None
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+    except UnicodeDecodeError:
+        raise DataError(path, "not UTF-8; save it as UTF-8", line=number + 1) from None
 
 
 def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
@@ -203,64 +165,32 @@ def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
     return [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
 
 
-def salvage(path: Path, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """(rows, damaged): the objects in `path` whose `fields` have these types (as for `isinstance`), and the number of
-    other lines. No rows if the file is missing.
-
-    For a run's internal files, where a damaged line is no reason to stop.
-    """
-    rows = list(salvaged(path, fields))
-    intact = [row for row in rows if row is not None]
-    return intact, len(rows) - len(intact)
-
-
 def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """As `salvage`, line by line: each row, or None for a damaged line; one in memory at a time."""
+    """The objects in `path` whose `fields` have these types (as for `isinstance`), line by line; None for another line.
+    No rows if the file is missing. For a run's internal files, where a damaged line is no reason to stop.
+    """
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for line in file:
-            if not line.strip():
-                continue
+        for line in filter(bytes.strip, file):
             try:
-                row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-            except (ValueError, RecursionError):  # not UTF-8, cut off, NaN, nested too deep
+                row = json.loads(line)
+            except (ValueError, RecursionError):  # not UTF-8, cut off, nested too deep
                 row = None
-            intact = isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items())
-            yield row if intact else None
+            yield (
+                row
+                if isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items())
+                else None
+            )
 
 
 def _is(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
-
-
-def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
-    """(line number, text) for each non-blank line of `path`, one in memory at a time. longest: maximum bytes of a line.
-
-    Raises
-    ------
-    DataError: the file is missing or a folder, or a line (given by number) is not UTF-8 or longer than `longest`.
-    """
-    with _explained(path), opened(path) as file:
-        number = 0
-        while line := file.readline(longest + 1):
-            number += 1
-            if len(line) > longest:
-                fault = f"the line has over {longest:,} bytes; is this a JSON Lines file?"
-                raise DataError(path, fault, line=number)
-            with _explained(path, number):
-                text = line.decode("utf-8")
-            if text.strip():
-                yield number, text
-
-
 def sha256(path: Path) -> str:
     """Hex digest of the bytes of `path`, read in blocks."""
-    with opened(path) as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -268,57 +198,29 @@ Row = Mapping[str, Any]
 
 
 def append(path: Path, rows: Iterable[Row], *, sync: bool = False) -> None:
-    """Append `rows`, each with its `step`. sync: to the disk, as before a checkpoint that relies on them."""
-    for file, text in _with_digests(path, rows):
-        with file.open("ab") as stream:
-            stream.write(text)
-            if sync:
-                stream.flush()
-                os.fsync(stream.fileno())
+    """Append `rows`. sync: to the disk, as before a checkpoint that relies on them."""
+    with path.open("ab") as file:
+        file.writelines(map(_line, rows))
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def rewrite(path: Path, rows: Iterable[Row]) -> None:
-    """Replace `path` by `rows`, each with its `step`."""
-    for file, text in _with_digests(path, rows):
-        with replacing(file) as stream:
-            stream.write(text)
+    """Replace `path` by `rows`."""
+    with replacing(path) as file:
+        file.writelines(map(_line, rows))
 
 
-def _with_digests(path: Path, rows: Iterable[Row]) -> list[tuple[Path, bytes]]:
-    """(file, bytes) of the digests of `rows`, and of `rows` themselves."""
-    rows = list(rows)
-    digests = "".join(f"{row['step']} {_digest(row)}\n" for row in rows)
-    return [(_digests(path), digests.encode()), (path, b"".join(map(_line, rows)))]
-
-
-def intact(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int, int]:
-    """(rows, damaged, missing): the rows up to `step` as they were written, in order; how many other lines there are,
-    apart from those of later steps; and how many were written, but are not there. fields: see `salvage`.
-
-    Where an earlier version wrote no digests, all rows with these fields are taken for intact.
-    """
-    rows, damaged = salvage(path, {"step": int, **fields})
-    rows = [row for row in rows if row["step"] <= step]
-    if not _digests(path).is_file():
-        return rows, damaged, 0
-    found = {_digest(row): row for row in rows}
-    written = [line.split() for line in _digests(path).read_text("utf-8", "replace").splitlines()]
-    expected = [line[1] for line in written if len(line) == 2 and line[0].isdecimal() and int(line[0]) <= step]
-    kept = [found[digest] for digest in expected if digest in found]
-    return kept, damaged + len(rows) - len(kept), len(expected) - len(kept)
-
-
-def _digests(path: Path) -> Path:
-    return path.with_name(f".{path.name}.sha256")
+def rows_until(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """(rows, damaged): the rows up to `step` that have these `fields`, see `salvaged`; how many lines have not."""
+    found = list(salvaged(path, {"step": int, **fields}))
+    return [row for row in found if row is not None and row["step"] <= step], found.count(None)
 
 
 def _line(row: Row) -> bytes:
     """A lone surrogate, which envs and models may produce, is written as a JSON escape."""
     return dumps(row).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _digest(row: Row) -> str:
-    return hashlib.sha256(_line(row)).hexdigest()
 
 
 LOCK = ".lock"
@@ -348,7 +250,6 @@ def take(file: IO[Any]) -> bool:
 @contextlib.contextmanager
 def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Lock `folder` for this process. Raises LockedError if another process still holds it after `patience_s`."""
-    refuse_pipe(folder / LOCK)
     deadline = time.monotonic() + patience_s
     while True:
         with (folder / LOCK).open("w") as file:
@@ -362,11 +263,9 @@ def locked(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process on this machine has locked `folder`; True if that is unknown."""
+    """Whether a process on this machine has locked `folder`."""
     try:
-        with opened(folder / LOCK) as file:
+        with (folder / LOCK).open("rb") as file:
             return not take(file)
     except FileNotFoundError:
         return False
-    except (OSError, ReflectkitError):
-        return True

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from reflectkit.commands import STAGES, config_class, is_own, traits
 from reflectkit.config import REQUIRED, Config, Leaf, alternatives, as_plain, flat, leaves, option, parse_yaml
 from reflectkit.errors import ConfigError, DataError, unknown_name
-from reflectkit.jsonl import file_text
+from reflectkit.jsonl import text_of
 
 NAME = re.compile(r"[a-z0-9_-]+")
 DEFAULTS = "defaults"
@@ -167,12 +167,7 @@ def load_recipe(name: str) -> Recipe:
         return _parsed((_packaged() / f"{name}.yaml").read_text(encoding="utf-8"), Path(name))
     if not (name.endswith((".yaml", ".yml")) or "/" in name):
         raise unknown_name("recipe", name, recipe_names(), "(or give a .yaml file)")
-    try:
-        return _parsed(file_text(Path(name)), Path(name))
-    except FileNotFoundError:
-        raise DataError(name, "no such recipe file") from None
-    except (UnicodeDecodeError, IsADirectoryError):
-        raise DataError(name, "expected a YAML file in UTF-8") from None
+    return _parsed(text_of(Path(name)), Path(name))
 
 
 def _packaged() -> Any:
@@ -188,12 +183,8 @@ def _parsed(text: str, path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(value)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        unknown = [str(one["loc"][0]) for one in problems if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
-        if unknown:
-            raise unknown_name(f"part of recipe {path}", unknown[0], Recipe.model_fields) from None
-        place = ".".join(map(str, problems[0]["loc"]))
-        raise DataError(path, problems[0]["msg"], field=place) from None
+        problem = error.errors(include_url=False)[0]
+        raise DataError(path, problem["msg"], field=".".join(map(str, problem["loc"]))) from None
     _check_steps(recipe, path)
     for name in recipe.parameters:
         if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in TAKEN:
@@ -233,8 +224,7 @@ def _check_steps(recipe: Recipe, path: Path) -> None:
         if not NAME.fullmatch(name):
             raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
         if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
-            makers = ", ".join(stage for stage in STAGES if traits(stage).makes_arm)
-            raise DataError(path, f"an ablation changes steps of {makers}, not '{fixed[0]}'", field=f"ablations.{name}")
+            raise DataError(path, f"an ablation changes steps that train, not '{fixed[0]}'", field=f"ablations.{name}")
 
 
 def references(value: Any) -> set[str]:
@@ -242,8 +232,8 @@ def references(value: Any) -> set[str]:
     if isinstance(value, str):
         try:
             parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
-        except ValueError as error:
-            raise ConfigError(f"recipe: {value!r}: {error}; write a step's name in the braces") from None
+        except ValueError:
+            parsed = [("", "", ":", None)]
         if any(form or conversion for _, _, form, conversion in parsed):
             raise ConfigError(f"recipe: {value!r}: write only a step's name in the braces, without ':' or '!'")
         return {str(name) for _, name, _, _ in parsed} - {"data", "results"}

@@ -9,73 +9,115 @@ import ast
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.errors import UnknownNameError, is_user_code, unknown_name, user_code_line
+from reflectkit.errors import DataError, UnknownNameError, is_user_code, unknown_name, user_code_line
+from reflectkit.files import missing
 
 
-def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> Any:
-    """The object called `name`: from `table`, at the dotted path `name` ("package.module:Attribute"), or from the
-    entry points of `group` of an installed package.
+def resolve(
+    kind: str, name: str, table: Mapping[str, Any], group: str = "", fits: Callable[[type], bool] = lambda _: True
+) -> Any:
+    """The object called `name`: from `table`, at "package.module:Attribute" or "folder/file.py:Attribute" (a file
+    alone: its first class that `fits`), or from the entry points of `group` of an installed package.
 
     Raises
     ------
     UnknownNameError: not found; the message suggests the nearest name, or says why a module cannot be imported.
     """
-    target = table.get(name, name if ":" in name else None)
+    target = table.get(name, name if ":" in name or name.endswith(".py") else None)
     if target is None:
         offered = plugins(group)
         if name not in offered:
-            module_name, _, attribute = name.removesuffix(".py").rpartition(".")
-            own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "package.module:NAME"
+            module_name, _, attribute = name.rpartition(".")
+            own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
             raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
         return _loaded(kind, name, offered[name])
     if not isinstance(target, str):
         return target
-    module_name, _, attribute = target.partition(":")
+    module_name, colon, attribute = target.rpartition(":") if ":" in target else (target, "", "")
     if name in table:
         return getattr(importlib.import_module(module_name), attribute)
     try:
-        module = importlib.import_module(module_name)
+        module = _imported_module(module_name)
     except KeyboardInterrupt:
         raise
+    except DataError as error:
+        raise UnknownNameError(f"{kind} {error}") from None
     except BaseException as error:  # a user's module may fail in any way while it is imported
         raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
+    if not colon:
+        values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+        if found := next((value for value in values if isinstance(value, type) and fits(value)), None):
+            return found
+        raise UnknownNameError(f"{name} defines no class that is an {kind}; name what it defines, {name}:NAME")
     try:
         return getattr(module, attribute)
     except AttributeError:
-        classes = [own for own in vars(module) if not own.startswith("_")]
-        closest = difflib.get_close_matches(attribute, classes, n=1, cutoff=0.5)
+        names = [key for key in vars(module) if not key.startswith("_")]
+        closest = difflib.get_close_matches(attribute, names, n=1, cutoff=0.5)
         advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
         raise UnknownNameError(
             f"cannot import {kind} {name!r}: {module.__file__ or module_name} defines no '{attribute}'; {advice}"
         ) from None
 
 
+def _imported_module(name: str) -> Any:
+    """The module at `name`: dotted, also of the working directory, or a file's path."""
+    if not name.endswith(".py"):
+        package = name.partition(".")[0]
+        if Path(f"{package}.py").is_file() or Path(package).is_dir():
+            _search_also(Path.cwd())
+        return importlib.import_module(name)
+    path, key = Path(name).absolute(), module_key(name)
+    if key not in sys.modules:
+        if not path.is_file():
+            raise missing(Path(name))
+        _search_also(path.parent)
+        spec: Any = importlib.util.spec_from_file_location(key, path)
+        sys.modules[key] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[key])
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return sys.modules[key]
+
+
+def _search_also(folder: Path) -> None:
+    """Let Python look for modules in `folder`, after all other places."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def module_key(name: str) -> str:
+    """The name in `sys.modules` of the module at `name`, which may be a file's path: one that hides no other module."""
+    path = Path(name).absolute()
+    return f"{path.stem}_{zlib.crc32(str(path).encode()):08x}" if name.endswith(".py") else name
+
+
 def _reason(error: BaseException, module_name: str) -> str:
     """Why the import of a user's module failed, and what to do."""
-    package = module_name.partition(".")[0]
-    if module_name.endswith(".py"):
-        return f"give the module without .py: {module_name.removesuffix('.py')}:NAME"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-        here = Path(f"{package}.py").is_file() or Path(package).is_dir()
-        if error.name == package and here:
-            return "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.` first"
-        return f"no module named '{error.name}'; install it, or run `export PYTHONPATH=FOLDER` with its folder"
+        return (
+            f"no module named '{error.name}'; install it, or give the file: folder/{module_name.split('.')[-1]}.py:NAME"
+        )
     place = user_code_line(error)
     return " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
 
 
 def code_files(modules: Iterable[str]) -> list[Path]:
-    """The user's own files among the imported `modules`, and those that they import from their own folder or package,
-    also within functions. Files in the working directory are relative to it.
+    """The user's own files among the imported `modules` (names, or paths of files), and those that they import from
+    their own folder or package, also within functions. Files in the working directory are relative to it.
     """
     pending = []
-    for module in modules:
+    for module in map(module_key, modules):
         if file := getattr(sys.modules.get(module), "__file__", None):
             pending += [(module, Path(file).absolute()), *_modules_next_to(module, Path(file).absolute(), [module])]
     found: set[Path] = set()
@@ -130,16 +172,6 @@ def plugins(group: str) -> dict[str, metadata.EntryPoint]:
             for point in package.entry_points.select(group=group):
                 offered.setdefault(point.name, point)
     return offered
-
-
-def damaged_package() -> str:
-    """The folder of an installed package whose list of entry points cannot be read; "" if there is none."""
-    for package in metadata.distributions():
-        try:
-            _ = package.entry_points
-        except UnicodeDecodeError:
-            return str(getattr(package, "_path", "a package"))
-    return ""
 
 
 def _loaded(kind: str, name: str, point: metadata.EntryPoint) -> Any:

@@ -29,8 +29,8 @@ STOP_WORDS = frozenset({
     "please", "read", "recorded", "same", "say", "says", "see", "set", "setting", "settings", "she", "should", "so",
     "some", "such", "table", "text", "than", "that", "the", "their", "them", "then", "there", "these", "they", "this",
     "those", "through", "to", "too", "under", "until", "up", "us", "use", "used", "uses", "using", "very", "want",
-    "was", "way", "we", "were", "what", "when", "where", "which", "while", "who", "whom", "why", "will", "with",
-    "worked", "would", "you", "your",
+    "was", "way", "we", "were", "what", "when", "where", "whether", "which", "while", "who", "whom", "why", "will",
+    "with", "worked", "would", "you", "your",
 })  # fmt: skip
 
 

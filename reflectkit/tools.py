@@ -29,8 +29,8 @@ PYTHON_TAG = "<|python_tag|>"
 THOUGHT = ("<think>", "</think>")
 """Tags around reasoning."""
 NO_CALLS = "none"
-TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the user.'
-PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
+TURN_RULES = 'Write one tool call, as name {"argument": value}, or your reply to the user.'
+PLAIN_RULES = 'Write one tool call per line, as name {"argument": value}, or none to call no tool.'
 
 MAX_CALLS = 64  # read from one text, including invalid ones
 MAX_CALL = 200_000  # characters of a call in a family's form
@@ -217,12 +217,12 @@ def _plain(text: str) -> Iterator[_Piece]:
     for line in filter(None, map(str.strip, text.split("\n"))):
         name, brace, _ = line.partition("{")
         if not brace or not name.strip():
-            yield _Wrong(f"{_quote(line)} is no call; write one call a line, as name {{…}}, or only {NO_CALLS}")
+            yield _Wrong(f"{_quote(line)} is not a call; write one call per line, as name {{…}}, or only {NO_CALLS}")
             continue
         try:
             arguments, end = _decode(line, len(name))
             if end < len(line):
-                raise _Wrong(f"{_quote(line[end:])} stands behind the arguments; write one call a line")
+                raise _Wrong(f"{_quote(line[end:])} comes after the arguments; write one call per line")
             yield name.strip(), arguments
         except _Wrong as wrong:
             yield _Wrong(f"{_quote(name.strip())}: {wrong}")
@@ -240,9 +240,9 @@ def _hermes(text: str) -> Iterator[_Piece]:
         closed, opened = text.find(CLOSED, end), text.find(OPENED, end)
         if closed < 0 or 0 <= opened < closed:
             also = f", and {piece}" if isinstance(piece, _Wrong) else ""
-            piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} behind the JSON{also}")
+            piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} after the JSON{also}")
         elif closed > end and not isinstance(piece, _Wrong):
-            piece = _Wrong(f"{_quote(text[end:closed])} stands between the JSON and {CLOSED}")
+            piece = _Wrong(f"{_quote(text[end:closed])} comes between the JSON and {CLOSED}")
         yield piece
         start = opened
 
@@ -312,6 +312,11 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec], *, untyped: bool = False)
     if problems:
         raise _Wrong(f"{name}: {'; '.join(problems)}")
     return ToolCall(name, arguments)
+
+
+def check_tool(tool: ToolSpec) -> None:
+    """Raises ConfigError if its parameters are no JSON schema."""
+    _validator(tool.name, _dump(tool.parameters))
 
 
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:

@@ -32,7 +32,7 @@ class Task:
 
     id: unique within its env. env: the env's name. level: depth or curriculum stage, one of the env's `levels`.
     group: what a split keeps together (a repository, a game, a start state). data: what the env needs to set up the
-    problem; JSON values only.
+    problem; JSON values only. Data of {"seed": N} alone means that the env's `reset` gets seed N.
     """
 
     id: str
@@ -40,6 +40,11 @@ class Task:
     level: str
     group: str
     data: dict[str, Any]
+
+    @property
+    def is_seed(self) -> bool:
+        """Whether the problem is a seed and nothing else."""
+        return self.data.keys() == {"seed"} and isinstance(self.data["seed"], int)
 
 
 @dataclass(frozen=True, slots=True)

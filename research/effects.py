@@ -18,9 +18,10 @@ from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
 from reflectkit.evals.plot import Curve, area
 from reflectkit.evals.stats import mean_interval, mean_p
-from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled, seed_differences
+from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled
 from research.forest import Interval
 from research.packs import Pack
+from research.seeds import seed_differences
 
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""

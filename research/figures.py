@@ -19,7 +19,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.plot import curve_figures, curve_table, draw_curves
 from reflectkit.evals.tables import figures_tables, markdown, table
-from reflectkit.jsonl import file_text, write_text
+from reflectkit.jsonl import text_of, write_text
 from reflectkit.runs.run import RunConfig, open_run
 from research.effects import (
     EQUIVALENT,
@@ -167,10 +167,7 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
 
 def _fill(page: Path, text: str) -> None:
     """Put `text` between the marks of `page`. Raises DataError if it has none."""
-    try:
-        old = file_text(page)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(page, f"cannot be read as a page ({type(error).__name__}); give another --page") from None
+    old = text_of(page)
     before, start, rest = old.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not (start and end):

@@ -27,7 +27,7 @@ from reflectkit.data.sft_rows import FILE_OF_ROLE, Lesson, read_rows, reflection
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import dumps, read_jsonl, salvage, write_jsonl
+from reflectkit.jsonl import dumps, read_jsonl, salvaged, write_jsonl
 from reflectkit.prompts import one_line, policy_prompt
 from reflectkit.runs.run import RunConfig, digest, open_run, read_record, recorded_defaults, runs_of, write_permission
 from reflectkit.seeding import derive, generator
@@ -391,7 +391,7 @@ def _earlier(config: GenCommentsConfig, inputs: Sequence[Path]) -> dict[str, lis
 
 def _intact(path: Path) -> list[Judged]:
     """The states in `path` up to the first damaged line."""
-    rows, _ = salvage(path, FIELDS)
+    rows = [row for row in salvaged(path, FIELDS) if row is not None]
     judged = [judged_from_json(row) for row in rows]
     intact = next((place for place, one in enumerate(judged) if one is None or one.state != place), len(judged))
     return [one for one in judged[:intact] if one is not None]

@@ -17,13 +17,14 @@ from pydantic import model_validator
 from reflectkit.cli.main import main
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.episodes import no_share, read_compared
+from reflectkit.data.episodes import read_compared
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.plot import read_curves
 from reflectkit.evals.tables import clusters_of, counted_as_0
 from reflectkit.jsonl import read_json
 from reflectkit.runs.run import HASHED_WHOLE, RunConfig, digest, read_record, write_permission
 from research.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
+from research.seeds import no_share
 
 EXAMPLES = (
     "python -m research.pack results/taxi-tiny --out packs/taxi --title DangerousTaxi"

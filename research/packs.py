@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reflectkit.data.episodes import SUCCESS, no_share
+from reflectkit.data.episodes import SUCCESS
 from reflectkit.errors import DataError
-from reflectkit.jsonl import dumps, opened, read_json, replacing, write_json
+from reflectkit.jsonl import dumps, read_json, replacing, write_json
 from reflectkit.types import LARGEST, Status
+from research.seeds import no_share
 
 INDEX = "pack.json"
 NEW = ".new"  # behind the names of files that have not replaced the old ones yet
@@ -164,7 +165,7 @@ def read_pack(folder: Path) -> Pack:
 
 def _read_seed(path: Path, digest: Any) -> Seed:
     try:
-        with opened(path) as packed, gzip.open(packed) as file:
+        with gzip.open(path) as file:
             content = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise DataError(path, f"no such file, but {INDEX} names it; {AGAIN}") from None

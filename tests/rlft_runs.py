@@ -19,6 +19,7 @@ def arguments(corridor_folder: Path, **settings: Any) -> dict[str, Any]:
         "env": "corridor",
         "task_file": corridor_folder / "train.json",
         "policy": corridor_folder / "policy",
+        "algo": "reinforce",
         "max_steps": 3,
         "episodes": 8,
         "learning_rate": 1e-3,
@@ -51,8 +52,8 @@ HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", 
 
 def command(corridor_folder: Path, *more: str) -> list[str]:
     return ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
-        "--policy", str(corridor_folder / "policy"), "--reflector", str(corridor_folder / "reflection"),
-        *more]  # fmt: skip
+        "--algo", "reinforce", "--policy", str(corridor_folder / "policy"), "--reflector",
+        str(corridor_folder / "reflection"), *more]  # fmt: skip
 
 
 def final(folder: Path) -> dict[str, str]:

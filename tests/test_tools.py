@@ -143,7 +143,7 @@ def test_no_calls(text: str, form: Form) -> None:
     ("text", "error"),
     [
         ("cancle {}", "no tool named 'cancle'; did you mean cancel?"),
-        ("cancel", "'cancel' is no call; write one call a line, as name {…}, or only none"),
+        ("cancel", "'cancel' is not a call; write one call per line, as name {…}, or only none"),
         ('book_flight {"date": 3, "seats": 1}', "book_flight: argument 'date': expected string, found integer 3"),
         (
             'book_flight {"date": "x", "seats": 1, "cabin": "first"}',
@@ -158,7 +158,7 @@ def test_no_calls(text: str, form: Form) -> None:
         ('note {"a": 1e999}', "invalid JSON: "),
         ('note {"a": "\\ud800"}', "invalid JSON: "),
         (f'note {{"a": {"[" * 40}{"]" * 40}}}', "the JSON is nested more than 32 deep"),
-        ("cancel {} cancel {}", "'cancel {}' stands behind the arguments; write one call a line"),
+        ("cancel {} cancel {}", "'cancel {}' comes after the arguments; write one call per line"),
     ],
 )
 def test_a_bad_call_is_explained(text: str, error: str) -> None:
@@ -175,17 +175,17 @@ def test_a_bad_call_is_explained(text: str, error: str) -> None:
         (
             '<tool_call>{"name": "cancel", "arguments": {}}',
             HERMES,
-            "unclosed <tool_call>: write </tool_call> behind the JSON",
+            "unclosed <tool_call>: write </tool_call> after the JSON",
         ),
         (
             '<tool_call>{"name": "can',
             HERMES,
-            "unclosed <tool_call>: write </tool_call> behind the JSON, and invalid JSON",
+            "unclosed <tool_call>: write </tool_call> after the JSON, and invalid JSON",
         ),
         (
             '<tool_call>{"name": "cancel", "arguments": {}}}</tool_call>',
             HERMES,
-            "'}' stands between the JSON and </tool_call>",
+            "'}' comes between the JSON and </tool_call>",
         ),
         ("{cancel}", LLAMA, "invalid JSON at its line 1, column 2"),
         ('[{"name": "cancle", "parameters": {}}]', LLAMA, "did you mean cancel?"),

@@ -1,8 +1,4 @@
-"""A person who plays: is shown the choices, and answers with one, with calls of tools, or in words.
-
-What is typed is read by `choice_of`, or as calls in the plain form. Where it cannot be read, the person sees why and is
-asked again.
-"""
+"""A person at the keyboard, as the agent or as the user of a conversation."""
 
 from __future__ import annotations
 
@@ -18,63 +14,55 @@ from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, ToolC
 
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")
-MOST_NAMED = 6  # choices that are listed where an answer may mean several
+KEYS = "h or ?: help; o: what the oracle would do; q: leave"
 SAYING_KEYS = "Write what you say. i: your instructions; e: say goodbye, which ends the conversation; q: leave"
 
 
 class Human:
-    """A person at the other end of `progress`.
+    """A person who acts. What cannot be read is asked again.
 
-    left: whether they have gone; no further episode should begin then. heard: whether there was any answer at all.
+    left: whether they have gone; no further episode should begin then. answered: whether there was any answer at all.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.left, self.answered = progress, False, False
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The person's answer; everything else waits for it."""
+        """The person's action; everything else waits for it."""
         if observation.choices:
             self.progress.show(choices_text(observation.choices))
-        read = self._turn if observation.replies else self._calls if observation.tools else self._line
-        action = read(observation, context.env)
+        action = self._action(observation, context.env)
         if action is None:
             self.left = True
             return Decision(0, truncation_reason=LEFT)
         return Decision(action)
 
-    def _line(self, observation: Observation, env: Env) -> int | str | None:
-        """A choice, or a line of text if there are no choices; None if the person quits."""
-        while (text := self._answer("Your move: ", observation, env)) is not None:
-            if not observation.choices:
-                return text
-            try:
-                return choice_of(text, observation.choices)
-            except IllegalActionError as error:
-                self.progress.show(str(error))
-        return None
-
-    def _turn(self, observation: Observation, env: Env) -> str | ToolUse | None:
-        """One call or one reply to the user; None if the person quits."""
-        while (text := self._answer("Your call or reply: ", observation, env)) is not None:
-            if not observation.tools and text:
-                return text
-            use = parse(text, observation.tools, PLAIN, replies=True)
-            if text and not use.errors:
-                return use
-            self.progress.show("; ".join(use.errors) or "Nothing was written; h lists the tools.")
-        return None
-
-    def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
-        """Calls, one per line, up to an empty line; None if the person quits."""
+    def _action(self, observation: Observation, env: Env) -> int | str | ToolUse | None:
+        """A choice, calls (one per line, up to an empty line) or words; None if the person quits."""
         calls: list[ToolCall] = []
-        while (text := self._answer(f"Call {len(calls) + 1}, or Enter to go on: ", observation, env)) is not None:
-            if not text:
+        question = "Your call or reply: " if observation.replies else "Your move: "
+        while True:
+            if observation.tools and not observation.replies:
+                question = f"Call {len(calls) + 1}, or Enter to go on: "
+            text = self._answer(question, observation, env)
+            if text is None:
+                return None
+            if observation.choices:
+                try:
+                    return choice_of(text, observation.choices)
+                except IllegalActionError as error:
+                    self.progress.show(str(error))
+            elif not observation.tools:
+                return text
+            elif not text and not observation.replies:
                 return use_of(calls)
-            read = parse(text, observation.tools, PLAIN)
-            calls += read.calls
-            for error in read.errors:
-                self.progress.show(f"{error}. Write that call again; ? lists the tools.")
-        return None
+            else:
+                use = parse(text, observation.tools, PLAIN, replies=observation.replies)
+                if observation.replies and text and not use.errors:
+                    return use
+                calls += use.calls
+                for problem in use.errors:
+                    self.progress.show(f"{problem}. Write that call again; ? lists the tools.")
 
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is not a command; None if the person quits."""
@@ -93,14 +81,8 @@ class Human:
         return None
 
 
-class PersonUser:
-    """The person at the other end of `progress`.
-
-    left: whether they have gone; no further episode should begin then. answered: whether there was any answer at all.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.left, self.answered = progress, False, False
+class PersonUser(Human):
+    """A person who is the user."""
 
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
         """What the person writes; everything else waits for it. Raises EnvironmentFailure once they have left."""
@@ -138,17 +120,13 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
         return int(text)
     prefix = one_line(text).casefold()
     texts = [one_line(choice).casefold() for choice in choices]
+    fitting = [index for index, choice in enumerate(texts) if prefix and choice.startswith(prefix)]
     if prefix in texts:
         return texts.index(prefix)
-    fitting = [index for index, choice in enumerate(texts) if prefix and choice.startswith(prefix)]
     if len(fitting) == 1:
         return fitting[0]
-    if not fitting:
-        problem = f"{text[:60]!r} is no choice" if text else "Nothing was written"
-        raise IllegalActionError(f"{problem}; write a number from 0 to {len(choices) - 1}, or h for help")
-    named = ", ".join(f"{index} {one_line(choices[index])}" for index in fitting[:MOST_NAMED])
-    more = f" or one of {len(fitting) - MOST_NAMED} more" if len(fitting) > MOST_NAMED else ""
-    raise IllegalActionError(f"{text!r:.60} may be {named}{more}; write more of it, or its number")
+    problem = "may be several choices" if fitting else "is no choice"
+    raise IllegalActionError(f"{text[:60]!r} {problem}; write a number from 0 to {len(choices) - 1}, or h for help")
 
 
 def choices_text(choices: Sequence[str]) -> str:
@@ -156,28 +134,17 @@ def choices_text(choices: Sequence[str]) -> str:
     return "\n".join(f"{number:>4}  {one_line(choice)}" for number, choice in enumerate(choices))
 
 
-def keys(env: Any) -> str:
-    """What a letter alone does at the question for a move.
-
-    >>> from reflectkit.envs.corridor import Corridor
-    >>> keys(Corridor())
-    'h or ?: help; o: what the oracle would do; q: leave'
-    """
-    oracle = "; o: what the oracle would do" if env.teacher().has("action") else ""
-    return f"h or ?: help{oracle}; q: leave"
-
-
 def help_text(observation: Observation, env: Env) -> str:
     """The env's rules, and the possible answers."""
     if observation.replies:
         answers = f"{tools_text(observation.tools)}\n{TURN_RULES}"
     elif observation.tools:
-        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on."
+        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line calls none."
     elif observation.choices:
         answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text."
     else:
         answers = "Write a line."
-    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys(env)}.".lstrip()
+    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {KEYS}.".lstrip()
 
 
 def oracle_text(observation: Observation, env: Any) -> str:
@@ -185,10 +152,9 @@ def oracle_text(observation: Observation, env: Any) -> str:
     if not env.teacher().has("action"):
         return f"Env '{env.name}' has no oracle."
     try:
-        action = env.teacher().action()
+        return f"The oracle would: {action_text(observation, env.teacher().action())}"
     except ReflectkitError as error:
         return str(error)
-    return f"The oracle would: {action_text(observation, action)}"
 
 
 def action_text(observation: Observation, action: int | str | ToolUse) -> str:

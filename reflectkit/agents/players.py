@@ -17,7 +17,7 @@ from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
 from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
-from reflectkit.envs import ENVS
+from reflectkit.envs import ENVS, env_class
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, load_tokenizer, model_facts
 from reflectkit.models.hub import hub_options, looks_local
@@ -114,10 +114,13 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
     names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
-    if not (name and equals and policy) or (plus and not reflector):
+    if not equals and os.path.isdir(folder := name.partition("+")[0]):
+        name, policy, (_, plus, reflector) = _run_name(Path(folder)), folder, name.partition("+")
+    if not (name and policy) or (plus and not reflector):
         hint = "" if equals else _hint(text, names.split(", "))
         raise ConfigError(
-            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
+            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
+            f" {names}{hint}"
         )
     refuse_without_model(Path(policy))
     return Player(name, Path(policy), Path(reflector) if reflector else None)
@@ -125,16 +128,17 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
 
 def _hint(text: str, names: Sequence[str]) -> str:
     """What a --policy without a name probably means: one of the known `names`, a folder, or a chat model."""
-    place = Path(text.partition("+")[0])
-    run = place.parent if CHECKPOINT.fullmatch(place.name) else place
-    if os.path.isdir(place):
-        return f", e.g. {run.name}={text}"
     if closest := difflib.get_close_matches(text, names, n=1):
         return f"; did you mean {closest[0]}?"
     folders = {folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)}
-    if closest := difflib.get_close_matches(run.name, folders, n=1):
+    if closest := difflib.get_close_matches(_run_name(Path(text.partition("+")[0])), folders, n=1):
         return f"; did you mean {closest[0]}={folders[closest[0]]}?"
     return f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub NAME={text}"
+
+
+def _run_name(checkpoint: Path) -> str:
+    """The name of the folder of the run that made `checkpoint`, or of any other model's folder."""
+    return checkpoint.parent.name if CHECKPOINT.fullmatch(checkpoint.name) else checkpoint.name
 
 
 def refuse_without_model(*models: Path | None) -> None:
@@ -218,13 +222,26 @@ def trained_with_comments(policy: Path) -> bool | None:
 
 
 def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
-    """What to warn of: each of the `models` that was trained in another env than `env`, as far as they say."""
-    trained = {model: model_facts(model).get("env") for model in models if model not in (None, *WITHOUT_MODEL)}
-    return [
-        f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or --env {other}"
-        for model, other in trained.items()
-        if isinstance(other, str) and ENVS.get(other, other) != ENVS.get(env, env)
-    ]
+    """What to warn of: each of the `models` that was trained in another env than `env`, or on another version of its
+    prompts, as far as they say.
+    """
+    texts, version = [], env_class(env).prompt_version
+    for model in dict.fromkeys(model for model in models if model not in (None, *WITHOUT_MODEL)):
+        facts = model_facts(model)
+        other, trained_on = facts.get("env"), facts.get("prompts", 0)
+        if not isinstance(other, str):
+            continue
+        if ENVS.get(other, other) != ENVS.get(env, env):
+            texts.append(
+                f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or"
+                f" --env {other}"
+            )
+        elif trained_on != version:
+            texts.append(
+                f"{model} was trained on version {trained_on} of the prompts of '{env}', but plays on {version};"
+                " train it again, or expect lower scores"
+            )
+    return texts
 
 
 def unknown_call_forms(env: EnvConfig, policies: Iterable[Path | None]) -> list[str]:

@@ -24,7 +24,7 @@ from reflectkit.prompts import one_line, policy_prompt, reflection_prompt, with_
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
 from reflectkit.seeding import derive, uniform
 from reflectkit.tools import parse
-from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse
+from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse, Turn
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
@@ -165,7 +165,7 @@ class TwoPlayerAgent:
     async def act_on(self, observation: Observation, comment: str | None, context: Context) -> Decision:
         """The policy's decision after `comment`; None: without one."""
         if observation.replies:
-            observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
+            observation = with_comments(observation, _comments(observation, context.turns))
         if not observation.choices:
             return await self._write(observation, comment, context)
         prompt = self._ids(policy_prompt(observation, comment, self.answer))
@@ -243,6 +243,17 @@ class TwoPlayerAgent:
                 self._tokenised.clear()
             self._tokenised[text] = tuple(prompt_ids(self.policy.tokenizer, text))
         return self._tokenised[text]
+
+
+def _comments(observation: Observation, turns: Sequence[Turn]) -> list[str | None]:
+    """The comment that was read before each of the agent's messages; None before one that none of the `turns` wrote."""
+    messages, comments = observation.messages, list[str | None]()
+    for place, message in enumerate(messages):
+        if message.role == "assistant":
+            written = (turn for turn in turns if len(turn.observation.messages) == place)
+            turn = next((turn for turn in written if turn.observation.messages == messages[:place]), None)
+            comments.append(turn.decision.reflection if turn else None)
+    return comments
 
 
 def _line_ends(sampler: Sampler) -> frozenset[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reflectkit.errors import ConfigError
-from reflectkit.jsonl import opened, refuse_pipe, take
+from reflectkit.jsonl import take
 
 CHECKSUM = "sha256"
 MALFORMED = "malformed"
@@ -60,7 +60,7 @@ class Journal:
         """Read what was added to the journals of other processes since the last call: all of these answers."""
         new = []
         for path in others:
-            with contextlib.suppress(FileNotFoundError), opened(path) as file:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 new += self.read(path, file)[0]
         return new
 
@@ -99,7 +99,6 @@ def open_journal(path: Path, *, write: bool = True) -> Iterator[Journal]:
         yield journal
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    refuse_pipe(path)
     with path.open("a+b") as file:
         if not take(file):
             raise JournalHeldError(f"another process writes into {path}; wait for it, or stop it")

@@ -170,21 +170,6 @@ class ModelMethod:
             return replace(decision, action=use_of(()), unreadable=1)
 
 
-class MethodRehearsal:
-    """Asks nobody, and does nothing. requests: what method `name` would ask first; those about later states also show
-    what the model wrote by then.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.requests: list[Request] = []
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """No calls."""
-        self.requests.append(request_of(self.name, context))
-        return Decision(use_of(()))
-
-
 Lesson = tuple[str, Action | None]
 """A comment and an action; None if an expert acts."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
-from reflectkit.commands import STAGES, config_class, stage_module
+from reflectkit.commands import config_class, stage_module
 from reflectkit.config import (
     LAST,
     REQUIRED,
@@ -18,7 +18,6 @@ from reflectkit.config import (
     Leaf,
     alternatives,
     build,
-    choices,
     choosers,
     flag,
     is_path,
@@ -29,7 +28,7 @@ from reflectkit.config import (
 )
 from reflectkit.console import process_number
 from reflectkit.errors import DataError
-from reflectkit.jsonl import file_text
+from reflectkit.jsonl import text_of
 
 HELP_ALL = "--help-all"
 CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."
@@ -62,16 +61,6 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, by_panel, shown))
     return typer.main.get_command(single)
-
-
-def stage_flags() -> dict[str, set[str]]:
-    """The flags of each command, with those that its known choices bring."""
-    flags = {}
-    for name in STAGES:
-        kind = config_class(name)
-        rows = [*leaves(kind), *(leaf for brought in choices(kind).values() for leaf in brought)]
-        flags[name] = {flag(leaf.name) for leaf in rows if not leaf.is_argument}
-    return flags
 
 
 def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
@@ -177,12 +166,7 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
 
 def _settings(path: Path) -> dict[str, Any]:
     """The settings in YAML file `path`. Raises DataError."""
-    try:
-        value = parse_yaml(file_text(path), path)
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
-    except UnicodeDecodeError:
-        raise DataError(path, "not UTF-8; save it as UTF-8") from None
+    value = parse_yaml(text_of(path), path)
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise DataError(path, "expected settings by name, as `env: taxi`")
     return {key.replace("-", "_"): setting for key, setting in value.items()}

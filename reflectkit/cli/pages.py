@@ -26,7 +26,7 @@ def page(name: str) -> str:
         owners.setdefault(tuple(map(_row, rows)), []).append(owner)
     tables = {title: list(map(_row, part)) for title, part in rows_of.items()}
     tables |= {" or ".join(names): list(rows) for rows, names in owners.items()}
-    tables[LAST] = [*tables.pop(LAST), f"| `--config` |  | {CONFIG_HELP} |"]
+    tables[LAST] = [*tables.pop(LAST, []), f"| `--config` |  | {CONFIG_HELP} |"]
     lines = [
         f"# {name}",
         "",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from reflectkit.config import Config
 
 STAGES = {
+    "new": "reflectkit.commands.new",
     "play": "reflectkit.commands.play",
     "filter-repo": "reflectkit.commands.filter_repo",
     "gen-task": "reflectkit.commands.gen_task",
@@ -28,6 +29,7 @@ STAGES = {
     "evaluate": "reflectkit.commands.evaluate",
     "plot": "reflectkit.commands.plot",
     "view": "reflectkit.commands.view",
+    "serve": "reflectkit.commands.serve",
     "export": "reflectkit.commands.export",
     "run": "reflectkit.commands.run",
 }

@@ -31,8 +31,9 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import read_compared, write_episodes
-from reflectkit.envs import cluster_of, listed
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
+from reflectkit.data.problems import Problems
+from reflectkit.envs import cluster_of
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.evals.evaluate import Evaluation, Match, draw_problems
 from reflectkit.evals.tables import (
@@ -62,7 +63,6 @@ EXAMPLES = (
     ' --policy "Reflect-RL=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 SFT = "sft"
-HELD_OUT = "test.json"
 
 
 TRAITS = Traits(reports=True, arms=("policy",))
@@ -85,13 +85,14 @@ class EvaluateConfig(Config):
     task_file: Path | None = option(
         None,
         help="Held-out problems; default: test.json in the env's data folder, or before a"
-        " split the env's own list, if it has one.",
+        " split those that rlft does not train on.",
         essential=True,
     )
     level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.", essential=True)
     problems: int = option(
         0,
-        help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all.",
+        help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all,"
+        " or 100 where each seed is a problem.",
         ge=0,
         essential=True,
     )
@@ -137,6 +138,11 @@ class EvaluateConfig(Config):
     def setup(self) -> EnvSetup:
         """The environment."""
         return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
+
+    @property
+    def held_out(self) -> Problems:
+        """The problems to play."""
+        return Problems(self.setup, {"test": self.task_file} if self.task_file else {})
 
     @property
     def players(self) -> PlayersSetup:
@@ -248,7 +254,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         return _recompute(config, progress)
     setup, env = config.setup, config.env
     levels = tuple(dict.fromkeys(config.level)) or (env.kind.levels[-1],)
-    source, problems = _problems(config, levels)
+    levels = tuple(config.held_out.levels_with("test", levels, progress))
+    problems = _problems(config, levels)
     entrants = [
         replace(player, policy=plain_sft(setup, config.run.results_dir)) if player == Player(SFT) else player
         for player in config.entrants
@@ -270,11 +277,6 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             repeats=config.eval_reps,
             width=config.rollout.width,
         )
-    if source is None:
-        progress.news(
-            f"{setup.folder / HELD_OUT} does not exist: playing all problems that env '{env.name}' lists, none of them"
-            " held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
-        )
     for endpoint in config.endpoints:
         key_of(endpoint)
     for player in entrants:
@@ -282,7 +284,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             config.sampler.answer_of(player.policy)
     models = model_folders(path for player in entrants for path in (player.policy, player.reflector))
     inputs = [
-        *([source] if source else []),
+        *([source] if (source := config.held_out.file("test")) else []),
         *models,
         *setup.input_files([task for level in levels for task in problems[level]]),
         *config.sampler.code_files,
@@ -315,11 +317,13 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         rows = rows_of(
             setup.env_name, [(name, level, [one.line for one in episodes]) for name, level, episodes in played]
         )
+        if not evaluation.reports_success:
+            progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
         players.report_damage(progress)
         path = current.folder / "episodes.jsonl"
         write_episodes(path, (episode.whole() for episode in saved))
         asked = players.usage | setup.asked(progress)
-        title = _title(config, source, problems)
+        title = _title(config, problems)
         outputs = _write_tables(current, title, rows, [[episode.line for episode in saved]], {"asked": asked})
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
         report = current.finish({"rows": rows} | extra, [*outputs, path])
@@ -327,23 +331,14 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         return report
 
 
-def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | None, dict[str, tuple[Task, ...]]]:
-    """(file of held-out problems, problems by level). There is no file if none was given or made and the env lists its
-    own.
-    """
-    path = config.task_file or config.setup.folder / HELD_OUT
-    listing = config.task_file is None and not path.exists() and config.env.kind.taskset.has("tasks")
-    if listing:
-        by_level = {level: listed(config.env.name, level) for level in levels}
-    else:
-        config.setup.require(path)
-        tasks = _read_tasks(path, config.setup.env_name)
-        by_level = {level: at_level(config.env.name, tasks, level, path) for level in levels}
+def _problems(config: EvaluateConfig, levels: Sequence[str]) -> dict[str, tuple[Task, ...]]:
+    """The problems to play, by level."""
     drawn = {}
-    for level, tasks in by_level.items():
+    for level in levels:
+        tasks = config.held_out.tasks("test", level, seeds=config.problems)
         clusters = [cluster_of(config.env.name, task) for task in tasks]
         drawn[level] = tuple(tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed))
-    return None if listing else path, drawn
+    return drawn
 
 
 def _read_tasks(path: Path, env: str) -> list[Task]:
@@ -352,10 +347,14 @@ def _read_tasks(path: Path, env: str) -> list[Task]:
     return [record.task for record in read_records(path, env)]
 
 
-def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:
+def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> str:
     """The title of the table; it says if the problems are not held out."""
+    held_out = config.held_out
+    source = held_out.file("test")
     if source is None:
-        return f"All problems that {config.env.name} lists, none held out"
+        if all(map(held_out.holds_out, problems)):
+            return f"Held-out problems of {held_out.source('test')}"
+        return f"Problems of {held_out.source('test')}, none held out from training"
     training = source.with_name("train.json")
     trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
     trained = _read_tasks(training, config.setup.env_name) if trains else []

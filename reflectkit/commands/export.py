@@ -12,7 +12,7 @@ from typing import Any
 from reflectkit.agents.players import newest_checkpoint
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, figures_table
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import hub_options
@@ -68,7 +68,7 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
-            kept = ("env", "step", "reflector", "model")
+            kept = ("env", "prompts", "step", "reflector", "model")
             facts = {name: origin_facts[name] for name in kept if origin_facts.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}
             player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
@@ -148,10 +148,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     ]
     if reflector:
         made_from.append(f"- comments by: `{reflector}`")
-    figures = [
-        f"| {name.replace('_', ' ')} | {f'{value:.4g}' if isinstance(value, float) else value} |"
-        for name, value in _recorded(run_dir / "report.json", "figures").items()
-    ]
+    figures = figures_table("", "value", _recorded(run_dir / "report.json", "figures")).rows
     players = target
     if role == "reflection":
         players = f'"PATH/OF/ITS/POLICY", reflector={target}'
@@ -165,7 +162,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         version=VERSION,
         reads=READS.get(role, READS["policy"]).format(listed=listed, answer=answer),
         made_from="\n".join(made_from),
-        figures="\n".join(figures or ["| none recorded | |"]),
+        figures="\n".join(f"| {name} | {value} |" for name, value in figures),
         settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),
         players=players,
         folder=target,
@@ -174,8 +171,4 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:
     """A part of a run's file; empty if it is missing."""
-    try:
-        value = read_json(path)[part]
-    except (DataError, KeyError, TypeError):
-        return {}
-    return dict(value) if isinstance(value, dict) else {}
+    return dict(read_json(path)[part]) if path.is_file() else {}

@@ -7,7 +7,6 @@ Keeps code, data, text and shell files with plain names and readable, mostly ASC
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -93,18 +92,9 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         if not kept:
             name, why_not = next(iter(left_out.items()))
             raise DataError(config.repo_dir, f"no repositories are left; e.g. {name}: {why_not}")
-        others = sorted(set(os.listdir(target)) - {result.name for result in kept})
-        if others := [name for name in others if not name.startswith(".")]:
-            progress.news(f"{target} also holds {', '.join(others[:5])} from earlier runs; remove what you do not need")
         rows = [
-            (
-                result.name,
-                str(result.kept),
-                str(result.dropped.total()),
-                f"{result.bytes / 1024:.1f}",
-                result.why_not,
-            )
-            for result in results
+            (one.name, str(one.kept), str(one.dropped.total()), f"{one.bytes / 1024:.1f}", one.why_not)
+            for one in results
         ]
         heads = ("repository", "kept", "dropped", "KiB", "left out because")
         dropped = sum((result.dropped for result in results), Counter[str]())

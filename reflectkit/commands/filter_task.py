@@ -29,6 +29,7 @@ EXAMPLES = (
     "reflectkit filter-task",
     "reflectkit filter-task --task-file data/auto_explore/tasks/",
 )
+NULL: dict[str, Any] = {"question": "", "answer": "", "model": "", "optimal_path": []}
 TRAITS = Traits(writes_data=True)
 
 
@@ -73,7 +74,8 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
                     where = f"{path}, record {number}"
-                    value = _without_nulls(value, where)
+                    if isinstance(value, dict):  # the original toolkit's files have null in optional fields
+                        value |= {name: NULL[name] for name in NULL if value.get(name, "") is None}
                     question = _clean(read_question(value, where), repos, config.setup.kind.levels)
                     if isinstance(question, str):
                         dropped[question] += 1
@@ -110,14 +112,6 @@ def _json_files(source: Path) -> list[Path]:
     return files
 
 
-def _without_nulls(value: object, where: str) -> dict[str, Any]:
-    """A record, with null in optional fields replaced. Raises DataError."""
-    if not isinstance(value, dict):
-        raise DataError(where, f"expected a JSON object, found {type(value).__name__}")
-    empty = {"question": "", "answer": "", "model": "", "optimal_path": []}
-    return value | {name: default for name, default in empty.items() if value.get(name, "") is None}
-
-
 def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQuestion | str:
     """The question as the environment can ask it, or why it is dropped."""
     text = " ".join(question.question.split())
@@ -142,10 +136,9 @@ def _clean(question: FileQuestion, repos: Path, levels: Sequence[str]) -> FileQu
 
 def _merge(merged: list[Any], trajectories: Any, where: str) -> None:
     """Add `trajectories`, numbered among those of their kind: "positive0", "negative1", … Raises DataError."""
-    if not isinstance(trajectories, list):
-        raise DataError(where, "expected a list", field="trajectories")
-    for trajectory in trajectories:
-        if not isinstance(trajectory, dict) or not isinstance(trajectory.get("info"), str):
-            raise DataError(where, "expected objects with `info`", field="trajectories")
-        kind = "negative" if trajectory["info"].startswith("negative") else "positive"
-        merged.append(trajectory | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in merged)}"})
+    try:
+        for trajectory in trajectories:
+            kind = "negative" if trajectory["info"].startswith("negative") else "positive"
+            merged.append(trajectory | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in merged)}"})
+    except (TypeError, KeyError, AttributeError):
+        raise DataError(where, "expected a list of objects with `info`", field="trajectories") from None

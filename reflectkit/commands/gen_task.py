@@ -52,14 +52,9 @@ def _generator(env: str) -> type[ProblemGenerator] | None:
 
 def _settings(env: str) -> type[Config]:
     """The settings of the env's generator, or of questions about files."""
-    generator = _generator(env)
-    return (
-        generator.Settings
-        if generator
-        else QuestionSettings
-        if env_class(env).taskset.repositories_folder
-        else NoSettings
-    )
+    if generator := _generator(env):
+        return generator.Settings
+    return QuestionSettings if env_class(env).taskset.repositories_folder else NoSettings
 
 
 TRAITS = Traits(writes_data=True)
@@ -151,16 +146,9 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             stop_if_spent(config.teacher.chat, client, f"{done}; the questions are in {target}")
         for path in {target / f"{name}.json" for name in material.files}.difference(outputs):
             path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
-        if not questions and figures.get("rejected"):
-            raise DataError(
-                target / "rejected.jsonl",
-                f"{config.teacher.name} wrote no usable question about any file; try another model",
-            )
-        if not questions and figures.get("dropped"):
-            raise DataError(repos, f"no question is answered by its file alone: {figures['dropped']}; see --no-check")
         if not questions:
-            why = dict(material.passed) or "they say too little"
-            raise DataError(repos, f"no question can be asked about any file: {why}; see --min-tokens")
+            why = {"unusable": figures.get("rejected", 0)} | figures.get("dropped", {}) | dict(material.passed)
+            raise DataError(repos, f"no question is left: {why}; see --min-tokens, --no-check and --teacher")
         figures |= {
             "questions": len(questions),
             "files": len(material.all_files),

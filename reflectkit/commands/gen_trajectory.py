@@ -38,9 +38,10 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
+from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import DEMONSTRATES, Agent
-from reflectkit.envs import PROBLEMS, RECORDS, listed
+from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.jsonl import write_json
@@ -168,8 +169,8 @@ class GenTrajectoryConfig(Config):
     def from_file(self) -> bool:
         """Whether the env's problems come from a file, such as `gen-task` writes."""
         kind = self.env.kind
-        if not kind.taskset.has("tasks"):
-            return True
+        if not self.setup.taskset.has("tasks"):
+            return self.task_file is not None or not Problems(self.setup).lists_none
         return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / PROBLEMS).exists()))
 
 
@@ -262,7 +263,9 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
 def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> tuple[list[Record], list[Task]]:
     """(the problems, with the demonstrations that their file already has; those to demonstrate)."""
     if source is None:
-        records = eligible = [Record(task, ()) for task in listed(config.env.name, level)]
+        problems = Problems(config.setup)
+        tasks = problems.seeds("train", level) if problems.lists_none else config.setup.listed(level)
+        records = eligible = [Record(task, ()) for task in tasks]
     else:
         config.setup.require(source)
         taskset, records = config.env.kind.taskset, read_records(source, config.setup.env_name)

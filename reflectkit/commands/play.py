@@ -8,16 +8,16 @@ prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.human import HELP_KEYS, LEFT, Human, PersonUser, action_text, keys
+from reflectkit.agents.human import HELP_KEYS, KEYS, LEFT, Human, PersonUser, action_text
 from reflectkit.agents.players import (
     TEACHER,
     Player,
@@ -36,9 +36,10 @@ from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_line, episode_to_json
+from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import Agent, Context, Env, StepResult, Wrapper, rules_of
-from reflectkit.envs import PROBLEMS, cluster_of, listed
+from reflectkit.envs import PROBLEMS, cluster_of
 from reflectkit.envs.setup import (
     HORIZON_HELP,
     EnvConfig,
@@ -53,15 +54,10 @@ from reflectkit.eventloop import followed
 from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run
-from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, Status, Task, ToolUse, Trajectory
-
-if TYPE_CHECKING:
-    from reflectkit.agents.two_player import TwoPlayerAgent
-    from reflectkit.train.critic import Critic
 
 MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
 LEAST_SHOWN = 0.005  # minimum probability of a shown choice
@@ -92,7 +88,7 @@ class Narrator:
         self.see(f"Step {self.steps}", observation)
         person = isinstance(self.agent, Human)
         if self.steps == 1 and person:
-            self.progress.show(f"Keys: {keys(context.env)}")
+            self.progress.show(f"Keys: {KEYS}")
         comment = None if self.comment is None else one_line(await self.comment(observation, context))
         if comment is not None:
             self.progress.show(f"Reflection: {comment}")
@@ -106,23 +102,15 @@ class Narrator:
         return replace(decision, truncation_reason=LEFT) if self.stopped else decision
 
     def see(self, heading: str, observation: Observation) -> None:
-        """Show what is new in `observation`: of several messages those that were not shown before, and of a
-        conversation not what the agent wrote, which was shown as its decision.
-        """
+        """Show the messages of `observation` that were not shown before; the agent's own were, as its decisions."""
         self.progress.show(f"── {heading} ──")
-        pairs = enumerate(zip(self.before, observation.messages, strict=False))
-        same = next((place for place, (old, new) in pairs if old != new), len(self.before))
-        if observation.replies:
-            new = observation.messages[same if same == len(self.before) else 0 :]
-            lines = [message.line for message in new if message.role != "assistant"]
-        elif len(observation.messages) == 1:
-            lines = [observation.messages[0].content]
-        else:
-            new = observation.messages[same:] or observation.messages[-1:]
-            lines = [f"[{message.name or message.role}] {message.content}" for message in new]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.before, observation.messages)))  # noqa: B905
+        new = observation.messages[same:] or (() if observation.replies else observation.messages[-1:])
+        lines = [message.line if observation.replies else message.content for message in new]
+        shown = [line for line, message in zip(lines, new, strict=True) if message.role != "assistant"]
         self.before = observation.messages
-        if text := "\n".join(lines):
-            self.progress.show(text)
+        if shown:
+            self.progress.show("\n".join(shown))
 
     def _wants_next(self, env: Env) -> bool:
         """Whether the person who watches wants the next step."""
@@ -140,10 +128,6 @@ class Reporter(Wrapper):
     def __init__(self, env: Env, narrator: Narrator) -> None:
         super().__init__(env)
         self.narrator = narrator
-
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`."""
-        return self.env.reset(task, seed)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """Take one step, and show its reward."""
@@ -173,29 +157,9 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
     ]
     if shares:
         lines.append("Policy: " + ", ".join(shares))
-    if decision.value is not None:
-        lines.append(f"Value: {decision.value:+.3g}")
     marker = AGENT_MARKER if observation.replies else ACTION_MARKER
     written = action_text(observation, decision.action).lstrip(" ")  # models begin with a space, as their rows do
     return "\n".join([*lines, f"{marker} {written}"])
-
-
-def verdict_text(trajectory: Trajectory) -> str:
-    """Why a conversation failed, and the changes of records made and expected; empty where the env does not judge."""
-    if not trajectory.turns or not trajectory.turns[-1].observation.replies:
-        return ""
-    info = trajectory.turns[-1].info
-    reasons = [name.replace("_", " ") for name, value in trajectory.figures.items() if value]
-    lines = [] if trajectory.success or not reasons else [f"Why: {', '.join(reasons)}."]
-    for title in ("changes", "expected"):
-        lines += [f"  {title}: {_change(change)}" for change in info.get(title) or ()]
-    untold = info.get("untold") or ()
-    return "\n".join([*lines, *([f"Not told to the user: {'; '.join(map(str, untold))}."] if untold else [])])
-
-
-def _change(change: Mapping[str, Any]) -> str:
-    before, after = (json.dumps(change[name], ensure_ascii=False) for name in ("before", "after"))
-    return f"{change['record']} {change['field']} {before:.200} → {after:.200}"
 
 
 EXAMPLES = (
@@ -208,7 +172,6 @@ EXAMPLES = (
 PERSON, ORACLE = "person", "oracle"
 AGENT, USER = "agent", "user"
 NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
-NO_USER = "standard input is closed or empty; use a terminal, or pipe in what you say"
 
 
 class PlayConfig(Config):
@@ -296,18 +259,10 @@ class PlayConfig(Config):
         user = next((setting for setting in chat_settings(self.env.settings) if setting.name == USER), None)
         if user is None:
             raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
-        if user.endpoint:
-            raise ConfigError("--as user and --user are both the user; leave one out")
-        if self.policy == PERSON:
+        if self.policy in (PERSON, ORACLE):
             raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
-        if self.policy == ORACLE:
-            raise ConfigError(
-                "--as user: the oracle reads the scripted user's mind, and not what you write; give another --policy"
-            )
-        if self.teacher or self.reflector is not None:
-            raise ConfigError("--as user shows the agent's words only; leave out --teacher and --reflector")
-        if self.auto:
-            raise ConfigError("--as user waits for what you write; leave out --auto")
+        if user.endpoint or self.teacher or self.reflector is not None or self.auto:
+            raise ConfigError("--as user goes without --user, --teacher, --reflector and --auto; leave them out")
 
     @property
     def asked_endpoints(self) -> list[Endpoint]:
@@ -371,7 +326,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         contextlib.closing(Players(config.players)) as players,
     ):
         path = current.folder / "episodes.jsonl"
-        agent: Any = Human(progress) if name == PERSON else _player(players, player)
+        agent: Any = Human(progress) if name == PERSON else players.agent(player)
         comment = players.reflector(commentator).remark if commentator else None
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
@@ -384,8 +339,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             played += rollout([episode], lambda seen=seen: seen, shown if user is None else agent)  # type: ignore[misc]
             person = agent if name == PERSON else user
             if person is not None and not person.answered and not progress.attended:
-                raise ConfigError(NOBODY if user is None else NO_USER)
-            progress.show("\n".join(filter(None, (_ending(played[-1]), verdict_text(played[-1])))))
+                raise ConfigError(NOBODY)
+            progress.show(_ending(played[-1]))
             with path.open("a", encoding="utf-8") as file:
                 file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env.name, task))))
             if shown.left or (user and user.left):
@@ -407,18 +362,17 @@ def run(config: PlayConfig, progress: Progress) -> Report:
 def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     """(file of the problems, problems to draw from)."""
     kind, source = config.env.kind, config.task_file
-    if source is None and kind.taskset.has("tasks"):
-        tasks = listed(config.env.name, config.level or kind.levels[-1])
+    problems, level = Problems(config.setup), config.level or config.env.kind.levels[-1]
+    if source is None and config.setup.taskset.has("tasks"):
+        tasks = config.setup.listed(level)
+    elif source is None and problems.by_seed:
+        tasks = problems.tasks("train", level)
     else:
         places = [config.setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):
             return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
-        if source is None:
-            makes = kind.taskset.problem_generator or kind.taskset.repositories_folder
-            source = places[-1] if makes else None
-        if source is None:
-            raise ConfigError(f"env '{config.env.name}' has no problems yet; give --task-file")
+        source = source or places[-1]
         config.setup.require(source)
         tasks = [record.task for record in read_records(source, config.setup.env_name)]
         if config.level:
@@ -436,42 +390,6 @@ def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
     order = list(tasks)
     generator(config.run.seed, "play").shuffle(order)
     return [order[number % len(order)] for number in range(config.episodes)]
-
-
-def _player(players: Players, player: Player) -> Agent:
-    """The agent that plays; with the critic's values if it was trained with a critic."""
-    agent: Any = players.agent(player)
-    if player.policy is not None:
-        from reflectkit.sampling.hf import LocalSampler
-        from reflectkit.train.checkpoint import saved_critic
-
-        if (
-            isinstance(agent.policy, LocalSampler)
-            and (critic := saved_critic(player.policy, agent.policy.player)) is not None
-        ):
-            return _Valued(agent, critic)
-    return agent  # type: ignore[no-any-return]
-
-
-class _Valued:
-    """Adds the critic's values to the decisions of `agent`."""
-
-    def __init__(self, agent: TwoPlayerAgent, critic: Critic) -> None:
-        self.agent, self.critic = agent, critic
-        self.values: dict[tuple[int, ...], float] = {}
-        sampler: Any = agent.policy
-        sampler.watch = self._observe
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The agent's decision, and its value."""
-        decision = await self.agent.decide(observation, context)
-        prompt = decision.prompt_ids
-        if prompt and prompt not in self.values:  # text was generated; sampling any label runs the critic on the prompt
-            await self.agent.policy.sample(SampleRequest(prompt, ((0,),)))
-        return replace(decision, value=self.values.get(prompt))
-
-    def _observe(self, hidden_BD: Any, prompts: Sequence[tuple[int, ...]]) -> None:
-        self.values |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
 
 def _outcome(trajectory: Trajectory) -> str:

@@ -6,7 +6,6 @@ terminal.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,25 +155,18 @@ def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
     for folder, label in zip(evals, distinct_names(evals), strict=True):
         path = folder / "eval.json"
-        value = read_json(path)
-        rows = value.get("rows") if isinstance(value, dict) else None
-        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-            raise DataError(path, "is not a result of evaluate: it has no rows")
-        having = [row for row in rows if figure in (row.get("figures") or ())]
-        for row in (figure != "success" and having) or rows:  # a figure may be of some levels
-            try:
-                if figure == "success":
-                    interval = (row["success"], row["low"], row["high"])
-                else:
-                    mean, *ends = (row["figures"][figure][part] for part in ("mean", "low", "high"))
+        try:
+            for row in read_json(path)["rows"]:
+                own = row["figures"] | {"success": {"mean": row["success"], "low": row["low"], "high": row["high"]}}
+                if figure in own:  # a figure may be of some levels
+                    mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
+                    name = row["name"] if len(evals) == 1 else f"{row['name']} ({label})"
                     interval = (mean, *(mean if end is None else end for end in ends))  # unknown ends: no whisker
-                name = row["name"] if len(evals) == 1 else f"{row['name']} ({label})"
-                if not all(map(math.isfinite, interval)):
-                    raise ValueError(interval)
-                bars.setdefault(name, {})[row["level"]] = interval
-            except (KeyError, TypeError, ValueError, OverflowError):
-                available = ", ".join(["success", *row.get("figures", {})])
-                raise DataError(path, f"a row has no '{figure}'; available: {available}", field=figure) from None
+                    bars.setdefault(name, {})[row["level"]] = interval
+        except (KeyError, TypeError):
+            raise DataError(path, "is not a result of evaluate; name the folder of one") from None
+        if not bars:
+            raise DataError(path, f"has no figure; available: {', '.join(own)}", field=figure)
     return bars
 
 
@@ -184,10 +176,7 @@ def _follow(name: str, path: Path, wanted: Sequence[str], progress: Progress) ->
     """
     if not path.with_name("config.json").is_file():
         raise DataError(path.parent, "no such run; give the folder that rlft writes to")
-    try:
-        total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
-    except (DataError, KeyError, TypeError, ValueError):
-        total = 0
+    total = read_json(path.with_name("config.json"))["settings"].get("max_steps", 0)
     seen = idle = 0
     newest: dict[str, float] = {}
     with progress.bar(name, total) as bar:
@@ -196,9 +185,8 @@ def _follow(name: str, path: Path, wanted: Sequence[str], progress: Progress) ->
             rows = rows_so_far(path)
             step = int(number_in(path, len(rows), rows[-1], "step")) if rows else 0
             if rows and step != seen:
-                missing = [figure for figure in wanted if not any(figure in row for row in rows)]
-                shown = [*missing, *(figure for figure in wanted or FOLLOWED if figure in rows[-1])]
-                newest = {figure: float(number_in(path, len(rows), rows[-1], figure)) for figure in shown}
+                shown = wanted or FOLLOWED
+                newest = {figure: float(rows[-1][figure]) for figure in shown if figure in rows[-1]}
                 bar.advance(step - seen, **newest)
                 seen, idle = step, 0
             idle += not ended and not is_locked(path.parent)

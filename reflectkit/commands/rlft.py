@@ -13,11 +13,11 @@ from typing import Any
 
 from reflectkit.chat.endpoints import key_of
 from reflectkit.commands import Traits
-from reflectkit.config import identifying
+from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import digest_of
 from reflectkit.errors import memory_explained
-from reflectkit.models.hub import PACKAGED, hub_options
+from reflectkit.models.hub import PACKAGED, TINY, hub_options
 from reflectkit.runs.run import digest
 from reflectkit.text import pluralize
 from reflectkit.train.launching import check_launch, launch, shared_run, start_processes
@@ -50,16 +50,19 @@ def run(config: RLConfig, progress: Progress) -> Report:
     if config.processes > 1 and not config.checkpoints.plan:
         return launch("rlft", config, run)
     require_trackers(config.checkpoints.report_to)
-    source = config.task_file or config.setup.folder / "train.json"
-    config.setup.require(source)
-    tasks = [record.task for record in read_records(source, config.setup.env_name)]
-    if config.policy.model not in PACKAGED:
+    given = config.curriculum.levels or config.env.kind.levels[-1:]
+    having = config.problems.levels_with("train", given, progress, "--curriculum")
+    if len(having) < len(given):
+        config = with_values(config, curriculum=tuple(having))
+    if config.policy.model not in (*PACKAGED, *TINY):
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
-    problems = f"{pluralize(len(tasks), 'problem')} of {source}"
-    progress.news(f"rlft ({config.algo.name}): loading torch for {problems}")
+    progress.news(f"rlft ({config.algo.name}): loading torch")
     from reflectkit.train import rl
 
-    levels, validation = rl.levels_of(config, tasks, source), rl.validation_of(config, source)
+    levels, validation = rl.levels_of(config), rl.validation_of(config, progress)
+    held_out = rl.held_out_problems(config, validation)
+    count = len({task.id for level in levels for task in level.tasks})
+    problems = f"{pluralize(count, 'problem')} of {config.problems.source('train')}"
     if config.chat_reflector is not None:
         if config.chat.dry_run:
             return rl.comments_estimate(config, config.chat_reflector, levels, validation, progress)
@@ -68,14 +71,21 @@ def run(config: RLConfig, progress: Progress) -> Report:
     rl.check_processes(config, processes)
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
-        config = rl.with_models(config, progress)
+        config = rl.with_models(config, levels, progress)
     for warning in rl.warnings_of(config):
         progress.news(f"warning: {warning}")
     rl.check_prompts(config, levels)
+    hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
+    if config.problems.file("train") is None and not config.problems.holds_out(hardest):
+        why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
+        progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
     if config.checkpoints.plan:
         return rl.plan(config, levels, processes, progress)
-    inputs = rl.input_files(config, tasks, source)
-    settings = identifying(config) | {"problems": digest(source)}
+    inputs = rl.input_files(config, levels, validation)
+    file = config.problems.file("train")
+    settings = identifying(config) | {
+        "problems": digest(file) if file else digest_of([task for level in levels for task in level.tasks])
+    }
     with shared_run("rlft", config, inputs, processes) as current:
         if current.done:
             return current.done
@@ -83,7 +93,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
             trainer = rl.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
             progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}")
             with closing(trainer):
-                target, history = rl.train(config, trainer, validation, current.folder, settings, progress)
+                target, history = rl.train(config, trainer, validation, held_out, current.folder, settings, progress)
         last = history[-max(1, len(history) // 10) :]
         figures: dict[str, Any] = {
             "steps": config.max_steps,
@@ -92,6 +102,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
             "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
+        if held_out is not None and processes.first:
+            held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out)
+            current.tables.append(held_out_table)
         asked = config.setup.asked(progress)
         if chat is not None:
             asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}

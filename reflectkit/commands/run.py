@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.commands import config_class, stage_module, traits
-from reflectkit.config import Config, build, chosen_by, flag, leaves, option, parse_yaml, with_values
+from reflectkit.config import Config, build, chosen_by, flag, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
-from reflectkit.data.episodes import no_share
 from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
 from reflectkit.evals import tables as eval_tables
 from reflectkit.jsonl import read_json, read_jsonl, write_json
@@ -157,7 +154,10 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    announce(config, recipe, jobs, progress)
+    short = config.fast and recipe.fast_shows
+    takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
+    progress.news(recipe.fast_shows if short else recipe.description)
+    progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
     with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = perform(jobs, progress)
         finals = [report for report in reports.values() if traits(report.stage).reports]
@@ -187,18 +187,13 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
                 sentence = eval_tables.result_sentence(recipe.result, *told)
         current.tables += [] if checks else ablated
         report = current.finish(figures, [path for report in finals for path in report.outputs])
-        closing = [sentence, *(["Next:", next_command(reports[shown.name])] if shown else [])]
+        closing = [
+            sentence,
+            *(["Next:", f"  reflectkit view {shlex.quote(str(reports[shown.name].folder))}"] if shown else []),
+        ]
         return dataclasses.replace(
             report, outputs=() if shown else report.outputs, closing=tuple(filter(None, closing))
         )
-
-
-def announce(config: PipelineConfig, recipe: Recipe, jobs: Sequence[Job], progress: Progress) -> None:
-    """Say what the run will do, in how many steps, and about how long it takes, as far as the recipe says."""
-    about = recipe.fast_shows if config.fast and recipe.fast_shows else recipe.description
-    takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
-    progress.news(about)
-    progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
 
 
 def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
@@ -364,7 +359,8 @@ def pool_seeds(
 
     evaluations: by step, the episodes of each seed. ablated: tables of the ablations.
     """
-    outputs = []
+    outputs: list[Path] = []
+    differences: list[dict[str, Any]] = []
     for number, (step, seeds) in enumerate(evaluations.items()):
         rows = eval_tables.pooled(seeds)
         path = current.folder / (f"eval-{step}.json" if number else "eval.json")
@@ -374,14 +370,12 @@ def pool_seeds(
         every = [episode for seed in seeds for episode in seed]
         current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
         current.tables += eval_tables.figures_tables(rows)
+        compared_here = eval_tables.differences_over_seeds(seeds)
+        differences += [{"step": step} | gap for gap in compared_here if gap["figure"] == recipe.measure]
+        current.tables.append(eval_tables.differences_table(compared_here, recipe.measure))
     current.tables += ablated
-    every = [episode for seeds in evaluations.values() for seed in seeds for episode in seed]
-    if outside := no_share(every, recipe.measure):
-        raise ConfigError(f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again")
-    if apart := eval_tables.seed_differences(evaluations, recipe.measure):
-        outputs.append(current.folder / "differences.json")
-        write_json(outputs[-1], apart)
-        current.tables.append(eval_tables.seed_differences_table(apart, recipe.measure))
+    outputs.append(current.folder / "differences.json")
+    write_json(outputs[-1], differences)
     plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
     if plots := [settings for settings in plots if settings["runs"]]:  # in the form of the first
         outputs.append(current.folder / "curves.png")
@@ -396,30 +390,3 @@ def pool_seeds(
         drawn = stage_module("plot").run(build(config_class("plot"), settings, "plot"), progress)
         current.tables += drawn.tables
     return outputs
-
-
-def next_command(evaluation: Report) -> str:
-    """The command to run after a recipe: it shows the episodes of its first evaluation."""
-    return "  " + command_line("view", {"paths": [evaluation.folder]})
-
-
-def command_line(stage: str, values: Mapping[str, Any]) -> str:
-    """The command of `stage` with those of `values` that are its settings and not its defaults."""
-    script = Path(sys.executable).parent / "reflectkit"
-    program = "reflectkit"
-    if not shutil.which(program) and script.is_file():
-        program = str(script) if os.path.relpath(script).startswith("..") else os.path.relpath(script)
-    words, flags = [program, stage], list[str]()
-    for leaf in leaves(config_class(stage), values):
-        value = values.get(leaf.name)
-        if value is None or str(value) == str(leaf.default) or value in ("", [], ()):
-            continue
-        if isinstance(value, bool):
-            flags.append(leaf.shown if value else f"--no-{leaf.shown[2:]}")
-            continue
-        for part in value if isinstance(value, list | tuple) else [value]:
-            if leaf.is_argument:
-                words.append(str(part))
-            else:
-                flags += [leaf.shown, str(part)]
-    return shlex.join(words + flags)

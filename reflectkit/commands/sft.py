@@ -16,6 +16,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.sft_rows import Row, form_of, read_rows
+from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.hub import TINY, hub_options
@@ -70,6 +71,9 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
+            longest = max(len(row["input_ids"]) for row in encoded)
+            if not config.max_length:
+                progress.news(f"the longest row has {longest:,} tokens, of {player.context:,} that the model reads")
             config = with_values(config, max_steps=_steps(config, len(encoded)))
             if config.tiny.copy_steps and not resume:
                 from reflectkit.models.tiny import teach_copying
@@ -81,13 +85,14 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             log = train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
-        save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps}, seal)
+        facts = {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
+        save_player(target, player, facts | {"step": config.max_steps}, seal)
         write_jsonl(current.folder / "metrics.jsonl", log)
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)
         figures = {
             "rows": len(rows),
             "parameters": sum(weight.numel() for weight in player.model.parameters()),
-            "longest_group" if config.share_prefixes else "longest_row": max(len(row["input_ids"]) for row in encoded),
+            "longest_group" if config.share_prefixes else "longest_row": longest,
             "loss": log[-1]["loss"] if log else None,
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))

@@ -8,100 +8,28 @@ one.
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
+from reflectkit.data.splits import levels_by_group, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import Taskset
-from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, env_class, split_of
-from reflectkit.envs.setup import EnvSetup
+from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, split_of
+from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, write_json
-from reflectkit.registry import code_files
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
-
-NAMES = ("train", "validate", "test")
-SHARES = (7, 2, 1)
-
-
-def split_groups(
-    strata: Mapping[str, Hashable], generator: random.Random, shares: Sequence[int] = SHARES
-) -> dict[str, str]:
-    """A split name for each group, in `shares` within each stratum.
-
-    Parameters
-    ----------
-    strata: group → the stratum it is balanced in (e.g. whether it has demonstrations).
-
-    Within a stratum, the counts are the shares rounded by the largest remainder method.
-    """
-    assigned: dict[str, str] = {}
-    members: dict[Hashable, list[str]] = {}
-    for group in sorted(strata):
-        members.setdefault(strata[group], []).append(group)
-    for stratum in sorted(members, key=repr):
-        groups = members[stratum]
-        generator.shuffle(groups)
-        start = 0
-        for name, count in zip(NAMES, apportion(len(groups), shares), strict=True):
-            assigned |= dict.fromkeys(groups[start : start + count], name)
-            start += count
-    return assigned
-
-
-def split_weighted(
-    sizes: Mapping[str, int], generator: random.Random, shares: Sequence[int] = SHARES
-) -> dict[str, str]:
-    """A split name for each group, so that the splits hold about `shares` of the *problems*.
-
-    Parameters
-    ----------
-    sizes: group → how many problems it has.
-
-    Groups are assigned from largest to smallest, in random order within a size, to the split that lacks most of its
-    share. With three or more groups, no split stays empty.
-    """
-    groups = sorted(sizes)
-    generator.shuffle(groups)
-    groups.sort(key=lambda group: -sizes[group])
-    total = sum(sizes.values())
-    targets = {name: total * share / sum(shares) for name, share in zip(NAMES, shares, strict=True)}
-    assigned_sizes = dict.fromkeys(NAMES, 0)
-    assigned: dict[str, str] = {}
-    for place, group in enumerate(groups):
-        empty = [name for name in NAMES if not assigned_sizes[name]]
-        open_to = empty if len(groups) - place <= len(empty) else NAMES
-        name = max(open_to, key=lambda name: targets[name] - assigned_sizes[name])
-        assigned[group] = name
-        assigned_sizes[name] += sizes[group]
-    return assigned
-
-
-def apportion(total: int, shares: Sequence[int]) -> list[int]:
-    """`total` in whole parts proportional to `shares` (Hamilton's method); ties go to the earlier part.
-
-    >>> apportion(300, (7, 2, 1)), apportion(4, (7, 2, 1))
-    ([210, 60, 30], [3, 1, 0])
-    """
-    exact = [total * share / sum(shares) for share in shares]
-    counts = [int(value) for value in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda index: (counts[index] - exact[index], index))
-    for index in by_remainder[: total - sum(counts)]:
-        counts[index] += 1
-    return counts
-
 
 EXAMPLES = (
     "reflectkit split --env taxi",
@@ -121,8 +49,11 @@ class SplitConfig(Config):
     """Settings of split."""
 
     env: str = option(help=ENV_HELP)
+    settings: Any = problem_settings("env")
     task_file: Path | None = option(
-        None, help=f"Records to split; default: {RECORDS} in the env's data folder, or {PROBLEMS} before there are any."
+        None,
+        help=f"Records to split; default: {RECORDS} in the env's data folder; before there are any, {PROBLEMS} or the"
+        " env's own list.",
     )
     by: Literal["", "group", "repo", "question"] = option(
         "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
@@ -153,12 +84,12 @@ class SplitConfig(Config):
     @property
     def taskset(self) -> Taskset:
         """The env's problems."""
-        return env_class(self.env).taskset
+        return self.setup.taskset
 
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir, self.settings)
 
     @property
     def folder(self) -> Path:
@@ -166,10 +97,11 @@ class SplitConfig(Config):
         return self.setup.folder
 
     @property
-    def source(self) -> Path:
-        """The file to split."""
+    def source(self) -> Path | None:
+        """The file to split; None for an env that lists its own problems, before there are records of them."""
         places = [self.task_file] if self.task_file else [self.folder / name for name in (RECORDS, PROBLEMS)]
-        return next((place for place in places if place.exists()), places[0])
+        found = next((place for place in places if place.exists()), None)
+        return found or (None if self.taskset.has("tasks") and not self.task_file else places[0])
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -184,13 +116,18 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     without are each split in this ratio.
     """
     source, kind, taskset = config.source, env_class(config.env), config.taskset
-    config.setup.require(source)
+    if source is not None:
+        config.setup.require(source)
     write_permission(config.folder)
-    inputs = [source, *code_files(base.__module__ for base in kind.__mro__)]
+    inputs = [source] if source else []
+    inputs += config.setup.input_files([]) if taskset.needs_settings else config.setup.code_files
     with open_run("split", config, inputs) as current:
         if current.done:
             return current.done
-        records = read_records(source, kind.name)
+        if source is None:
+            records = [Record(task, ()) for level in kind.levels for task in config.setup.listed(level)]
+        else:
+            records = read_records(source, kind.name)
         by = config.by or taskset.split_by[0]
         group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
         room_of = {record.task.id: taskset.room_of(record.task) for record in records}
@@ -205,14 +142,16 @@ def run(config: SplitConfig, progress: Progress) -> Report:
             name_of_group = split_weighted(sizes, chance, config.shares)
             _say_if_unbalanced(sizes, name_of_group, config.shares, progress)
         else:
+            levels = levels_by_group(record.task for record in free) if source is None else {}
             taught = {group_of[record.task.id] for record in free if record.trajectories}
             strata = {}
             for record in free:
                 group = group_of[record.task.id]
-                strata[group] = (group in taught, record.task.level if room_of[record.task.id] else "")
+                kept = record.task.level if room_of[record.task.id] else ""
+                strata[group] = (group in taught, kept) if source else levels[record.task.group]
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
             name_of_group = split_groups(strata, chance, config.shares)
-        parts: dict[str, list[Record]] = {name: [] for name in NAMES}
+        parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
         for record in records:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
         for name, part in parts.items():
@@ -234,23 +173,23 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 too_few = f"{config.ratio} needs more than {number}{kinds}; use another --ratio, or smaller groups"
                 progress.news(f"{path} has no tasks: {too_few if free else 'none comes with this split'}")
         headings = ("split", "groups", "tasks", "with demonstration")
-        current.tables.append(Table(f"Split of {source}", headings, tuple(rows)))
+        current.tables.append(Table(f"Split of {source or kind.name}", headings, tuple(rows)))
         return current.finish(figures, outputs)
 
 
-def _refuse_emptying(config: SplitConfig, path: Path, source: Path, *, come_with_splits: bool) -> None:
+def _refuse_emptying(config: SplitConfig, path: Path, source: Path | None, *, come_with_splits: bool) -> None:
     """Raises ConfigError if `path`, which would get no problems, has some."""
     if not path.is_file() or not (kept := len(read_json(path))):
         return
     why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
     other = "add --by question" if "question" in config.taskset.split_by else "use another --ratio"
     raise ConfigError(
-        f"{path} has {pluralize(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
-        " away"
+        f"{path} has {pluralize(kept, 'problem')} and would get none from {source or config.env}, {why};"
+        f" {other}, or move that file away"
     )
 
 
-def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) -> frozenset[str]:
+def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path | None) -> frozenset[str]:
     """The held-out rooms. rooms: those of all problems; "" for a problem without one.
 
     Raises ConfigError for tasks that are set in none, DataError where no room is left.
@@ -266,7 +205,7 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) ->
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(
-            source,
+            source or config.env,
             f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in all; use a smaller share",
         )
     return frozenset(unseen)
@@ -277,7 +216,7 @@ def _say_if_unbalanced(
 ) -> None:
     """Tell the user if whole repositories cannot be split in `shares`. sizes: questions of each repository."""
     total = sum(sizes.values())
-    held = dict.fromkeys(NAMES, 0)
+    held = dict.fromkeys(SPLITS, 0)
     for group, size in sizes.items():
         held[name_of_group[group]] += size
     wanted = [share / sum(shares) for share in shares]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
-import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +14,7 @@ from pydantic import model_validator
 from reflectkit.config import Config, option
 from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
-from reflectkit.errors import NO_ROOM, ConfigError, DataError
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.view import InspectLog, Source, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
@@ -30,10 +27,8 @@ EXAMPLES = (
     "reflectkit view results/taxi-tiny/evaluation --inspect --out logs && inspect view --log-dir logs",
 )
 EPISODES = "episodes.jsonl"
-OF_A_RUN = ("config.json", "report.json", "eval.json")
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
 KILOBYTE = 1000
-IN_MEMORY = 2**20  # bytes of a log that are kept in memory
 
 
 class ViewConfig(Config):
@@ -59,8 +54,6 @@ class ViewConfig(Config):
             raise ConfigError("--open opens the page, but --inspect writes none; leave one out")
         if self.out is not None and not self.inspect and self.out.suffix not in (".html", ".htm"):
             raise ConfigError(f"--out {self.out}: write a .html")
-        if self.out is not None and self.out.exists() and self.out.is_dir() != self.inspect:
-            raise ConfigError(f"--out {self.out}: is a {'file' if self.inspect else 'folder'}; name another")
         return self
 
 
@@ -77,19 +70,15 @@ def run(config: ViewConfig, progress: Progress) -> Report:
     with progress.bar("Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE) as bar:
         episodes = _episodes(files, bar)
         target = config.out or folder / ("inspect" if config.inspect else "view.html")
-        try:
-            if config.inspect:
-                count, outputs = _write_logs(target, sources, files, episodes)
-            else:
-                outputs = [target]
-                with replacing(target) as page:
-                    count = write_page(page, sources, episodes)
-                    if not count:
-                        raise DataError(files[0], f"holds no episode; {MADE_BY}")
-        except OSError as error:
-            if error.errno in NO_ROOM or str(error.filename) in map(str, files):
-                raise
-            raise ConfigError(f"cannot write {target} ({error.strerror}); choose another place with --out") from None
+        if config.inspect:
+            count, outputs = _write_logs(target, sources, files, episodes)
+        else:
+            outputs = [target]
+            with replacing(target) as page:
+                count = write_page(page, sources, episodes)
+        if not count:
+            target.unlink(missing_ok=True)
+            raise DataError(files[0], f"holds no episode; {MADE_BY}")
     if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
         progress.news(f"no browser could be opened; open {outputs[0]} in one")
     return Report("view", target if config.inspect else folder, {"episodes": count, "runs": len(files)}, tuple(outputs))
@@ -97,32 +86,14 @@ def run(config: ViewConfig, progress: Progress) -> Report:
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:
     """The files of episodes at or below `paths`, each once, in order. Links in folders are not followed."""
-    file_of: dict[tuple[int, int], Path] = {}
+    found: dict[Path, Path] = {}
     for path in paths:
-        if not path.exists():
-            reason = "a broken link" if path.is_symlink() else "no such file or folder"
-            raise DataError(path, f"{reason}; {MADE_BY}")
-        if path.name in OF_A_RUN:
-            raise DataError(path, f"has no episodes; give the folder it is in, {path.parent}")
-        folder_files = [path]
-        if path.is_dir():
-            folder_files = [file for file in visible_files(path, _natural) if file.name == EPISODES]
-        if not folder_files:
+        files = [file for file in visible_files(path) if file.name == EPISODES] if path.is_dir() else [path]
+        if not files or not files[0].is_file():
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
-        for file in folder_files:
-            if not file.is_file():
-                raise DataError(file, f"is not a regular file; give a run or its {EPISODES}")
-            facts = file.stat()
-            file_of.setdefault((facts.st_dev, facts.st_ino), file)
-    return list(file_of.values())
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """By the numbers in the name, 9_evaluate before 10_evaluate and evaluation.9 before evaluation.10; text before
-    numbers.
-    """
-    parts = re.split(r"(\d{1,9})", name)
-    return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
+        for file in files:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
 
 
 def _beside(file: Path, name: str, key: str, default: Any) -> Any:
@@ -154,17 +125,13 @@ def _write_logs(
 ) -> tuple[int, list[Path]]:
     """Write one log for each run, player, env and level."""
     logs: dict[tuple[int, str, str, str], InspectLog] = {}
-    with ExitStack() as stack:
-        for index, episode in episodes:
-            key = index, episode.name, episode.env, episode.level
-            if key not in logs:
-                modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
-                samples: Any = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
-                logs[key] = InspectLog(sources[index].name, modified, sources[index].settings, episode, samples)
-            logs[key].add(episode)
-        if not logs:
-            raise DataError(files[0], f"holds no episode; {MADE_BY}")
-        for log in logs.values():
-            with replacing(folder / log.name) as file:
-                log.write(file)
-    return sum(log.count for log in logs.values()), [folder / log.name for log in logs.values()]
+    for index, episode in episodes:
+        key = index, episode.name, episode.env, episode.level
+        if key not in logs:
+            modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
+            logs[key] = InspectLog(sources[index].name, modified, sources[index].settings, episode)
+        logs[key].add(episode)
+    for log in logs.values():
+        with replacing(folder / log.name) as file:
+            file.write(log.content())
+    return sum(len(log.samples) for log in logs.values()), [folder / log.name for log in logs.values()]

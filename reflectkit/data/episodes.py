@@ -125,7 +125,6 @@ def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 SUCCESS = "success"
 """What players are compared by, unless an env's figure is named."""
-LONGEST_LINE = 64 * 2**20  # bytes of one episode
 SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 
 
@@ -220,7 +219,7 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
     ------
     DataError: a line is not an episode; the error names it.
     """
-    for number, text in lines(path, LONGEST_LINE):
+    for number, text in lines(path):
         try:
             row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
         except json.JSONDecodeError as error:
@@ -265,24 +264,3 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
             if row.get(name) in (None, ""):
                 raise DataError(path, "missing", line=number, field=name)
     return [row for _, row in rows]
-
-
-def measured(episode: Mapping[str, Any], measure: str) -> float:
-    """An episode's success, 0 or 1, or the value of one of the env's figures, 0 if it has none."""
-    return float(episode["success"] if measure == SUCCESS else episode.get("figures", {}).get(measure, 0.0))
-
-
-def has(episode: Mapping[str, Any], measure: str) -> bool:
-    """Whether the episode has this measure."""
-    return measure == SUCCESS or measure in episode.get("figures", {})
-
-
-def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
-    """What these have or lack so that `measure` cannot be compared in percentage points; "" if it can."""
-    if measure == SUCCESS or not episodes:
-        return ""
-    values = [episode["figures"][measure] for episode in episodes if measure in episode.get("figures", {})]
-    if not values:
-        names = sorted({name for episode in episodes for name in episode.get("figures", {})})
-        return f"has no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
-    return "" if all(0 <= value <= 1 for value in values) else f"has values beyond 0 to 1: {measure!r:.60} is no share"

@@ -1,6 +1,6 @@
 """The environments by name: those in the table, and those that installed packages offer as entry points.
 
-A user's own env needs neither: pass its dotted path, `package.module:Class`.
+A user's own env needs neither: pass `package.module:Class`, or the path of its file, `folder/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
 
-from reflectkit.config import check_own_settings
+from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env
 from reflectkit.errors import ConfigError
 from reflectkit.registry import plugins, resolve
@@ -30,15 +30,20 @@ ENVS = {
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
+    "prompts": "reflectkit.envs.adapters.prompts:Prompts",
 }
-ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
+SCHEMES = {
+    "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",
+    "program": "reflectkit.envs.adapters.program:env_of",
+}
+"""Families of envs, `SCHEME:REST`: the function that makes an env's class from REST."""
+ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as file.py:Class; its settings: --env NAME --help."
 PROBLEMS = "data.json"
 """The file of the problems, in the folder of an env's records, of an env that does not list its own."""
 RECORDS = "data_reflection_negative.json"
 """The file of the problems with their demonstrations, in the folder of an env's records."""
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
-NEEDED = ("name", "reset", "step")
 SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 OF_TEACHER = {"oracle": "action", "reflection": "comment"} | {
@@ -70,20 +75,44 @@ def env_class(name: str) -> type[Env]:
 
     Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong place.
     """
-    found: Any = resolve("env", name, ENVS, PLUGINS)
-    lacking = [part for part in NEEDED if not hasattr(found, part) or getattr(found, part) is getattr(Env, part, None)]
-    if not isinstance(found, type) or lacking:
-        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.env.Env")
+    scheme, _, rest = name.partition(":")
+    found: Any = _in_family(scheme, rest) if scheme in SCHEMES else resolve("env", name, ENVS, PLUGINS, _fits)
+    if not isinstance(found, type):
+        raise ConfigError(f"{name} is {found!r:.60}, and no class; name the class of an env")
+    needed = ("reset", "step") if issubclass(found, Env) else ("reset",)
+    if lacking := [part for part in needed if getattr(found, part, None) in (None, getattr(Env, part))]:
+        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}")
     kind: type[Env] = _checked(found, name)
     return kind
 
 
 @cache
+def _in_family(scheme: str, rest: str) -> Any:
+    return resolve("scheme", scheme, SCHEMES)(rest)
+
+
+def _fits(found: type) -> bool:
+    """Whether the class is an env."""
+    return callable(getattr(found, "reset", None))
+
+
+def _is_env(kind: Any) -> bool:
+    """Whether the class has the methods of `Env`, if not its base."""
+    return issubclass(kind, Env) or (hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters)
+
+
+@cache
 def _checked(kind: Any, name: str) -> Any:
+    from reflectkit.envs.adapters.plain import adapted, settings_of
+
+    if not _is_env(kind):
+        kind = adapted(kind)
     if not issubclass(kind, Env):
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         metaclass: Any = type(kind)
         kind = metaclass(kind.__name__, (kind, Env), namespace)
+    if not hasattr(kind, "name"):
+        kind.name = kind.__name__.lower()
     for trait, method in OF_TEACHER.items():
         if hasattr(kind, trait):
             raise ConfigError(f"{name}: its {trait} belongs in a Teacher, as {method}; name that as teacher_type")
@@ -102,6 +131,8 @@ def _checked(kind: Any, name: str) -> Any:
         wrong = error.errors()[0]
         trait = str(wrong["loc"][0])
         raise ConfigError(f"{name}: its {trait} are {values[trait]!r:.60}: {wrong['msg']}") from None
+    if kind.Settings is NoSettings:
+        kind.Settings = settings_of(kind)
     check_own_settings(kind.Settings, f"env '{name}'")
     return kind
 
@@ -137,12 +168,12 @@ def make(
     return env if horizon is None else Horizon(env, horizon)
 
 
-def listed(name: str, level: str) -> list[Task]:
-    """The problems of `level` that env `name` lists. Raises ConfigError if there are none, if they are no tasks of it,
-    or share an id.
+def listed(name: str, level: str, settings: Any = None) -> list[Task]:
+    """The problems of `level` that env `name` lists. settings: the env's own. Raises ConfigError if there are none, if
+    they are no tasks of it, or share an id.
     """
     kind = env_class(name)
-    given: Any = kind.taskset.tasks(level)
+    given: Any = kind.taskset.with_settings(settings).tasks(level)
     lists = f"env '{name}': tasks({level!r}) lists"
     if not isinstance(given, Iterable):
         raise ConfigError(f"env '{name}': tasks({level!r}) returned {given!r:.60}; return a list of Task")
@@ -183,5 +214,7 @@ def split_of(name: str, task: Task) -> str:
 
 
 def data_folder(name: str, data_dir: Path) -> Path:
-    """The folder of the env's files: its name under `data_dir`, or the class of a dotted path in lower case."""
-    return data_dir / (name.rpartition(":")[2].lower() if ":" in name else name)
+    """The folder of the env's files: its name under `data_dir`, or the name of an own class in lower case."""
+    if ":" in name or name.endswith(".py"):
+        name = env_class(name).__name__.lower().replace("/", "-")
+    return data_dir / name

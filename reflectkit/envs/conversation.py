@@ -82,7 +82,7 @@ def read_action(action: Action, env: str, *, first: bool = False) -> ToolCall | 
     if action.calls:
         return action.calls[0]
     words = spoken(action.text)
-    return Reply(words) if words else Refusal(f"no call and no words for the user: {ONE_CALL}")
+    return Reply(words) if words else Refusal(f"neither a tool call nor a reply: {ONE_CALL}")
 
 
 def spoken(text: str) -> str:

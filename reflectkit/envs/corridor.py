@@ -19,12 +19,13 @@ import random
 from typing import ClassVar
 
 from reflectkit.env import ChoiceEnv, Taskset, Teacher, task_int
+from reflectkit.text import pluralize
 from reflectkit.types import Task
 
 STEP_REWARD = -0.1
 GOAL_REWARD = 1.0
 CELLS = {"short": 4, "long": 7}
-WRONG = "The last move led away. "
+WRONG = "The last move was wrong. "
 
 
 class CorridorTasks(Taskset):
@@ -68,8 +69,8 @@ class CorridorTeacher(Teacher):
 
     def _ways(self) -> tuple[str, str]:
         """Where the goal is, in two wordings."""
-        steps = self.env.size - 1 - self.env.place
-        return f"The goal is {steps} to the right.", f"Go right, {steps} to go."
+        cells = pluralize(self.env.size - 1 - self.env.place, "cell")
+        return f"The goal is {cells} to the right.", f"Go right: {cells} to go."
 
 
 class Corridor(ChoiceEnv):
@@ -79,6 +80,7 @@ class Corridor(ChoiceEnv):
     """
 
     name: ClassVar[str] = "corridor"
+    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = CorridorTasks()
     teacher_type: ClassVar[type[Teacher]] = CorridorTeacher
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
@@ -86,9 +88,9 @@ class Corridor(ChoiceEnv):
     horizons: ClassVar[dict[str, int]] = {"short": 8, "long": 16}
     rules: ClassVar[str] = (
         "Goal: walk along the corridor to the cell G, at its right end. T is where you are.\n"
-        "Actions: left and right, by one cell. Walking left out of the first cell changes nothing.\n"
-        "End: the episode ends when you reach G, which is success.\n"
-        f"Reward: {STEP_REWARD:g} for each step, {GOAL_REWARD:+g} for reaching G."
+        "Actions: left and right move you by one cell. Going left in the first cell changes nothing.\n"
+        "End: the episode ends in success when you reach G.\n"
+        f"Reward: {STEP_REWARD:g} per step, {GOAL_REWARD:+g} for reaching G."
     )
 
     def _begin(self, task: Task, seed: int) -> None:
@@ -109,4 +111,4 @@ class Corridor(ChoiceEnv):
     def _text(self) -> str:
         cells = ["."] * (self.size - 1) + ["G"]
         cells[self.place] = "T"
-        return "Reach G. T is you.\n" + " ".join(cells)
+        return "Reach G. You are T.\n" + " ".join(cells)

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import Env, User, check_teacher
-from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, make
+from reflectkit.env import Env, Taskset, User, check_teacher
+from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, make
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
 from reflectkit.registry import code_files, resolve
@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 
 DEFAULT_HORIZON = 15
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
+
+
+def problem_settings(by: str) -> Any:
+    """A sub-config of the env's settings, in a command that needs them only where they say which problems it has.
+
+    by: the attribute with the env's name.
+    """
+
+    def settings(name: str) -> type[Config]:
+        kind = env_class(name)
+        return kind.Settings if kind.taskset.needs_settings else NoSettings
+
+    return chosen_by(by, settings=settings, names=lambda: ENVS)
 
 
 class EnvConfig(Config):
@@ -128,6 +141,15 @@ class EnvSetup:
         return env_class(self.env)
 
     @property
+    def taskset(self) -> Taskset:
+        """Its problems, with its settings."""
+        return self.kind.taskset.with_settings(self.settings)
+
+    def listed(self, level: str) -> list[Task]:
+        """The problems of `level` that the env lists; raises what `reflectkit.envs.listed` raises."""
+        return listed(self.env, level, self.settings)
+
+    @property
     def env_name(self) -> str:
         """The env's own name, as in tasks."""
         return str(self.kind.name)
@@ -140,7 +162,7 @@ class EnvSetup:
     @property
     def folder(self) -> Path:
         """The folder of the env's records, splits and rows."""
-        return self.env_folder / self.kind.taskset.records_folder
+        return self.env_folder / self.taskset.records_folder
 
     def require(self, path: Path, *, demonstrated: bool = False) -> None:
         """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it must hold
@@ -179,8 +201,10 @@ class EnvSetup:
 
     @property
     def _makes(self) -> set[str]:
-        """The file of problems, if the env does not list its own."""
-        return set() if self.kind.taskset.has("tasks") else {PROBLEMS}
+        """The file of problems, if `gen-task` makes it."""
+        taskset = self.taskset
+        made = not taskset.has("tasks") and (taskset.problem_generator or taskset.repositories_folder)
+        return {PROBLEMS} if made else set()
 
     @property
     def repos_folder(self) -> Path:

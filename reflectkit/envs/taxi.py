@@ -48,12 +48,12 @@ STARTS = 4  # problems on a map
 SEGMENTS, SHORTEST, LONGEST = 6, 2, 4  # walls of a map, and their lengths in cells
 
 WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
-WRONG = ("The last move was a mistake, it led away.", "Moving {last} was wrong.", "That {last} was a mistake.")
-WAITING = ("Passenger waiting at {target}.", "The passenger waits at {target}.")
-ABOARD_FOR = ("Passenger aboard for {target}.", "The passenger wants to {target}.")
-FETCH, BRING = ("Drive there.", "Get there first."), ("Drive there.", "Bring the passenger there.")
-PICK_UP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
-SET_DOWN = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
+WRONG = ("The last move was a mistake.", "The last move, {last}, was wrong.", "Choosing {last} was a mistake.")
+WAITING = ("Passenger waiting at {target}.", "The passenger is waiting at {target}.")
+ABOARD_FOR = ("Passenger aboard, going to {target}.", "The passenger is going to {target}.")
+FETCH, BRING = ("Drive there.", "Go there first."), ("Drive there.", "Take the passenger there.")
+PICK_UP = ("Let the passenger in here.", "Let the passenger in now.", "The passenger can get in now.")
+SET_DOWN = ("Let the passenger out here.", "Let the passenger out now.", "The passenger can get out now.")
 
 Cell = tuple[int, int]
 """Row and column, from 0 in the north and the west."""
@@ -308,11 +308,11 @@ class TaxiTeacher(Teacher):
         view = decode(self.env.state, layout.side)
         aboard = view.passenger == ABOARD
         row, column = layout.stands[view.destination if aboard else view.passenger]
-        parts = [[wording.format(taxi=f"row {view.row} column {view.column}") for wording in WHERE]]
+        parts = [[wording.format(taxi=f"row {view.row}, column {view.column}") for wording in WHERE]]
         if mistake is not None:
             parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
         parts.append(
-            [wording.format(target=f"row {row} column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
+            [wording.format(target=f"row {row}, column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
         )
         parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(self.action(), BRING if aboard else FETCH)])
         return parts
@@ -332,6 +332,7 @@ class Taxi(ChoiceEnv):
     """
 
     name: ClassVar[str] = "taxi"
+    prompt_version: ClassVar[int] = 1
     levels: ClassVar[tuple[str, ...]] = LEVELS
     choices: ClassVar[tuple[str, ...]] = ACTIONS
     taskset: ClassVar[Taskset] = TaxiTasks()
@@ -341,7 +342,7 @@ class Taxi(ChoiceEnv):
     """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the paper's."""
     legend: ClassVar[str] = "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall."
     sizes: ClassVar[str] = "five rows and five columns"
-    where_stands: ClassVar[str] = ": " + "; ".join(f"row {row} column {column}" for row, column in TAXI_V4.stands)
+    where_stands: ClassVar[str] = ": " + "; ".join(f"row {row}, column {column}" for row, column in TAXI_V4.stands)
 
     world: World
     state: int
@@ -369,16 +370,16 @@ class Taxi(ChoiceEnv):
         rewards += [f"{BONUS:g} for the delivery"] if level != "pickup" else []
         return (
             f"Goal: {goal}.\n"
-            f"Map: {self.sizes}; row 0 is the northmost, column 0 the westmost. {self.legend} A destination that is not"
-            " on the map is under the taxi. The passenger waits at one of four stands, and the destination is"
-            f" another{self.where_stands}.\n"
-            "Actions: south, north, east and west move the taxi by one cell; pickup takes in a passenger who waits in"
-            " the taxi's cell; dropoff lets the passenger out, at a stand only.\n"
-            "Danger: an action that changes nothing ends the episode at once as a failure: driving against a wall or"
-            " off the map, pickup where nobody waits, dropoff away from a stand or with nobody aboard.\n"
-            f"End: {'the pickup' if level == 'pickup' else 'the delivery'} is success; an action that changes nothing"
-            " is failure.\n"
-            f"Reward: {STEP:g} for a step; instead of it {', '.join(rewards)}."
+            f"Map: {self.sizes}; row 0 is the northernmost, column 0 the westernmost. {self.legend} If there is no D,"
+            " the taxi is on the destination. The passenger waits at one of four stands, and the destination is another"
+            f"{self.where_stands}.\n"
+            "Actions: south, north, east and west move the taxi by one cell; pickup lets in a passenger who is"
+            " waiting in the taxi's cell; dropoff lets the passenger out, but only at a stand.\n"
+            "Danger: an action that changes nothing ends the episode at once in failure: driving into a wall or off the"
+            " map, pickup where nobody is waiting, dropoff away from a stand or with nobody aboard.\n"
+            f"End: the episode ends in success with the {'pickup' if level == 'pickup' else 'delivery'}, and in failure"
+            " with an action that changes nothing.\n"
+            f"Reward: {STEP:g} per step, or instead {', '.join(rewards)}."
         )
 
     def _begin(self, task: Task, seed: int) -> None:
@@ -431,7 +432,7 @@ class TaxiMaps(Taxi):
     horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
     """The longest shortest paths of all starts take 20, 19 and 37 actions."""
     legend: ClassVar[str] = (
-        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | and small letters: wall to the"
+        "T taxi, P passenger, D destination, S stand, O taxi at P, X taxi carrying P; | or a small letter: wall to the"
         " east."
     )
     sizes: ClassVar[str] = "seven rows and seven columns"

@@ -25,7 +25,7 @@ from reflectkit.jsonl import replacing, salvaged
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Observation, Task, ToolUse, Trajectory
+from reflectkit.types import Observation, Status, Task, ToolUse, Trajectory
 
 ORACLE_CHOICE = "oracle"  # in a step's info
 
@@ -127,6 +127,8 @@ class Evaluation:
     """Episodes played at once."""
     score_oracle: bool = False
     """Whether to compare each choice with the oracle's."""
+    reports_success: bool = True
+    """Whether the env says at the end of its episodes if they succeeded."""
     played: dict[tuple[int, int, str, int], tuple[Task, SavedEpisode]] = field(default_factory=dict)
     """Finished episodes, by player, horizon, task id and seed."""
 
@@ -158,6 +160,8 @@ class Evaluation:
 
                     def on_end(trajectory: Trajectory) -> None:
                         line = self._line(match, trajectory)
+                        if trajectory.status is Status.COMPLETED and "success" not in trajectory.turns[-1].info:
+                            self.reports_success = False
                         done[trajectory.task.id, trajectory.seed] = SavedEpisode(lean(line), path, file.tell())
                         file.write(episode_line(line).encode("utf-8"))
                         file.flush()
@@ -169,7 +173,7 @@ class Evaluation:
                     rollout(remaining, maker, agent, width=self.width, on_end=on_end, keep=False)
                     self.players.stop_if_spent(match.player)
         played = [done[episode.task.id, episode.seed] for episode in episodes]
-        if self.score_oracle and not any(saved.line["turns"].probabilities for saved in played):
+        if self.score_oracle and not any(saved.line["turns"]["probabilities"] for saved in played):
             # nobody's probabilities are known: the guesses of episodes without a turn would be the only ones
             played = [_without_nll(saved) for saved in played]
         aborted = [saved.line.get("reason") for saved in played if saved.line["status"] == "aborted"]

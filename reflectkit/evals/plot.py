@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import IO, Any
+from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.errors import DataError
@@ -56,12 +55,8 @@ def _env_of(path: Path) -> str | Path:
 
 def _record(path: Path) -> dict[str, dict[str, Any]]:
     """The settings and inputs of the run with these metrics, as far as its config.json says."""
-    try:
-        record = read_json(path.with_name("config.json"))
-    except DataError:
-        record = {}
-    known = record if isinstance(record, dict) else {}
-    return {name: part if isinstance(part := known.get(name), dict) else {} for name in ("settings", "inputs")}
+    place = path.with_name("config.json")
+    return {"settings": {}, "inputs": {}} | (read_json(place) if place.is_file() else {})
 
 
 def chained(path: Path) -> list[Path]:
@@ -126,13 +121,7 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        more = "; --validate-steps adds such figures" if name.startswith(VALIDATION) else ""
-        raise DataError(
-            path,
-            f"is not a number of at most {LARGEST:g} in size here; this run has {', '.join(numeric)}{more}",
-            line=line,
-            field=name,
-        )
+        raise DataError(path, f"is no number here; this run has {', '.join(numeric)}", line=line, field=name)
     return value
 
 
@@ -200,7 +189,6 @@ def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: f
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 STYLES = ("-", "--", "-.", ":")
-HATCHES = ("", "//", "..", "xx")
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
 INSIDE = 6  # a legend of more names covers the curves
@@ -263,9 +251,8 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
             [max(0.0, mean - low) for _, (mean, low, _) in shown],
             [max(0.0, high - mean) for _, (mean, _, high) in shown],
         ]
-        hatch = HATCHES[index // len(COLOURS) % len(HATCHES)]
         colour = COLOURS[index % len(COLOURS)]
-        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, hatch=hatch, label=label_text(name))
+        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, label=label_text(name))
     panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
     panel.set(ylabel=figure.replace("_", " "), title=f"{figure.replace('_', ' ')} by level, 95 % intervals")
     if figure in SHARES:
@@ -302,20 +289,7 @@ def save_picture(picture: Any, panels: Sequence[Any], out: Path) -> None:
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     picture.tight_layout()
+    metadata = {"Software": None} if out.suffix == ".png" else {"Date": None}
     with replacing(out) as file:
-        if out.suffix == ".png":
-            _save_small(picture, file)
-        else:
-            picture.savefig(file, format=out.suffix[1:], metadata={"Date": None})
+        picture.savefig(file, format=out.suffix[1:], metadata=metadata)
     pyplot_for_files().close(picture)
-
-
-def _save_small(picture: Any, file: IO[bytes]) -> None:
-    """As a PNG of 256 colours, a fourth of the bytes."""
-    from PIL import Image
-
-    whole = io.BytesIO()
-    picture.savefig(whole, format="png", metadata={"Software": None})
-    Image.open(whole).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
-        file, "png", optimize=True
-    )

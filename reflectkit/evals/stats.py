@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from statistics import fmean
 from typing import Any
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
@@ -364,63 +363,3 @@ def pass_at(k: int, right: int, tries: int) -> float:
 def pass_all(k: int, right: int, tries: int) -> float:
     """pass^k: probability that all `k` of them are right (Yao et al. 2024, tau-bench)."""
     return math.comb(right, k) / math.comb(tries, k)
-
-
-REPLICATES = 10_000
-ROUNDING = 1e-12
-"""A replicate that is no further from 0 is 0: it is a sum of rounded numbers."""
-
-
-def interval_over_seeds(by_seed: Sequence[Clusters], seed: int = 0) -> tuple[float, float, float]:
-    """(low, high, p) of the mean over seeds of the mean over tasks: from the lower to the upper end of
-    `hierarchical_interval` and the t interval over the seeds' means, and the larger p of both.
-
-    (-inf, inf, 1) for fewer than two seeds. by_seed, seed: as there.
-    """
-    if len(by_seed) < 2:
-        return -math.inf, math.inf, 1.0
-    means_B = _replicates(by_seed, seed, REPLICATES)
-    below, above = float((means_B <= ROUNDING).mean()), float((means_B >= -ROUNDING).mean())
-    means = [[fmean(value for cluster in clusters for value in cluster)] for clusters in by_seed]
-    ends = _percentiles(means_B), mean_interval(means)
-    p = max(min(1.0, 2 * min(below, above)), mean_p(means))
-    return min(low for low, _ in ends), max(high for _, high in ends), p
-
-
-def hierarchical_interval(
-    by_seed: Sequence[Clusters], seed: int = 0, replicates: int = REPLICATES
-) -> tuple[float, float]:
-    """95 % percentile interval of the mean over seeds of the mean over tasks; (-inf, inf) for fewer than two seeds.
-
-    by_seed: for each seed, the tasks' outcomes (or differences), one sequence per cluster. seed: of the replicates.
-
-    >>> hierarchical_interval([[[1.0], [1.0]], [[1.0], [1.0]]])
-    (1.0, 1.0)
-    """
-    if len(by_seed) < 2:
-        return -math.inf, math.inf
-    return _percentiles(_replicates(by_seed, seed, replicates))
-
-
-def _percentiles(means_B: Array) -> tuple[float, float]:
-    import numpy as np
-
-    low, high = np.quantile(means_B, (0.025, 0.975))
-    return float(low), float(high)
-
-
-def _replicates(by_seed: Sequence[Clusters], seed: int, replicates: int) -> Array:
-    import numpy as np
-
-    chance = np.random.default_rng(seed)
-    sums_B = np.zeros(replicates)
-    drawn_BS = chance.integers(len(by_seed), size=(replicates, len(by_seed)))
-    for number, clusters in enumerate(by_seed):
-        totals_C = np.array([sum(cluster) for cluster in clusters])
-        sizes_C = np.array([len(cluster) for cluster in clusters])
-        replicate_of_draw, _ = np.nonzero(drawn_BS == number)  # a seed may be drawn several times
-        counts_DC = chance.multinomial(
-            len(clusters), np.full(len(clusters), 1 / len(clusters)), size=len(replicate_of_draw)
-        )
-        np.add.at(sums_B, replicate_of_draw, (counts_DC @ totals_C) / (counts_DC @ sizes_C))
-    return sums_B / len(by_seed)

@@ -8,19 +8,17 @@ import math
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import combinations, pairwise
-from statistics import fmean
 from typing import Any
 
 from reflectkit.console import Table
-from reflectkit.data.episodes import SUCCESS, has, measured
+from reflectkit.data.episodes import SUCCESS
 from reflectkit.evals.stats import (
     adjusted,
     amount_interval,
     by_cluster,
     by_task,
-    interval_over_seeds,
     mean_interval,
     mean_p,
     paired,
@@ -112,50 +110,31 @@ def is_share(values: tuple[float, float]) -> bool:
     return values[0] >= 0 and values[1] <= 1
 
 
-@dataclass(frozen=True, slots=True)
-class TurnCounts:
-    """What the tables need of an episode's turns."""
-
-    turns: int
-    """Number of turns."""
-    comments: int
-    """Of them, those with a comment."""
-    words: int
-    """In the comments."""
-    illegal: int
-    """Turns whose answer was not legal or was refused, see `row`."""
-    unreadable: int
-    """Turns whose answer could not be read."""
-    tokens: int
-    """Written by the policy."""
-    thoughts: int
-    """Of these, in its reasoning."""
-    probabilities: bool
-    """Whether any turn tells the player's probabilities."""
-
-
 def lean(episode: Json) -> dict[str, Any]:
-    """A line of episodes.jsonl for the tables: with `TurnCounts` for its turns, and without what they do not need."""
+    """A line of episodes.jsonl for the tables: with `turn_counts` for its turns, and without what they do not need."""
     needed = {name: value for name, value in episode.items() if name not in ("turns", "ending", "data")}
     return needed | {"turns": turn_counts(episode)}
 
 
-def turn_counts(episode: Json) -> TurnCounts:
-    """The counts of a line's turns; of a `lean` one, those that it has."""
+def turn_counts(episode: Json) -> Counter[str]:
+    """What the tables need of a line's turns: how many there are, how many have comments, probabilities, and answers
+    that were illegal or unreadable; words of the comments; tokens that the policy wrote, and how many it thought.
+    """
     turns = episode.get("turns", ())
-    if isinstance(turns, TurnCounts):
+    if isinstance(turns, Counter):
         return turns
-    comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
-    return TurnCounts(
-        turns=len(turns),
-        comments=len(comments),
-        words=sum(comments),
-        illegal=sum(map(_illegal, turns)),
-        unreadable=sum(bool(turn.get("unreadable")) for turn in turns),
-        tokens=sum(turn.get("tokens", 0) for turn in turns),
-        thoughts=sum(turn.get("thoughts", 0) for turn in turns),
-        probabilities=any("probabilities" in turn for turn in turns),
-    )
+    counts = Counter(turns=len(turns))
+    for turn in turns:
+        if turn.get("reflection") is not None:
+            counts.update(comments=1, words=len(turn["reflection"].split()))
+        counts.update(
+            illegal=_illegal(turn),
+            unreadable=bool(turn.get("unreadable")),
+            tokens=turn.get("tokens", 0),
+            thoughts=turn.get("thoughts", 0),
+            probabilities="probabilities" in turn,
+        )
+    return counts
 
 
 def row(
@@ -182,10 +161,10 @@ def row(
     cluster = clusters_of(counted)
     clusters = by_cluster(rates, cluster)
     low, high = rate_interval(clusters, len(counted))
-    turns = list(map(turn_counts, counted))
-    comments = sum(counts.comments for counts in turns)
+    turns: Counter[str] = sum(map(turn_counts, counted), Counter())
     unfit = [episode for episode in counted if episode.get("unfit")]
-    tried = max(1, sum(counts.turns for counts in turns) + len(unfit))
+    tried = max(1, turns["turns"] + len(unfit))
+    unreadable = turns["unreadable"] + sum(bool(episode.get("unreadable")) for episode in unfit)
     prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
     figures = {
@@ -200,16 +179,13 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
-        "steps": sum(counts.turns for counts in turns) / count,
-        "illegal_share": (sum(counts.illegal for counts in turns) + sum(map(_illegal, unfit))) / tried,
-        "unreadable_share": (
-            sum(counts.unreadable for counts in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
-        )
-        / tried,
+        "steps": turns["turns"] / count,
+        "illegal_share": (turns["illegal"] + sum(map(_illegal, unfit))) / tried,
+        "unreadable_share": unreadable / tried,
         "price_usd": None if None in prices else sum(prices),
-        "reflection_words": sum(counts.words for counts in turns) / comments if comments else None,
-        "tokens": sum(counts.tokens for counts in turns) / count,
-        "thoughts": sum(counts.thoughts for counts in turns) / count,
+        "reflection_words": turns["words"] / turns["comments"] if turns["comments"] else None,
+        "tokens": turns["tokens"] / count,
+        "thoughts": turns["thoughts"] / count,
         "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
     return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
@@ -223,12 +199,8 @@ def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dic
     rates = by_task((episode["task"], float(episode["success"])) for episode in named)
     low, high = rate_interval(by_cluster(rates, cluster), len(named))
     mean = sum(rates.values()) / max(1, len(rates))
-    return {
-        "named_episodes": len(named),
-        "right_of_named": mean,
-        "right_of_named_low": low,
-        "right_of_named_high": high,
-    }
+    names = ("named_episodes", "right_of_named", "right_of_named_low", "right_of_named_high")
+    return dict(zip(names, (len(named), mean, low, high), strict=True))
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
@@ -261,13 +233,9 @@ def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict
             enough = {key: right for key, right in outcomes.items() if len(right) >= k}
             if k <= fewest and enough:
                 rates = by_task((task, chance(k, sum(right), len(right))) for (_, task), right in enough.items())
-                low, high = rate_interval(by_cluster(rates, cluster), sum(map(len, enough.values())))
-                for name, value in (
-                    (kind, sum(rates.values()) / len(rates)),
-                    (f"{kind}_low", low),
-                    (f"{kind}_high", high),
-                ):
-                    passes.setdefault(name, {})[str(k)] = value
+                ends = rate_interval(by_cluster(rates, cluster), sum(map(len, enough.values())))
+                for name, value in zip(("", "_low", "_high"), (sum(rates.values()) / len(rates), *ends), strict=True):
+                    passes.setdefault(kind + name, {})[str(k)] = value
     return passes
 
 
@@ -356,72 +324,6 @@ def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, An
             limit = 1.0 if is_share(limits[gap["figure"]]) else math.inf
             gap["low"], gap["high"] = max(-limit, min(low, gap["low"])), min(limit, max(high, gap["high"]))
             gap["p"] = max(gap["p"], mean_p(of_seeds))
-    return compared
-
-
-def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = SUCCESS) -> list[dict[str, Any]]:
-    """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
-    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
-    one of the env's figures that is a share, instead of success; an episode without it counts 0.
-
-    Each is `{level, first, second, difference, low, high, p, seeds, tasks, by_seed}`: first minus second, the mean over
-    seeds of the mean over the tasks that both finished. low, high: the widest of three intervals, within -1 to 1: those
-    of `interval_over_seeds`, and the paired one over tasks, since seeds that play the same tasks are not independent.
-    p: the largest of the three. Of two players, the one that is met first is the first one, in whatever order other
-    seeds have them.
-    """
-    gaps: dict[tuple[str, str, str], list[dict[str, float]]] = {}
-    clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
-    cluster_of: dict[str, str] = {}
-    places: dict[str, int] = {}
-    every = {step: [episode for part in parts for episode in part] for step, parts in by_step.items()}
-    levels = {episode["level"] for played in every.values() for episode in played if has(episode, measure)}
-    steps_of = Counter(name for played in every.values() for name in {episode["name"] for episode in played})
-    for seed in zip(*by_step.values(), strict=True):
-        cluster: dict[str, str] = {}
-        outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
-        for step, part in zip(by_step, seed, strict=True):
-            counted = [episode for episode in part if episode["status"] != "aborted"]
-            cluster |= clusters_of(counted)
-            cluster_of |= cluster
-            for episode in counted:
-                if episode["level"] not in levels:
-                    continue  # its env does not report the measure there
-                name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
-                places.setdefault(name, len(places))
-                played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
-                played.append((episode["task"], measured(episode, measure)))
-        for level, players in outcomes.items():
-            means = {name: by_task(played) for name, played in players.items()}
-            for first, second in combinations(sorted(means, key=places.__getitem__), 2):
-                both = {
-                    task: value - means[second][task] for task, value in means[first].items() if task in means[second]
-                }
-                if both:
-                    gaps.setdefault((level, first, second), []).append(both)
-                    clusters.setdefault((level, first, second), []).append(by_cluster(both, cluster))
-    compared = []
-    for (level, first, second), by_seed in gaps.items():
-        low, high, p = interval_over_seeds(clusters[level, first, second])
-        if not math.isfinite(low):
-            continue
-        means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
-        over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
-        means_of_seeds = [fmean(both.values()) for both in by_seed]
-        compared.append(
-            {
-                "level": level,
-                "first": first,
-                "second": second,
-                "difference": fmean(means_of_seeds),
-                "low": max(-1.0, min(low, over_tasks.low)),
-                "high": min(1.0, max(high, over_tasks.high)),
-                "p": max(p, over_tasks.p),
-                "seeds": len(by_seed),
-                "tasks": sum(map(len, by_seed)),
-                "by_seed": means_of_seeds,
-            }
-        )
     return compared
 
 
@@ -599,7 +501,7 @@ def differences_table(compared: Sequence[Json], figure: str) -> Table:
     players = list(dict.fromkeys(name for gap in compared for name in (gap["first"], gap["second"])))
     rows_shown = [gap for gap in compared if len(players) <= MANY or players[0] in (gap["first"], gap["second"])]
     title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
-    return _paired_table(title, "first − second", [gap for gap in rows_shown if gap["figure"] == figure])
+    return paired_table(title, "first − second", [gap for gap in rows_shown if gap["figure"] == figure])
 
 
 def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
@@ -608,18 +510,13 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
     """
     of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
     title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
-    return _paired_table(title, "ablation", [gap for gap in effects if gap["figure"] == measure])
+    return paired_table(title, "ablation", [gap for gap in effects if gap["figure"] == measure])
 
 
-def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
-    """`seed_differences` as a table, in percentage points."""
-    title = f"Differences in {measure.replace('_', ' ')}, in points (the widest interval of seeds and problems)"
-    return _paired_table(title, "first − second", compared, ("seeds", "tasks"))
-
-
-def _paired_table(
+def paired_table(
     title: str, heading: str, compared: Sequence[Json], counts: tuple[str, str] = ("tasks", "clusters")
 ) -> Table:
+    """Paired differences as rows, in percentage points. counts: the names of two numbers that each row ends with."""
     headings, p_cells = p_columns([gap["p"] for gap in compared])
     cells = tuple(
         (

@@ -167,18 +167,16 @@ class InspectLog:
     keeps its messages and calls. The reflection is the reasoning of the answer. Reward, value, advantage,
     probabilities and info are the answer's metadata.
 
-    run: the run's name. created: when it was made. settings: from its config.json. samples: a temporary file for the
-    samples as they arrive.
+    run: the run's name. created: when it was made. settings: from its config.json.
     """
 
-    def __init__(
-        self, run: str, created: datetime.datetime, settings: Mapping[str, Any], first: Played, samples: IO[bytes]
-    ) -> None:
-        self.run, self.created, self.settings, self.samples = run, created, dict(settings), samples
+    def __init__(self, run: str, created: datetime.datetime, settings: Mapping[str, Any], first: Played) -> None:
+        self.run, self.created, self.settings = run, created, dict(settings)
+        self.samples: list[dict[str, Any]] = []
         self.task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
         self.player = first.name or "unknown"
         self.epochs: dict[str, int] = {}
-        self.count, self.counted, self.successes, self.returns = 0, 0, 0, 0.0
+        self.counted, self.successes, self.returns = 0, 0, 0.0
 
     @property
     def name(self) -> str:
@@ -189,15 +187,14 @@ class InspectLog:
     def add(self, episode: Played) -> None:
         """Add an episode as a sample."""
         epoch = self.epochs[episode.task] = self.epochs.get(episode.task, 0) + 1
-        self.samples.write((b",\n" if self.count else b"") + _utf8(_sample(episode, epoch, self.player)))
-        self.count += 1
+        self.samples.append(_sample(episode, epoch, self.player))
         if episode.status != Status.ABORTED:
             self.counted += 1
             self.successes += bool(episode.success)
             self.returns += episode.total_return or 0.0
 
-    def write(self, file: IO[bytes]) -> None:
-        """Write the whole log."""
+    def content(self) -> bytes:
+        """The whole log: JSON in UTF-8. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD."""
         when = self.created.isoformat(timespec="seconds")
         counted = max(1, self.counted)
         scores = {"success": self.successes / counted, "return": self.returns / counted}
@@ -218,7 +215,7 @@ class InspectLog:
             },
             "plan": {"name": "plan", "steps": [], "config": {}},
             "results": {
-                "total_samples": self.count,
+                "total_samples": len(self.samples),
                 "completed_samples": self.counted,
                 "scores": [
                     {"name": name, "scorer": name, "metrics": {"mean": {"name": "mean", "value": value}}}
@@ -227,10 +224,8 @@ class InspectLog:
             },
             "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
         }
-        file.write(_utf8(head)[:-1] + b',"samples":[\n')
-        self.samples.seek(0)
-        shutil.copyfileobj(self.samples, file)
-        file.write(b"\n]}\n")
+        whole = json.dumps(head | {"samples": self.samples}, ensure_ascii=False, separators=(",", ":"))
+        return HALF_PAIRS.sub("\ufffd", whole).encode() + b"\n"
 
     def _id(self, what: str) -> str:
         return hashlib.sha256(repr((what, self.run, self.task, self.player)).encode()).hexdigest()[:22]
@@ -303,8 +298,3 @@ def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
         for name, call in zip(ids, turn.calls or (), strict=True)
     ]
     return answer | {"tool_calls": calls} if calls else answer
-
-
-def _utf8(value: object) -> bytes:
-    """JSON in UTF-8. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD."""
-    return HALF_PAIRS.sub("\ufffd", json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode()

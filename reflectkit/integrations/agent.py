@@ -33,14 +33,13 @@ from reflectkit.config import Config, build, option
 from reflectkit.console import Quiet
 from reflectkit.env import Agent, Context, Env
 from reflectkit.envs import env_class
-from reflectkit.errors import AgentError, ConfigError, DataError, ReflectkitError
+from reflectkit.errors import AgentError, ConfigError, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.runs.run import RunConfig, read_record
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
-from reflectkit.text import pluralize
 from reflectkit.types import THINKING, Decision, Message, Observation, ToolCall, ToolUse
 
 Seen = str | Observation | Sequence[Message | Mapping[str, str]]
@@ -77,13 +76,10 @@ def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
     try:
         plain: Any = seen
         given = [each if isinstance(each, Message) else Message(each["role"], each["content"]) for each in plain]
-    except (TypeError, KeyError, IndexError):
+    except (TypeError, KeyError):
         given = []
-    if not given or not all(message.role in ROLES and isinstance(message.content, str) for message in given):
-        raise ConfigError(
-            f"what is seen must be a text, an Observation, or a list of Message or {{'role': one of {', '.join(ROLES)},"
-            f" 'content': text}}, not {seen!r:.80}"
-        )
+    if not given or any(message.role not in ROLES for message in given):
+        raise ConfigError(f"what is seen is a text, an Observation, or a list of Message, not {seen!r:.80}")
     return Observation(tuple(given), legal)
 
 
@@ -207,7 +203,8 @@ class LoadedAgent:
         self._agent, self._trained_env, self._seed = agent, trained_env, seed
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")
-        self._finalizer = weakref.finalize(self, _close, (self._thread.close, *closing))
+        steps = (self._thread.close, *closing)
+        self._finalizer = weakref.finalize(self, lambda: [step() for step in steps])
 
     def act(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
         """What it does about `seen`.
@@ -239,10 +236,7 @@ class LoadedAgent:
         shared = not choices or all(isinstance(choice, str) for choice in choices)
         each: Sequence[Any] = [choices] * len(seen) if shared else choices
         if len(each) != len(seen):
-            raise ConfigError(
-                f"got {pluralize(len(seen), 'observation')} and {pluralize(len(each), 'list')} of choices; give one for"
-                " each"
-            )
+            raise ConfigError(f"{len(seen)} observations and {len(each)} lists of choices; give one for each")
         requests = [self._request(*pair) for pair in zip(seen, each, strict=True)]
         return self._running().result(self._act(*requests))
 
@@ -303,32 +297,15 @@ class LoadedAgent:
 
 def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:
     """The player, as of a --policy. Raises ConfigError."""
-    text, other = str(policy), None if reflector is None else str(reflector)
-    if not text or other == "":
-        raise ConfigError("the name of a model is empty; give a checkpoint, a hub id or a chat model")
+    text, other = str(policy), "" if reflector is None else str(reflector)
     if chat_parts(text):
-        both = text if other is None else f"{text}+{other}"
-        if not chat_parts(both):
-            raise ConfigError(f"{both}: a chat model plays with a chat model that reflects, or alone")
-        return parse_policy(both)
-    if os.path.exists(text):
+        return parse_policy(f"{text}+{other}" if other else text)
+    if os.path.exists(text) or ("=" not in text and text != "random"):
         return Player("agent", Path(text), Path(other) if other else None)
-    player = parse_policy(text) if _is_policy(text) else Player("agent", Path(text))
+    player = parse_policy(text)
     if other and (player.reflector or player.policy is None):
         raise ConfigError(f"{text} plays without the reflector {other}; leave one out")
-    if player.name == "oracle":
-        raise ConfigError("the oracle is a part of an environment; play it with `rollout` and `Oracle()`")
     return dataclasses.replace(player, reflector=Path(other)) if other else player
-
-
-def _is_policy(text: str) -> bool:
-    """Whether `text` is a whole --policy, not the name of a model."""
-    if "=" in text:
-        return True
-    try:
-        return parse_policy(text).policy is None
-    except ConfigError:
-        return False
 
 
 def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
@@ -338,15 +315,14 @@ def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
         warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
     elif commented is False and reflector is not None:
         warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
-    if isinstance(env := model_facts(policy).get("env"), str):
-        for text in trained_elsewhere(env, [reflector]):
+    if _trained_env(policy):
+        for text in trained_elsewhere(model_facts(policy)["env"], [policy, reflector]):
             warnings.warn(text, stacklevel=3)
 
 
 def _trained_with(policy: Path | None) -> dict[str, Any]:
     """The settings of the run that made checkpoint `policy`; empty if they are not on record."""
-    recorded = {} if policy is None else read_record(policy.parent).get("settings")
-    return recorded if isinstance(recorded, dict) else {}
+    return {} if policy is None else dict(read_record(policy.parent).get("settings", {}))
 
 
 def _trained_env(policy: Path | None) -> tuple[type[Env], Any] | None:
@@ -358,10 +334,5 @@ def _trained_env(policy: Path | None) -> tuple[type[Env], Any] | None:
         kind = env_class(name)
         own = {key: value for key, value in _trained_with(policy).items() if key in kind.Settings.model_fields}
         return kind, build(kind.Settings, own)
-    except (ReflectkitError, DataError, TypeError, ValueError):  # of a module or a version that is not here
+    except ReflectkitError:  # of a module or a version that is not here
         return None
-
-
-def _close(steps: Sequence[Any]) -> None:
-    for step in steps:
-        step()

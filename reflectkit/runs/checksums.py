@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from reflectkit.errors import CheckpointError, DataError
@@ -18,14 +17,16 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` was sealed and its files are unchanged since then."""
-    if not (folder / CHECKSUMS).is_file():
-        raise CheckpointError(f"{folder} has no {CHECKSUMS}, so it is incomplete")
-    try:
-        checksums = dict(read_json(folder / CHECKSUMS))
-    except (DataError, OSError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / CHECKSUMS} is damaged ({error})") from None
-    compare(folder, checksums, CHECKSUMS)
+    """Raises CheckpointError, naming the file, unless `folder` holds exactly the files that were sealed."""
+    checksums = _recorded(folder)
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
+    for name in sorted({*checksums, *present}):
+        if name not in checksums:
+            raise CheckpointError(f"{folder / name} is not listed in {CHECKSUMS}; move it out of the checkpoint")
+        if name not in present:
+            raise CheckpointError(f"{folder / name} is missing, although {CHECKSUMS} lists it")
+        if sha256(folder / name) != checksums[name]:
+            raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {CHECKSUMS}")
 
 
 def refuse_damage(folder: Path) -> None:
@@ -33,11 +34,7 @@ def refuse_damage(folder: Path) -> None:
     there or as a part of the folder above. Files that are missing, or were never sealed, are not looked at.
     """
     for place in (folder, folder.parent):
-        try:
-            checksums = dict(read_json(place / CHECKSUMS)) if (place / CHECKSUMS).is_file() else {}
-        except (DataError, OSError, TypeError, ValueError):
-            continue  # resuming tells of it; weights that load can be used without
-        for name, expected in checksums.items():
+        for name, expected in _recorded(place).items() if (place / CHECKSUMS).is_file() else ():
             path = place / name
             if path.is_relative_to(folder) and path.is_file() and sha256(path) != expected:
                 raise CheckpointError(
@@ -46,19 +43,9 @@ def refuse_damage(folder: Path) -> None:
                 )
 
 
-def compare(folder: Path, checksums: Mapping[str, str], record: str) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` holds exactly the files in `checksums`, unchanged.
-
-    record: the file in `folder` that lists the checksums.
-    """
+def _recorded(folder: Path) -> dict[str, str]:
+    """The checksums in `folder`. Raises CheckpointError."""
     try:
-        for name, expected in checksums.items():
-            if sha256(folder / name) != expected:
-                raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {record}")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} is missing, although {record} lists it") from None
-    except (OSError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / record} is damaged ({error})") from None
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    if extra := sorted(present - {record, *checksums}):
-        raise CheckpointError(f"{folder / extra[0]} is not listed in {record}; move it out of the checkpoint")
+        return dict(read_json(folder / CHECKSUMS))
+    except (DataError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder} has no readable {CHECKSUMS}, so it is incomplete ({error})") from None

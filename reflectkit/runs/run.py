@@ -80,20 +80,13 @@ class RunConfig(Config):
     @field_validator("name")
     @classmethod
     def _usable_name(cls, name: str) -> str:
-        if name:
-            check_run_name(name)
+        for part in name.split("/") if name else ():
+            if not _NAME_PART.fullmatch(part) or NUMBERED.fullmatch(part):
+                raise ConfigError(
+                    f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy;"
+                    " folders like 8_rlft are for runs without a name"
+                )
         return name
-
-
-def check_run_name(name: str) -> None:
-    """Raises ConfigError unless `name` can be a run's folder."""
-    for part in name.split("/"):
-        if not _NAME_PART.fullmatch(part):
-            raise ConfigError(
-                f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy"
-            )
-        if NUMBERED.fullmatch(part):
-            raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
 
 
 def _numbered(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
@@ -262,10 +255,8 @@ def remove_if_empty(folder: Path) -> None:
 
 def write_permission(folder: Path) -> None:
     """Raises ConfigError if files cannot be written to `folder`, which is created if it is missing."""
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot create {folder} ({error.strerror}); choose another with --data-dir") from None
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"cannot write to {folder}; choose another folder with --data-dir")
 
@@ -302,10 +293,8 @@ class Identity:
 
     def difference(self, record: Mapping[str, Any]) -> str:
         """The first setting, or else input, that differs in `record`."""
-        settings, inputs = record.get("settings"), record.get("inputs")
-        if not isinstance(settings, dict) or not isinstance(inputs, dict):
-            return "its config.json is damaged"
-        recorded = recorded_defaults(self.config) | settings
+        inputs = record["inputs"]
+        recorded = recorded_defaults(self.config) | record["settings"]
         for name in sorted({*recorded, *self.settings}):
             if recorded.get(name) != self.settings.get(name):
                 shown_name = name if name.isupper() else flag(name)
@@ -322,16 +311,11 @@ def digest(path: Path) -> str:
     try:
         if not path.is_dir():
             return _file_digest(path)
+        parts = [f"{file.relative_to(path)} {_file_digest(file)}" for file in visible_files(path)]
     except FileNotFoundError:
         raise missing(path) from None
-    except PermissionError:
-        raise DataError(path, "cannot be read; change its permissions") from None
-    parts = []
-    for file in visible_files(path):
-        try:
-            parts.append(f"{file.relative_to(path)} {_file_digest(file)}")
-        except OSError:
-            parts.append(f"{file.relative_to(path)} unreadable")
+    except PermissionError as error:
+        raise DataError(str(error.filename), "cannot be read; change its permissions") from None
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -367,6 +351,16 @@ def circumstances(seed: int) -> dict[str, Any]:
     return {"seed": seed, "versions": versions, "commit": commit}
 
 
+def intact_record(folder: Path) -> dict[str, Any]:
+    """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
+    record = read_record(folder)
+    whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, record_checksum(record))
+    if not whole and (folder / "config.json").exists():
+        fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
+        raise DataError(folder / "config.json", f"is damaged and may belong to this command; {fixes}")
+    return record
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """The content of `config.json` in `folder`; empty if it is missing or damaged."""
     try:
@@ -374,18 +368,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (DataError, NotADirectoryError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def intact_record(folder: Path) -> dict[str, Any]:
-    """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
-    if not (folder / "config.json").exists():
-        return {}
-    record = read_record(folder)
-    whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, record_checksum(record))
-    if not whole and (folder / "config.json").exists():
-        fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
-        raise DataError(folder / "config.json", f"is damaged and may belong to this command; {fixes}")
-    return record
 
 
 def record_checksum(record: Mapping[str, Any]) -> str:

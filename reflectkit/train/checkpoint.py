@@ -21,10 +21,9 @@ from safetensors.torch import load_file, save_file
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.load import save_player
 from reflectkit.runs.checksums import seal
 from reflectkit.runs.run import checkpoints
-from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 
@@ -73,7 +72,11 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
-            save_player(staging / REFLECTOR_FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
+            save_player(
+                staging / REFLECTOR_FOLDER,
+                second.player,
+                {name: facts.get(name) for name in ("env", "prompts")} | {"step": trainer.step},
+            )
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
@@ -136,25 +139,6 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         raise
     except (DataError, SafetensorError, OSError, LookupError, ValueError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
-
-
-def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
-    """The critic that was trained with `player`, the policy of this checkpoint; None if there was none.
-
-    Raises CheckpointError if it is damaged.
-    """
-    if not (checkpoint / TENSORS).is_file():
-        return None
-    try:
-        weights = _part(load_file(checkpoint / TENSORS), "critic.")
-        if not weights:
-            return None
-        trunk = "separate" if any(name.startswith("own_trunk.") for name in weights) else "detached"
-        critic = Critic(player, "linear" if "head.weight" in weights else "mlp", trunk)
-        critic.load_state_dict(weights)
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint}: the critic is damaged ({error}); use another checkpoint") from None
-    return critic
 
 
 def check_settings(

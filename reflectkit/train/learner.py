@@ -234,7 +234,7 @@ class Settings:
         if algo.critic:
             critic = {"critic_rate": algo.critic.critic_rate, "value_clip": algo.critic.value_clip}
         return cls(
-            learning_rate=optim.learning_rate,
+            learning_rate=optim.rate,
             optimizer=optim.optimizer,
             weight_decay=optim.weight_decay,
             max_grad_norm=optim.max_grad_norm,

@@ -7,37 +7,49 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from reflectkit.agents import players
 from reflectkit.agents.comments import CommentSource
+from reflectkit.agents.scripted import RandomAgent
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.chat.config import report_damage
 from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.players import ChatReflector
 from reflectkit.config import with_values
-from reflectkit.console import Progress, Report
+from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
-from reflectkit.envs.setup import at_level, not_repeatable
-from reflectkit.errors import CheckpointError, ConfigError, DivergedError, EnvironmentFailure, ReflectkitError
+from reflectkit.envs.setup import DEFAULT_HORIZON, not_repeatable
+from reflectkit.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    EnvironmentFailure,
+    ReflectkitError,
+)
 from reflectkit.evals.estimate import estimate_comments
+from reflectkit.evals.evaluate import draw_problems
+from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.eventloop import result_of
-from reflectkit.jsonl import append, intact, rewrite, write_jsonl
+from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
+from reflectkit.models.hub import TINY
 from reflectkit.models.labels import trie
 from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
 from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
+from reflectkit.rollouts.episode import rollout
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.checksums import verify
 from reflectkit.runs.run import checkpoints, recorded_defaults
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
-from reflectkit.train import checkpoint
+from reflectkit.train import checkpoint, scratch
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report
 from reflectkit.train.learner import Learner, Settings
@@ -45,57 +57,66 @@ from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import JUDGEMENT, RLConfig, refuse
 from reflectkit.train.trackers import tracking
-from reflectkit.train.trainer import Level, Trainer, TrainerConfig
-from reflectkit.types import Task, to_json
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig, validation_episodes
+from reflectkit.types import Status, Trajectory, to_json
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
+HELD_OUT = "held_out.json"
+"""The outcomes on held-out problems before and after training, in the run's folder."""
 JOURNAL = "reflector.jsonl"
 """The answers of a chat model that comments, in the run's folder."""
 
 
-def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
+def levels_of(config: RLConfig) -> list[Level]:
     """The curriculum's stages with their problems."""
-    return [
-        _level(config, names, tasks, source, config.curriculum.few_data or None)
-        for names in config.curriculum.stages(config.env.kind.levels[-1])
-    ]
+    few = config.curriculum.few_data or None
+    return [_level(config, names, "train", few) for names in config.curriculum.stages(config.env.kind.levels[-1])]
 
 
-def validation_of(config: RLConfig, source: Path) -> Level | None:
-    """The validation problems at the curriculum's last level; None without validation."""
-    if not config.validate_steps:
+def validation_of(config: RLConfig, progress: Progress) -> Level | None:
+    """The validation problems at the curriculum's last level; None without validation, or if nobody asked for it and
+    there are none.
+    """
+    if not (config.validate_steps or config.held_out):
         return None
-    path = source.with_name("validate.json")
-    config.setup.require(path)
-    tasks = [record.task for record in read_records(path, config.setup.env_name)]
-    return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], tasks, path)
+    try:
+        return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], "validate")
+    except DataError as error:
+        if config.validate_steps:
+            raise
+        progress.news(f"success on held-out problems is not measured: {error}")
+        return None
 
 
-def _level(config: RLConfig, names: Sequence[str], tasks: list[Task], source: Path, few: int | None = None) -> Level:
-    problems = {
-        task.id: task for name in names for task in at_level(config.env.name, tasks, name, source, "--curriculum")
-    }
+def _level(config: RLConfig, names: Sequence[str], split: str, few: int | None = None) -> Level:
+    problems = {task.id: task for name in names for task in config.problems.tasks(split, name, "--curriculum")}
     make = config.setup.maker(names[-1])
     return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
 
 
-def with_models(config: RLConfig, progress: Progress) -> RLConfig:
-    """`config` with the checkpoints that runs stand for, and converted models."""
+def with_models(config: RLConfig, levels: Sequence[Level], progress: Progress) -> RLConfig:
+    """`config` with the checkpoints that runs stand for, and converted or new models."""
     model = players.newest_name(config.policy.model) if config.policy.model else ""
+    rate = config.optim.rate
+    if model in TINY:
+        model = str(scratch.tiny_model(config, levels, progress))
+        rate = config.optim.learning_rate or scratch.LEARNING_RATE
     return with_values(
         config,
         model=model_source(model, config.run.data_dir, progress),
+        learning_rate=rate,
         policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
         reflector=players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True),
     )
 
 
-def input_files(config: RLConfig, tasks: list[Task], source: Path) -> list[Path]:
+def input_files(config: RLConfig, levels: Sequence[Level], validation: Level | None) -> list[Path]:
     """The files and folders that a run reads."""
     start = Path(config.policy.start)
+    splits = ["train"] if validation is None else ["train", "validate"]
+    tasks = [task for level in levels for task in level.tasks]
     return [
-        source,
-        *([source.with_name("validate.json")] if config.validate_steps else []),
+        *(file for split in splits if (file := config.problems.file(split))),
         *([start] if config.policy.load_dir or start.is_dir() else []),
         *players.model_folders([config.reflector.load_dir]),
         *([config.resume_from] if config.resume_from else []),
@@ -349,16 +370,19 @@ def train(
     config: RLConfig,
     trainer: Trainer,
     validation: Level | None,
+    held_out: Level | None,
     folder: Path,
     settings: Mapping[str, Any],
     progress: Progress,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Make the remaining updates, writing metrics and checkpoints. Returns the last checkpoint and all figures.
 
+    validation: problems for --validate-steps. held_out: those to play before the first update and after the last.
+
     Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
     """
     processes, metrics, kept = trainer.processes, folder / "metrics.jsonl", folder / "episodes.jsonl"
-    history, damaged, _ = intact(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
+    history, damaged = rows_until(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
     if damaged:
         progress.news(f"{metrics}: damaged lines dropped: {damaged}; training itself is not affected")
     lost = trainer.step - len(history)
@@ -368,13 +392,13 @@ def train(
     if processes.first:
         rewrite(metrics, history)
         if kept.is_file():
-            rows, damaged, missing = intact(kept, trainer.step, {})
-            if damaged or missing:
-                progress.news(f"{kept}: damaged lines dropped: {damaged}, lines lost: {missing}")
-            rewrite(kept, rows)
-    facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
+            rewrite(kept, rows_until(kept, trainer.step, {})[0])
+    facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
+    facts |= {"reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
+    if held_out is not None and trainer.step == 0:
+        _measure(held_out, "before", folder, trainer)
     with (
         tracking(config.checkpoints.report_to, folder, settings) as log,
         progress.bar(title, config.max_steps, trainer.step) as bar,
@@ -385,7 +409,7 @@ def train(
             except DivergedError as error:
                 raise _with_rows(error, folder, trainer) from None
             last = trainer.step == config.max_steps
-            if validation and (last or trainer.step % config.validate_steps == 0):
+            if validation and config.validate_steps and (last or trainer.step % config.validate_steps == 0):
                 figures |= trainer.validate(validation)
             history.append(figures)
             due = last or trainer.step % config.checkpoints.save_steps == 0
@@ -402,7 +426,91 @@ def train(
             if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
                 shown["entropy"] = entropy
             bar.advance(1, **shown)
+            _warn_if_flat(config, trainer, progress)
+    if held_out is not None:
+        _measure(held_out, "after", folder, trainer)
     return target, history
+
+
+FLAT_UPDATES = 3
+"""First updates that must teach nothing before the user is told."""
+
+
+def _warn_if_flat(config: RLConfig, trainer: Trainer, progress: Progress) -> None:
+    """Tell the user if the first updates taught nothing, or no episode of the first ended."""
+    played = [trajectory for trajectory, _ in trainer.latest]
+    level = trainer.config.levels[trainer.curriculum.level].name
+    unset = not config.rollout.horizon and level not in config.env.kind.horizons
+    if trainer.step == 1 and unset and all(trajectory.status is Status.TRUNCATED for trajectory in played):
+        progress.news(
+            f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizons ="
+            ' {"LEVEL": N} to the env'
+        )
+    if trainer.flat_updates == trainer.step == min(FLAT_UPDATES, config.max_steps):
+        progress.news(
+            f"nothing to learn: all rewards are equal in each group of the first {trainer.step} updates"
+            f" (mean return {fmean(trajectory.total_return for trajectory in played):.3g}); try easier problems, a"
+            " reward for partial success, a larger --group-size or --temperature, or a better starting model"
+        )
+
+
+def held_out_problems(config: RLConfig, validation: Level | None) -> Level | None:
+    """The validation problems to play before and after training; None for none."""
+    if validation is None or not config.held_out:
+        return None
+    clusters = [cluster_of(config.env.name, task) for task in validation.tasks]
+    drawn = draw_problems(clusters, config.held_out, config.run.seed)
+    return replace(validation, tasks=[validation.tasks[place] for place in drawn])
+
+
+def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
+    """Play `level` greedily and add the outcomes to HELD_OUT, at first with those of a random player."""
+    played = {when: trainer.play_greedily(level)}
+    if not trainer.processes.first:
+        return
+    path, begun = folder / HELD_OUT, when == "before"
+    if begun and all(turn.observation.choices for trajectory in played[when] for turn in trajectory.turns[:1]):
+        episodes = validation_episodes(level, trainer.config.seed)
+        played["random"] = rollout(episodes, level.make, RandomAgent(), width=trainer.config.width)
+    earlier = read_json(path) if path.is_file() and not begun else {}
+    outcomes = {name: [_outcome(trajectory) for trajectory in own] for name, own in played.items()}
+    write_json(path, earlier | outcomes)
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+    """What became of an episode. success: None if the env does not say."""
+    ended = trajectory.status is Status.COMPLETED
+    unknown = ended and "success" not in trajectory.turns[-1].info
+    return {
+        "task": trajectory.task.id,
+        "success": None if unknown else trajectory.success,
+        "return": trajectory.total_return,
+        "aborted": trajectory.status is Status.ABORTED,
+    }
+
+
+def held_out_table(config: RLConfig, folder: Path, level: Level) -> tuple[Table, dict[str, Any]]:
+    """What training did to success on held-out problems, or to the reward where the env does not report success."""
+    outcomes = read_json(folder / HELD_OUT)
+    rows = {name: [row for row in outcomes[name] if not row["aborted"]] for name in outcomes}
+    measure = "return" if any(row["success"] is None for own in rows.values() for row in own) else "success"
+    clusters = {task.id: cluster_of(config.env.name, task) for task in level.tasks}
+    named = {"random": "random player", "before": "before training", "after": f"after {config.max_steps} updates"}
+    figures, cells = {}, []
+    for name, shown in named.items():
+        if not rows.get(name):
+            continue
+        values = {row["task"]: float(row[measure]) for row in rows[name]}
+        mean, low, high = fmean(values.values()), 0.0, 1.0
+        form = "{:.0%}" if measure == "success" else "{:.3g}"
+        if len(grouped := by_cluster(values, clusters)) > 1:
+            low, high = (rate_interval if measure == "success" else mean_interval)(grouped)
+        figures[name] = {measure: mean, "low": low, "high": high, "problems": len(values)}
+        ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
+        cells.append((shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), str(len(values))))
+    held_out = config.problems.file("validate") is not None or config.problems.holds_out(level.name)
+    title = f"{'Held-out problems' if held_out else 'Training problems'} ({config.problems.source('validate')})"
+    return Table(title, ("player", measure, "95 % interval", "problems"), tuple(cells)), figures
 
 
 def _kept_episodes(config: RLConfig, trainer: Trainer) -> list[dict[str, Any]]:
@@ -455,7 +563,7 @@ def comments_estimate(
     count = config.max_steps * config.episodes / len(levels)
     stages = config.curriculum.stages(config.env.kind.levels[-1])
     parts = [(names[-1], level.tasks, count) for names, level in zip(stages, levels, strict=True)]
-    if validation is not None:
+    if validation is not None and config.validate_steps:
         times = -(-config.max_steps // config.validate_steps)
         parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
     return estimate_comments("rlft", config.setup, config.chat, endpoint, parts, progress, seed=config.run.seed)

@@ -13,9 +13,9 @@ from reflectkit.agents.players import is_chat, refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
 from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, chosen_by, flag, leaves, non_default, option
-from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
+from reflectkit.data.problems import Problems
+from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError
-from reflectkit.models.hub import TINY
 from reflectkit.registry import code_files
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
@@ -46,7 +46,8 @@ class PolicyConfig(Config):
     )
     model: str = option(
         "",
-        help="Instead of --policy, a model without SFT: smollm2-135m, a folder or a Hugging Face id.",
+        help="Instead of --policy, a model without SFT: tiny or tiny-hybrid (random weights), smollm2-135m, a folder"
+        " or a Hugging Face id.",
         essential=True,
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = option(
@@ -63,11 +64,10 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        choice = "--policy CHECKPOINT, or --model FOLDER_OR_ID for one without SFT"
-        refuse(self.load_dir and self.model, f"--policy and --model both name the model to train; give {choice}")
-        refuse(not self.load_dir and not self.model, f"rlft needs a model to train: {choice}")
-        untrained = f"has no weights yet; train it with `reflectkit sft --model {self.model}`"
-        refuse(self.model in TINY, f"--model {self.model} {untrained}")
+        both = "--policy and --model both name the model to train; give one of them"
+        refuse(self.load_dir and self.model, both)
+        needs = "rlft needs a model to train: --policy CHECKPOINT, --model FOLDER_OR_ID for one without SFT, or"
+        refuse(not self.load_dir and not self.model, f"{needs} --model tiny, with random weights and no download")
         refuse_without_model(self.load_dir)
         return self
 
@@ -190,9 +190,7 @@ class StalenessConfig(Config):
 class AlgorithmConfig(Config):
     """Algorithm: how the policy learns from episodes."""
 
-    name: str = option(
-        "reinforce", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.", essential=True
-    )
+    name: str = option("grpo", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.", essential=True)
     settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
     gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
     normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
@@ -280,7 +278,7 @@ class CurriculumConfig(Config):
         """The levels of each stage of the curriculum. last: the env's last level, the default."""
         levels: list[tuple[str, ...]] = [(level,) for level in self.levels] or [(last,)]
         if self.merge_first_two:
-            levels = [levels[0] + levels[1], *levels[2:]]
+            levels = [tuple(level for names in levels[:2] for level in names), *levels[2:]]
         kept = self.merge_after or len(levels)
         rest = tuple(level for names in levels[kept:] for level in names)
         return [*levels[:kept], rest] if rest else levels
@@ -295,11 +293,20 @@ class RLConfig(Config):
     resume_from: Path | None = option(
         None, help="Checkpoint of another rlft run to resume from; the other settings must match."
     )
-    task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
+    task_file: Path | None = option(
+        None,
+        help="Problems to train on, with validate.json next to it; default: train.json in the env's data folder, or"
+        " before a split the env's own problems.",
+    )
     max_steps: int = option(60, help="Number of updates.", ge=1, essential=True)
     episodes: int = option(128, help="Episodes per update, over all processes.", ge=1, essential=True)
     validate_steps: int = option(
-        0, help="Updates between greedy validations on validate.json, next to the problems; 0: none.", ge=0
+        0, help="Updates between greedy validations on all problems held out for it; 0: none.", ge=0
+    )
+    validate_problems: int = option(
+        100,
+        help="Held-out problems that are played greedily before the first and after the last update; 0: none.",
+        ge=0,
     )
     keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0)
     max_tokens_per_batch: int = option(
@@ -328,6 +335,18 @@ class RLConfig(Config):
     def setup(self) -> EnvSetup:
         """The environment."""
         return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
+
+    @property
+    def held_out(self) -> int:
+        """How many held-out problems to play before and after training; none where comments or the env cost money."""
+        asks = self.chat_reflector or any(setting.endpoint for setting in chat_settings(self.env.settings))
+        return 0 if asks else self.validate_problems
+
+    @property
+    def problems(self) -> Problems:
+        """The problems to train on and to validate on."""
+        file = self.task_file
+        return Problems(self.setup, {"train": file, "validate": file.with_name("validate.json")} if file else {})
 
     @model_validator(mode="after")
     def _check(self) -> Self:

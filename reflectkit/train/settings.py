@@ -8,11 +8,16 @@ from reflectkit.config import Config, option
 from reflectkit.train.estimate import PLAN_HELP
 from reflectkit.train.trackers import REPORT_TO_HELP, Tracker
 
+LEARNING_RATE = 2.5e-4
+"""Peak learning rate of a model that was trained before."""
+
 
 class OptimizerConfig(Config):
     """Optimizer: how weights change."""
 
-    learning_rate: float = option(2.5e-4, help="Peak learning rate.", gt=0, essential=True)
+    learning_rate: float | None = option(
+        None, help="Peak learning rate; default: 2.5e-4, with rlft --model tiny 1e-3.", gt=0, essential=True
+    )
     warmup_steps: int | None = option(
         0, help="Steps in which the learning rate rises to its peak; none (default in sft): 5 % of the steps.", ge=0
     )
@@ -24,6 +29,11 @@ class OptimizerConfig(Config):
     )
     weight_decay: float = option(0.0, help="Weight decay, of all trained weights but biases and norms.", ge=0)
     max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.", gt=0)
+
+    @property
+    def rate(self) -> float:
+        """The peak learning rate."""
+        return self.learning_rate or LEARNING_RATE
 
 
 class LoraConfig(Config):

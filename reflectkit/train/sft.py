@@ -17,7 +17,6 @@ from reflectkit.config import identifying
 from reflectkit.console import Bar, Progress, Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError
-from reflectkit.jsonl import disk_full
 from reflectkit.models.hub import TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
 from reflectkit.runs.checksums import CHECKSUMS, verify
@@ -29,6 +28,7 @@ from reflectkit.types import AGENT_MARKER
 if TYPE_CHECKING:
     from reflectkit.models.load import LoadedModel
     from reflectkit.train.sft_config import SFTConfig
+FULL_DISK_BYTES = 4 * 2**20
 
 
 def encode(
@@ -38,7 +38,7 @@ def encode(
     *,
     role: str,
     prompt_loss: bool = False,
-    max_length: int = 2**31,
+    max_length: int = 0,
     context: int = 2**31,
 ) -> list[dict[str, list[int]]]:
     """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too, and the first one is.
@@ -48,7 +48,8 @@ def encode(
 
     Parameters
     ----------
-    source: the rows' file. role: whose rows they are. context: tokens that the model reads.
+    source: the rows' file. role: whose rows they are. max_length: most tokens of a row; 0: as many as context, which
+    the model reads.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def encode(
     from reflectkit.models.tokens import answer_ids, completion_ids, prompt_ids
 
     dialogue = Dialogue(tokenizer, plain=True)
-    limit = min(max_length, context)
+    limit = min(max_length or context, context)
     encoded = []
     for row in rows:
         input_ids: list[int] = []
@@ -86,14 +87,16 @@ def encode(
             input_ids += before + after
             labels += (before if prompt_loss else [-100] * len(before)) + after
         labels[0] = -100  # nothing comes before it
-        if len(input_ids) > limit:
-            raise DataError(
-                source,
-                f"the row has {len(input_ids)} tokens and {limit} fit; raise --max-length"
-                f"{' and use a model with a longer context' if limit == context else ''}",
-                line=row.line,
-            )
         encoded.append({"input_ids": input_ids, "labels": labels})
+    lengths = [len(row["input_ids"]) for row in encoded]
+    if lengths and max(lengths) > limit:
+        fixes = ["use a model with a longer context"] if limit == context else []
+        fixes += ["raise --max-length"] if max_length else []
+        raise DataError(
+            source,
+            f"the longest row has {max(lengths)} tokens and {limit} fit; {' and '.join(reversed(fixes))}",
+            line=rows[lengths.index(max(lengths))].line,
+        )
     return encoded
 
 
@@ -123,11 +126,13 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
 
     silence_libraries()
     if config.model in TINY:
-        from reflectkit.models.tiny import build_model
+        from reflectkit.models.tiny import build_model, context_for
 
         tokenizer = tiny_tokenizer(config, source, rows)
+        longest = max(len(tokenizer.encode(text)) for text in _texts(config, source, rows))
+        context = config.max_length or context_for(longest)
         model = build_model(
-            tokenizer, config.max_length, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
+            tokenizer, context, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
         )
         loaded = LoadedModel(model.to(pick_device(config.device)), tokenizer, config.role)
     else:
@@ -147,7 +152,7 @@ def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
     """
     from reflectkit.models.tiny import build_tokenizer
 
-    texts = [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
+    texts = _texts(config, source, rows)
     used = {completion for row in rows for _, completion in row.parts}
     listed = "\n".join(set(texts))
     labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
@@ -155,6 +160,11 @@ def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
     if len(counts) > 1:
         labels = [f" {label}" for label in LABELS[: 2 * len(labels)]]
     return build_tokenizer(texts, labels, config.tiny.vocabulary)
+
+
+def _texts(config: SFTConfig, source: Path, rows: Sequence[Row]) -> list[str]:
+    """The rows that the tokenizer and the context of a tiny model are made for."""
+    return [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
 
 
 def encoded_rows(
@@ -180,7 +190,8 @@ def encoded_rows(
     if not can_pack(player.model):
         how = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
         raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{how}; leave it out")
-    packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
+    limit = min(config.max_length or max(len(row["input_ids"]) for row in encoded), player.context)
+    packs = pack(encoded, limit, player.model.config.get_text_config().hidden_size)
     before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
     read = f"{pluralize(before, 'token')} in {pluralize(len(encoded), 'row')}"
     progress.news(f"--share-prefixes: {read}, {now:,} in {pluralize(len(packs), 'group')}")
@@ -223,7 +234,7 @@ def train(
         try:
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
-            full = disk_full(folder)
+            full = shutil.disk_usage(folder).free < FULL_DISK_BYTES
             for unfinished in [path for path in checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
                 shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
             if isinstance(error, DivergedError) and (good := checkpoints(folder)):
@@ -280,7 +291,7 @@ def build_trainer(
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size // config.gradient_accumulation,
         gradient_accumulation_steps=config.gradient_accumulation,
-        learning_rate=optim.learning_rate,
+        learning_rate=optim.rate,
         lr_scheduler_type="constant_with_warmup" if optim.schedule == "constant" else optim.schedule,
         warmup_steps=max(1, config.max_steps // 20) if optim.warmup_steps is None else optim.warmup_steps,
         weight_decay=optim.weight_decay,
@@ -306,7 +317,7 @@ def build_trainer(
         kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
     if optim.optimizer != "adamw":  # which is the trainer's own
         chosen, settings = optimizer_class(optim.optimizer)
-        optimizer = chosen, settings | {"lr": optim.learning_rate}
+        optimizer = chosen, settings | {"lr": optim.rate}
     trainer = kind(
         model=player.model,
         args=arguments,

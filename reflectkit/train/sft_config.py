@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import ENV_HELP, env_class
-from reflectkit.envs.setup import EnvSetup
+from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
@@ -30,6 +30,7 @@ class SFTConfig(Config):
     """Settings of sft."""
 
     env: str = option(help=ENV_HELP)
+    settings: Any = problem_settings("env")
     role: Literal["reflection", "policy", "plain"] = option(
         help="Which player: reflection, policy (acts on comments), or plain (acts without)."
     )
@@ -51,7 +52,10 @@ class SFTConfig(Config):
     )
     dropout: float | None = option(None, help="Dropout of the model in training; default: its own.", ge=0, le=1)
     max_length: int = option(
-        256, help="Maximum tokens per row; also the context length of a tiny model.", ge=1, essential=True
+        0,
+        help="Maximum tokens per row, and the context length of a tiny model; 0: what the longest row needs.",
+        ge=0,
+        essential=True,
     )
     prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
@@ -77,7 +81,7 @@ class SFTConfig(Config):
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir, self.settings)
 
     @property
     def rows_file(self) -> Path:
@@ -99,7 +103,7 @@ class SFTConfig(Config):
             raise ConfigError(
                 f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
             )
-        if self.tiny.copy_steps and self.max_length < PASSAGE:
+        if self.tiny.copy_steps and 0 < self.max_length < PASSAGE:
             raise ConfigError(
                 f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
             )

@@ -105,6 +105,20 @@ def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> f
     return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
 
 
+def _is_flat(played: Sequence[Trajectory]) -> bool:
+    """Whether all episodes of each group have equal returns; without groups, all episodes."""
+    returns: dict[str, set[float]] = {}
+    for trajectory in played:
+        returns.setdefault(trajectory.group, set()).add(trajectory.total_return)
+    alone = len(returns) == len(played)
+    return len(set().union(*returns.values())) <= 1 if alone else all(len(own) == 1 for own in returns.values())
+
+
+def validation_episodes(level: Level, seed: int) -> list[Episode]:
+    """An episode of each problem of `level`, the same in each validation."""
+    return [Episode(task, derive(seed, "validate", task.id)) for task in level.tasks]
+
+
 class ReplayBuffer(deque[Trajectory]):
     """Holds the last `size` successful episodes, oldest first; 0 holds none."""
 
@@ -175,6 +189,8 @@ class Trainer:
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
         self.begin_at: tuple[int, list[int]] | None = None
+        self.flat_updates = 0
+        """Updates of this process whose groups all had equal rewards."""
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
@@ -208,6 +224,7 @@ class Trainer:
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         optim = self.config.optim
         rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
+        self.flat_updates += _is_flat(fresh)
         figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
         self.replay.add(fresh)
         overall = summary(played)
@@ -244,19 +261,21 @@ class Trainer:
         return row | env_figures(played)
 
     def validate(self, level: Level) -> dict[str, Any]:
-        """Play each problem of `level` once with the most likely actions: figures as of an update, named
-        `validation_…`.
-        """
-        episodes = [Episode(task, derive(self.config.seed, "validate", task.id)) for task in level.tasks]
-        greedy = copy.copy(self.agent)  # as the other one may be playing
-        greedy.temperature = 0.0
-        self._publish()
-        played = self._play_all(episodes, level, greedy)
-        self._share_comments()
+        """Figures of `play_greedily`, as of an update, named `validation_…`."""
+        played = self.play_greedily(level)
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             return {"validation_aborted": 1.0}
         figures = summary(played) | env_figures(played)
         return {f"validation_{name}": value for name, value in figures.items()}
+
+    def play_greedily(self, level: Level) -> list[Trajectory]:
+        """An episode of each problem of `level` with the most likely actions."""
+        greedy = copy.copy(self.agent)  # as the other one may be playing
+        greedy.temperature = 0.0
+        self._publish()
+        played = self._play_all(validation_episodes(level, self.config.seed), level, greedy)
+        self._share_comments()
+        return played
 
     def settle(self) -> None:
         """Forget what a run that is resumed from here does not have either, so that both round alike. A run that plays

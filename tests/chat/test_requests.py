@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from reflectkit.chat.players import ChatTeacher
-from reflectkit.chat.templates import commenting_request, named, parse_comment, playing_request, teaching_request
+from reflectkit.chat.templates import RIGHT, commenting_request, named, parse_comment, playing_request, teaching_request
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Context, rules_of
@@ -31,7 +31,7 @@ from tests.server import Server, completion, serve
 TOLD = ("corridor", "auto_explore", "memory", "support")  # the others are asked about as one of these
 GOALS = {
     "corridor": "walk along the corridor to the cell G",
-    "auto_explore": "find the one file of a repository that answers the question",
+    "auto_explore": "find the one file in a repository that answers the question",
     "memory": "questions are answered from the memory alone",
     "support": "do what the user of an online shop wants",
 }
@@ -76,7 +76,7 @@ def answers(body: dict[str, Any]) -> str:
         return f"Analysis: this is thought number {turn}.\nChoice: {turn % 2}"
     if "your reply to the user" in asked:
         return "Which order is it?"
-    return "none" if "calls of the tools" in asked else "This is what matters."
+    return "none" if "tool calls" in asked else "This is what matters."
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def the_rules_are_in(name: str, body: dict[str, Any]) -> None:
     system, *chat = body["messages"]
     assert system["role"] == "system"
     assert GOALS[name] in system["content"]
-    for heading in ("Goal: ", "\nActions: ", "\nEnd: ", "An episode is cut off after "):
+    for heading in ("Goal: ", "\nActions: ", "\nEnd: ", "An episode has at most "):
         assert heading in system["content"]
     assert "\nReward: " in system["content"] or "\nCost: " in system["content"]
     assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
@@ -162,7 +162,7 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
         if "Choice:" in newest:
             choices = re.findall(r"^ (\d+) ", newest, re.MULTILINE)
             text = f"Analysis: {long}\nChoice: {choices[len(tokens) // 3 % len(choices)]}"
-        elif "calls of the tools" in newest:
+        elif "tool calls" in newest:
             text = "none"
         elif "your reply to the user" in newest:
             text = long
@@ -192,8 +192,8 @@ def test_an_oracle_acts_and_a_chat_teacher_comments(
     assert made == foreseen, "the dry run knows each call"
     for body in server.requests:
         the_rules_are_in(env, body)
-        assert "You alone are told: the right action now is" in body["messages"][-1]["content"]
-        assert not any("You alone are told" in message["content"] for message in body["messages"][:-1])
+        secret = RIGHT.partition("{action}")[0]
+        assert [secret in message["content"] for message in body["messages"]].index(True) == len(body["messages"]) - 1
     the_history_is_in(server, env)
     records = read_json(Path(folder_of(env)) / "data_reflection_negative.json")
     walks = [item["trajectory"] for record in records for item in record["trajectories"]]
@@ -276,7 +276,7 @@ def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: 
     from reflectkit.envs import make as make_env
 
     wrapped = make_env(f"{__name__}:{kind.__name__}" if kind is not Corridor else "corridor", 3, shuffle=True)
-    limit = "The numbers of the actions are drawn anew at each step.\nAn episode is cut off after 3 steps."
+    limit = "The actions are numbered differently at each step.\nAn episode has at most 3 steps."
     assert rules_of(wrapped) == said + limit
     seen = result_of(wrapped.reset(kind.taskset.tasks("long")[0], 0))
     system = playing_request(seen, Context(0, wrapped)).messages[0].content

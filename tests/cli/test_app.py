@@ -147,7 +147,7 @@ def test_any_encoding_of_the_terminal_will_do(tmp_path: Path) -> None:
     env = {"PYTHONIOENCODING": "ascii"}
     done = started("play", "--env", "corridor", "--policy", "oracle", "--auto", env=env, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"-> results/1_play/episodes.jsonl" in done.stdout
+    assert b"results/1_play/episodes.jsonl" in done.stdout
 
 
 def test_closed_standard_streams(tmp_path: Path) -> None:

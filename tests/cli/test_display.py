@@ -31,7 +31,6 @@ def test_no_cell_is_lost(width: int, capsys: pytest.CaptureFixture[str]) -> None
     if width >= 60:
         shown = " ".join(lines)
         assert all(cell in shown for row in ROWS for cell in row[3:])
-    assert any(line.startswith("in all rows: level full, tasks 100") for line in lines) == (width < 200)
 
 
 def test_a_long_cell_is_folded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,6 @@ from tests.command_lines import error_of
         (["gen-trajectory", "--env", "taxi", "--data-dir", ""], "--data-dir is empty"),
         (["split", "--env", "taxi"], "run `reflectkit gen-trajectory --env taxi` first"),
         (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a pretrained model"),
-        (["sft", "--env", "taxi", "--clip", "3"], "`reflectkit rlft` has it"),
         (["rlft", "--env", "taxi", "--width", "3"], "--width is now --max-concurrency"),
         (["evaluate", "--env", "taxi", "--policy", "a=x", "--policy", "a=y"], "given twice"),
         (["gen-task", "--env", "auto_explore", "--parquet", "x"], "--parquet is a setting of env 'memory'"),

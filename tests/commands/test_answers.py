@@ -107,10 +107,11 @@ def test_a_model_without_sft_answers_as_it_is_told_and_rl_records_it(
             str(taxi_data / "train.json"),
             "--horizon",
         ]
-        command += ["2", "--episodes", "4", "--max-steps", "1", "--device", "cpu", "--name", form, "--answer", form]
+        command += ["2", "--episodes", "8", "--max-steps", "1", "--device", "cpu", "--name", form, "--answer", form]
         assert main(command) == 0
         facts = json.loads((tmp_path / "results" / form / "checkpoint-1" / "reflectkit.json").read_text())
         assert facts.get("answer") == ("text" if form == "text" else None)
+        assert facts["prompts"] == Taxi.prompt_version
 
 
 def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:

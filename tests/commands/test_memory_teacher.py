@@ -27,7 +27,7 @@ INSERT = 'new_memory_insert {"memory_type": "semantic_memory", "content": "Anna 
 
 def keeps(body: dict[str, Any]) -> str:
     """Keeps every sentence of the chunk."""
-    state = body["messages"][-1]["content"].partition("Conversation:\n")[2].partition("\n\nAnswer in lines")[0]
+    state = body["messages"][-1]["content"].partition("Conversation:\n")[2].partition("\n\nStart with one line")[0]
     return f"Analysis: Something is new.\n{plain_text(copied('keep-everything', Store(), state, 0).calls)}"
 
 

@@ -163,8 +163,8 @@ class Sized(Lock):
         ("Endless", "", "its horizons are {'one-digit': 0}: Input should be greater than 0"),
         ("Loud", "", "its noise are 3: Input should be less than or equal to 1"),
         ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
-        ("number", "", "is no env: it lacks name, reset, step"),
-        ("Nothing", "", "is no env: it lacks reset, step"),
+        ("number", "", "is 3, and no class; name the class of an env"),
+        ("Nothing", "", "is no env: it lacks reset"),
         ("Plain", "", "its settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
         ("Required", "", "its setting 'length' needs a default"),
         ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
@@ -247,23 +247,62 @@ def test_an_edit_of_what_an_env_imports_from_its_package_makes_a_new_run(
         ("nothing = 1 +", "{module}:Lock", "SyntaxError: invalid syntax ({module}.py, line 1)"),
         ("nothing = unknown", "{module}:Lock", "{module}.py, line 1: NameError: name 'unknown'"),
         ("", "{module}.Lock", "(your own: {module}:Lock)"),
-        ("", "no_such_module:Lock", "no module named 'no_such_module'; install it, or run"),
-        ("", "{module}_2:Lock", "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.`"),
+        ("", "no_such_module:Lock", "no module named 'no_such_module'; install it, or give the file"),
+        ("", "{module}_2.py:Lock", "{module}_2.py: no such file or folder; did you mean {module}.py?"),
+        ("nothing = 1", "{module}.py", "{module}.py defines no class that is an env"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
-    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: str, name: str, message: str
+    module: str, capsys: pytest.CaptureFixture[str], code: str, name: str, message: str
 ) -> None:
     if code:
         Path(f"{module}.py").write_text(code, encoding="utf-8")
-    if "_2" in name:
-        monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()])
-        Path(f"{module}_2.py").write_text("", encoding="utf-8")
     assert main(["evaluate", "--env", name.format(module=module), "--policy", "oracle"]) == 2
     error = capsys.readouterr().err
     assert message.format(module=module) in error
-    assert "PYTHONPATH" in error or "Python path" not in error
     assert error.count("\n") == 1
+
+
+IN_A_FILE = """
+from reflectkit import ChoiceEnv, Task
+from {neighbour} import TEXT
+
+class NoEnv:
+    pass
+
+class Door(ChoiceEnv):
+    choices = ("push", "pull")
+
+    @classmethod
+    def tasks(cls, level):
+        return [Task("one", "door", level, "one", {{}})]
+
+    def _begin(self, task, seed):
+        pass
+
+    def _text(self):
+        return TEXT
+
+    def _move(self, action):
+        return float(action), True, {{"success": action == 1}}
+"""
+
+
+@pytest.mark.parametrize("form", ["folder/{}.py:Door", "folder/{}.py", "{}:Door"])
+def test_an_environment_is_named_by_its_file(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Its neighbours can be imported, its name is the class's, and both files are inputs of the run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    name = own_module(request.node)
+    folder = Path("folder") if "/" in form else Path()
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}_text.py").write_text('TEXT = "A door."', encoding="utf-8")
+    (folder / f"{name}.py").write_text(IN_A_FILE.format(neighbour=f"{name}_text"), encoding="utf-8")
+    assert main(["evaluate", "--env", form.format(name), "--policy", "random", "--name", "door"]) == 0
+    inputs = read_json(Path("results/door/config.json"))["inputs"]
+    assert inputs.keys() == {str(folder / f"{name}.py"), str(folder / f"{name}_text.py")}
 
 
 WITHOUT_A_BASE = """

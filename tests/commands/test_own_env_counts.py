@@ -140,7 +140,7 @@ def test_an_env_that_begins_otherwise_each_time_is_not_trained_on(
     module: str, corridor_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare(f"{module}:Drifting") == [0, 0, 2]
-    rl = ["--policy", str(corridor_folder / "policy"), "--max-steps", "1", "--episodes", "2"]
+    rl = ["--policy", str(corridor_folder / "policy"), "--max-steps", "1", "--episodes", "8"]
     assert main(["rlft", "--env", f"{module}:Drifting", *rl]) == 2
     assert "step 0 of task" in capsys.readouterr().err.splitlines()[-1]
 

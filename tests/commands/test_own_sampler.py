@@ -35,7 +35,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_example_learns_and_its_setting_is_a_flag(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["rlft", "--env", "corridor", "--task-file", "train.json", "--device", "cpu", "--policy", str(policy),
-               "--horizon", "16", "--episodes", "12", "--name", "own", "--learning-rate", "1e-3",
+               "--horizon", "16", "--algo", "reinforce", "--episodes", "12", "--name", "own", "--learning-rate", "1e-3",
                "--entropy-coef", "0.003", "--max-grad-norm", "1", "--sampler", "my_sampler:BACKEND"]  # fmt: skip
     assert main([*command, "--epsilon", "0.2", "--max-steps", "30"]) == 0
     rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]

@@ -111,7 +111,6 @@ def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     write_json(run / "report.json", {})
     assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
     assert capsys.readouterr().out == "now: 5 of 9  success_rate 0.5\n"
-    assert main(["plot", "--runs", f"now={run}", "--live", "--figure", "retrun"]) == 2
     write_jsonl(
         run / "metrics.jsonl", [{"step": 4, "loss": 2.0}, {"step": 8, "loss": 1.0}]
     )  # as sft writes, not every step

@@ -26,7 +26,7 @@ def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder
     for name in ("straight", "killed"):
         (tmp_path / name).mkdir()
     assert forked(arguments, tmp_path / "straight") == 0, (tmp_path / "straight/output.txt").read_text()
-    fork_killed_at(("checkpoint-3$:1", "metrics.jsonl:2"), arguments, tmp_path / "killed")
+    fork_killed_at(("checkpoint-3$:1", "metrics.jsonl:1"), arguments, tmp_path / "killed")
     ends = [next((tmp_path / name / "results").glob("*_rlft")) for name in ("straight", "killed")]
     assert hashes(ends[0] / "checkpoint-4") == hashes(ends[1] / "checkpoint-4")
     rows = [row for _, row in read_jsonl(ends[0] / "metrics.jsonl")]

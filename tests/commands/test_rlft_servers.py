@@ -158,7 +158,8 @@ def test_a_server_with_other_log_probs_ends_the_command_before_it_saves(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(server, "lie", upside_down)
     command = ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
-        "--policy", str(corridor_folder / "policy-adapter"), "--sampler", f"{kind}:{server.url}", "--max-steps", "2",
+        "--algo", "reinforce", "--policy", str(corridor_folder / "policy-adapter"), "--sampler",
+        f"{kind}:{server.url}", "--max-steps", "2",
         "--episodes", "8"]  # fmt: skip
     assert main(command) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -10,7 +10,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.commands import rlft
-from reflectkit.envs.taxi import Taxi
+from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.tiny import build_tokenizer
@@ -83,9 +83,9 @@ def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: l
 
 def test_few_data_are_the_first_of_each_level() -> None:
     config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "full"), few_data=3)
-    levels = rl.levels_of(config, Taxi.taskset.tasks("pickup") + Taxi.taskset.tasks("full"), Path("x"))
+    levels = rl.levels_of(config)
     assert [[task.id for task in level.tasks] for level in levels] == [
-        [task.id for task in Taxi.taskset.tasks(name)[:3]] for name in ("pickup", "full")
+        [task.id for task in config.problems.tasks("train", name)[:3]] for name in ("pickup", "full")
     ]
 
 
@@ -126,3 +126,9 @@ def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_
     without, elsewhere = warnings(reflector=corridor_folder / "reflection")
     assert "was trained without comments" in without
     assert "was trained in env 'taxi', but plays in 'corridor'" in elsewhere
+    facts = {"role": "policy", "env": "corridor"}
+    write_json(model / "reflectkit.json", facts)
+    (older,) = warnings(reflector=corridor_folder / "reflection")
+    assert "version 0 of the prompts" in older
+    write_json(model / "reflectkit.json", facts | {"prompts": Corridor.prompt_version})
+    assert not warnings(reflector=corridor_folder / "reflection")

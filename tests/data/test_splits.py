@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectkit.commands.split import apportion, split_groups, split_weighted
+from reflectkit.data.splits import apportion, split_groups, split_weighted
 
 
 @given(st.integers(0, 500))

@@ -56,7 +56,7 @@ def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: obje
         ('find_order {"id": 7}', "expected string", 1),
         ('I look it up.\nfind_order {"id": "W1"}', "2 calls at once", 2),
         ('find_order {"id": "W1"}\nfind_ordre {}', "did you mean find_order", 2),
-        ("<think>Never ended.", "no words", 1),
+        ("<think>Never ended.", "call one tool, or reply", 1),
     ],
 )
 def test_anything_else_is_refused_and_nothing_is_executed(text: str, expected: str, parts: int) -> None:

@@ -26,7 +26,7 @@ BOXED = included_repositories()
         ("name", "is valid isbn", CODE, {"Where do we find out if it is valid isbn?"}),
         ("heading", "May I bring a camera?", TEXT, {'Where can I read about "May I bring a camera?"'}),
         ("key", "wire height cm", TEXT, {"Where is the wire height in cm set?"}),
-        ("switch", "allow renewals", TEXT, {"Where do we set if we allow renewals?"}),
+        ("switch", "allow renewals", TEXT, {"Where do we set whether we allow renewals?"}),
     ],
 )
 def test_a_question_follows_the_grammar_of_its_fact(kind: str, fact: str, place: str, questions: set[str]) -> None:
@@ -73,7 +73,7 @@ def test_toml_is_read() -> None:
     (questions,) = ask("r", {"settings.toml": TOML}, {"settings.toml": TOML}, 10).values()
     texts = " ".join(question.question for question in questions)
     assert "retry limit in seconds" in texts
-    assert "if we allow prereleases" in texts
+    assert "whether we allow prereleases" in texts
 
 
 def test_a_cut_python_file_has_its_definitions_only() -> None:

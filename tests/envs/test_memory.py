@@ -81,10 +81,10 @@ class Noted:
     [
         (update("new", "e1"), "semantic_memory has no item 'e1'"),
         (update("new", None), "needs a memory_id"),
-        (delete(None, CORE), "core_memory is empty already"),
+        (delete(None, CORE), "empty"),
         (insert("word " * 5000), "shorten it"),
-        (update("a " * (CORE_TOKENS + 1), None, CORE), f"at most {CORE_TOKENS} tokens"),
-        (insert("here already"), "says that already, as s1"),
+        (update("a " * (CORE_TOKENS + 1), None, CORE), f"limit is {CORE_TOKENS}"),
+        (insert("here already"), "in s1"),
         (ToolCall(DELETE, {"memory_type": SEMANTIC, "memory_id": ["s1"]}), "expected string"),
     ],
 )

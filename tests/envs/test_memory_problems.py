@@ -102,7 +102,7 @@ def test_published_rows_carry_rule_advice_and_length(tmp_path: Path) -> None:
 
 def test_recommendations_need_the_titles_of_their_ids(tmp_path: Path) -> None:
     path = table(tmp_path / "a.parquet", [published("recsys_redial", [{"question": "?", "answer": ["11", "12"]}])])
-    with pytest.raises(DataError, match="give their titles"):
+    with pytest.raises(DataError, match="give the file of ids"):
         list(read_parquet(path, {}))
     ids = {"<http://dbpedia.org/resource/Heat_(1995_film)>": 11, "/film/Toy-Story": 12, "Up": 13}
     (tmp_path / "ids.json").write_text(json.dumps(ids))
@@ -118,7 +118,7 @@ def test_recommendations_need_the_titles_of_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"chunks": "[1", "questions_and_answers": "[]"}], "row 0: field 'chunks': is no JSON"),
+        ([{"chunks": "[1", "questions_and_answers": "[]"}], "row 0: field 'chunks': expected a list"),
         ([{"chunks": '["x"]', "questions_and_answers": "[]"}], "no question with an answer"),
         ([published("squad", [{"question": "?", "answer": "a"}])], "cannot be read as parquet"),
     ],

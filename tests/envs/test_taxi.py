@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 import reflectkit  # noqa: F401
-from reflectkit.envs.taxi import ACTIONS, TAXI_V4, Taxi, View, decode, draw, encode, world
+from reflectkit.envs.taxi import ACTIONS, TAXI_V4, WRONG, Taxi, View, decode, draw, encode, world
 from reflectkit.types import Task
 
 STATES = TAXI_V4.states
@@ -120,8 +120,8 @@ def test_a_comment_says_where_what_went_wrong_and_what_next() -> None:
     assert "mistake" not in right
     env.step(2)
     text = env.teacher().comment(random.Random(0))
-    assert "row 3 column 2" in text
-    assert "at row 4 column 0." in text
+    assert "row 3, column 2" in text
+    assert "row 4, column 0." in text
     assert "mistake" in text or "wrong" in text
     assert not {"north", "south", "west"} & set(text.replace(".", "").split())  # only the mistake names a direction
 
@@ -157,7 +157,7 @@ def test_the_teachers_comments_are_confirmed_in_their_own_state_alone() -> None:
 
 def test_only_a_mistake_may_be_called_one() -> None:
     env = at(encode(View(2, 2, 0, 1)))
-    blame = "The last move was a mistake, it led away."
+    blame, named, _ = WRONG
     here, rest = env.teacher().comment(random.Random(0)).split(". ", 1)
     assert env.teacher().confirms(f"{here}. {rest}")
     assert not env.teacher().confirms(f"{here}. {blame} {rest}")
@@ -167,6 +167,6 @@ def test_only_a_mistake_may_be_called_one() -> None:
     here, rest = told.split(". ", 1)
     waiting = rest.split(". ", 1)[1]
     assert env.teacher().confirms(f"{here}. {blame} {waiting}")
-    assert env.teacher().confirms(f"{here}. That {ACTIONS[wrong]} was a mistake. {waiting}")
-    assert not env.teacher().confirms(f"{here}. That pickup was a mistake. {waiting}")
+    assert env.teacher().confirms(f"{here}. {named.format(last=ACTIONS[wrong])} {waiting}")
+    assert not env.teacher().confirms(f"{here}. {named.format(last='pickup')} {waiting}")
     assert env.teacher().confirms(f"{here}. {waiting}")  # what it leaves unsaid is not false

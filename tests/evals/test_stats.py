@@ -16,8 +16,6 @@ from reflectkit.evals.stats import (
     amount_interval,
     by_cluster,
     by_task,
-    hierarchical_interval,
-    interval_over_seeds,
     mean_interval,
     mean_p,
     paired,
@@ -200,53 +198,3 @@ def test_a_moved_end_is_of_all_sign_patterns() -> None:
     assert result.p == p(Fraction(0)) == Fraction(2, 64)
     assert result.low == pytest.approx(0.25)
     assert p(Fraction(249, 1000)) < Fraction(1, 20) <= p(Fraction(251, 1000))
-
-
-def every_replicate(by_seed: list[list[list[float]]]) -> list[tuple[float, float]]:
-    """(value, probability) of each replicate, sorted, by drawing in all possible ways."""
-    means: list[list[tuple[Fraction, Fraction]]] = []
-    for clusters in by_seed:
-        ways = list(product(clusters, repeat=len(clusters)))
-        means.append(
-            [
-                (Fraction(sum(map(sum, drawn))) / sum(map(len, drawn)), Fraction(1, len(ways)))  # type: ignore[arg-type]
-                for drawn in ways
-            ]
-        )
-    seeds = len(by_seed)
-    chances: dict[Fraction, Fraction] = {}
-    for drawn in product(range(seeds), repeat=seeds):
-        for parts in product(*(means[number] for number in drawn)):
-            value = sum((mean for mean, _ in parts), Fraction()) / seeds
-            chance = math.prod((chance for _, chance in parts), start=Fraction(1, seeds**seeds))
-            chances[value] = chances.get(value, Fraction()) + chance
-    return [(float(value), float(chance)) for value, chance in sorted(chances.items())]
-
-
-@pytest.mark.parametrize("by_seed", [[[[1, 0], [0], [-1]], [[1], [1, 1]]], [[[0], [1]], [[1], [-1, 0]], [[1], [1]]]])
-def test_ends_are_the_quantiles_of_all_replicates(by_seed: list[list[list[float]]]) -> None:
-    replicates = every_replicate(by_seed)
-    assert sum(chance for _, chance in replicates) == pytest.approx(1)
-
-    def share_below(end: float, *, strictly: bool) -> float:
-        return sum(chance for value, chance in replicates if (value < end - 1e-9 if strictly else value <= end + 1e-9))
-
-    low, high = hierarchical_interval(by_seed, replicates=40_000)
-    margin = 4 * math.sqrt(0.025 * 0.975 / 40_000)  # four standard errors of a share of 2.5 %
-    assert share_below(low, strictly=True) <= 0.025 + margin
-    assert share_below(low, strictly=False) >= 0.025 - margin
-    assert share_below(high, strictly=True) <= 0.975 + margin
-    assert share_below(high, strictly=False) >= 0.975 - margin
-
-
-def test_over_seeds_the_wider_interval_counts() -> None:
-    apart = [[[float(value)]] * 20 for value in (0.1, 0.5, 0.6)]  # of seeds that differ: the t interval
-    low, high, p = interval_over_seeds(apart)
-    assert (low, high) == mean_interval([[0.1], [0.5], [0.6]])
-    assert p == pytest.approx(scipy.stats.ttest_1samp([0.1, 0.5, 0.6], 0).pvalue)
-    alike = [[[1.0], [0.0], [-1.0], [0.4]] for _ in range(3)]  # of seeds that are alike: the bootstrap
-    low, high, p = interval_over_seeds(alike)
-    assert (low, high) == hierarchical_interval(alike)
-    assert low < 0 < high
-    assert p > 0.05
-    assert interval_over_seeds(alike[:1]) == (-math.inf, math.inf, 1.0)

@@ -22,8 +22,6 @@ from reflectkit.evals.tables import (
     ranges_of,
     result_sentence,
     row,
-    seed_differences,
-    seed_differences_table,
     summary_table,
     table,
 )
@@ -41,17 +39,12 @@ def test_tables_of_more_than_ten_comparisons_adjust_their_p(players: int, has_th
     """Five players are ten pairs, six are fifteen."""
     names = [f"p{number}" for number in range(players)]
     played = [episode(name, str(task), task < 4 * n, {}) for n, name in enumerate(names) for task in range(20)]
-    for shown in (
-        differences_table(differences(played), "success"),
-        seed_differences_table(seed_differences({"": [played] * 3})),
-    ):
-        headings = [name for name in shown.columns if name.startswith("p, adjusted")]
-        assert bool(headings) == has_them
-        if has_them:
-            p, after = (
-                [float(cells[shown.columns.index(name)]) for cells in shown.rows] for name in ("p", headings[0])
-            )
-            assert after == pytest.approx(list(scipy.stats.false_discovery_control(p)), rel=0.02)
+    shown = differences_table(differences(played), "success")
+    headings = [name for name in shown.columns if name.startswith("p, adjusted")]
+    assert bool(headings) == has_them
+    if has_them:
+        p, after = ([float(cells[shown.columns.index(name)]) for cells in shown.rows] for name in ("p", headings[0]))
+        assert after == pytest.approx(list(scipy.stats.false_discovery_control(p)), rel=0.02)
 
 
 def test_paired_differences_are_those_of_the_rows() -> None:
@@ -137,14 +130,6 @@ def test_a_figure_is_a_share_if_each_episode_has_one() -> None:
     assert figures_of(shares, {}, ranges_of(shares))["share"]["low"] < 0.8
 
 
-def test_a_level_without_the_measure_is_not_compared_by_it() -> None:
-    lows = [[episode(name, task, False, {"lows": 0.5}) for name in "ab" for task in "12"] for _ in range(2)]
-    highs = [[one | {"level": "high", "figures": {}} for one in part] for part in lows]
-    parts = [low + high for low, high in zip(lows, highs, strict=True)]
-    assert {one["level"] for one in seed_differences({"": parts}, "lows")} == {"full"}
-    assert {one["level"] for one in seed_differences({"": parts})} == {"full", "high"}
-
-
 def test_ablations_are_compared_by_what_their_recipe_measures() -> None:
     """By success an ablation of memory's rewards showed the share of problems with every answer right."""
     played = [
@@ -155,41 +140,6 @@ def test_ablations_are_compared_by_what_their_recipe_measures() -> None:
     assert table_of.title.startswith("Ablations, evaluation: original arm minus ablation in accuracy, in points")
     assert [row[:3] for row in table_of.rows] == [("no r3", "full", "+50.0")]
     assert [row[2] for row in ablations_table(effects, "evaluation").rows] == ["+0.0"]
-
-
-def test_differences_weigh_each_seed_alike() -> None:
-    many = [episode(name, str(task), name == "ours") for task in range(9) for name in ("ours", "plain")]
-    few = [episode("ours", "1", False), episode("plain", "1", True), episode("plain", "2", True, status="aborted")]
-    (one,) = seed_differences({"evaluation": [many, few]})
-    assert (one["difference"], one["seeds"], one["tasks"]) == (0.0, 2, 10)
-    assert (one["low"], one["high"]) == (-1.0, 1.0)
-    assert seed_differences({"evaluation": [many]}) == []
-
-
-def test_a_seed_with_the_players_in_another_order_counts() -> None:
-    first = [episode("ours", "1", True), episode("plain", "1", False)]
-    turned = [episode("plain", "1", False), episode("ours", "1", False)]
-    (one,) = seed_differences({"evaluation": [first, turned, first]})
-    assert (one["first"], one["second"], one["seeds"], one["by_seed"]) == ("ours", "plain", 3, [1.0, 0.0, 1.0])
-
-
-def test_seeds_without_any_spread_do_not_show_equivalence() -> None:
-    """Nobody ever wins: over 30 tasks without a discordant pair, Tango's interval ends at z² / (n + z²) = 0.1135."""
-    seeds = [[episode(name, f"{seed}-{n}", False) for n in range(15) for name in ("ours", "plain")] for seed in (0, 1)]
-    (one,) = seed_differences({"evaluation": seeds})
-    assert (one["low"], one["high"]) == pytest.approx((-0.1135, 0.1135), abs=1e-4)
-    single = [[episode("ours", "1", True), episode("plain", "1", False)]] * 2
-    (one,) = seed_differences({"evaluation": single})
-    assert (one["low"], one["high"]) == (-1.0, 1.0)
-
-
-def test_players_of_several_evaluations_are_compared() -> None:
-    first = [episode("ours", "1", True), episode("plain", "1", False)]
-    again = [episode("shuffled", "1", True), episode("plain", "1", True)]
-    found = seed_differences({"evaluation": [first, first], "again": [again, again]})
-    gaps = {(one["first"], one["second"]): one["difference"] for one in found}
-    assert gaps["ours", "plain (evaluation)"] == gaps["ours", "shuffled"] + 1 == 1.0
-    assert gaps["plain (evaluation)", "plain (again)"] == -1.0
 
 
 def test_tries_by_hand() -> None:

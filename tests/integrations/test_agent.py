@@ -17,7 +17,7 @@ import pytest
 
 import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.envs.taxi import ACTIONS
+from reflectkit.envs.taxi import ACTIONS, Taxi
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import load_player
@@ -142,7 +142,7 @@ def test_an_env_may_act_while_the_same_agent_plays_in_it(agent: LoadedAgent) -> 
 def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
     checkpoints: dict[str, Path], observations: list[Any], tmp_path: Path
 ) -> None:
-    facts = {"env": "taxi", "reflector": None}
+    facts = {"env": "taxi", "prompts": Taxi.prompt_version, "reflector": None}
     run = run_of(tmp_path / "run", checkpoints["plain"], 9, facts, {"env": "taxi"})
     shutil.copytree(run / "checkpoint-9", run / "checkpoint-10")
     (run / "checkpoint-9" / "model.safetensors").unlink()
@@ -194,7 +194,7 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     agent.act(observations[0].text, ACTIONS)
     with pytest.raises(AgentError, match="tokens, but its model reads 256"):
         agent.act("x " * 5000, ACTIONS)
-    with pytest.raises(ConfigError, match="2 observations and 1 list of choices"):
+    with pytest.raises(ConfigError, match="2 observations and 1 lists of choices"):
         agent.act_batch(["x", "y"], [["a"]])
     agent.close()
     agent.close()

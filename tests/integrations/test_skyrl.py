@@ -77,7 +77,7 @@ def test_choices_are_played_as_in_our_own_loop(env: str) -> None:
         one = made(row)
         prompt, _ = one.init(row["prompt"])
         assert prompt[1:] == row["prompt"][1:]
-        assert "cut off after 40 steps" in prompt[0]["content"]  # SkyRL's limit, not the env's own
+        assert "at most 40 steps" in prompt[0]["content"]  # SkyRL's limit, not the env's own
         assert [message["role"] for message in prompt] == ["system", "user"]
         assert "Actions:\n 0 " in prompt[1]["content"]
         steps = list(oracle_answers(one))

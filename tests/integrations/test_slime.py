@@ -199,7 +199,10 @@ def test_the_reflector_is_the_frozen_model_of_that_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("models", "part"),
-    [(FROZEN + POLICY, "the policy must come first"), (POLICY + FROZEN.replace("false", "true"), "must be frozen")],
+    [
+        (FROZEN + POLICY, "must come after the policy"),
+        (POLICY + FROZEN.replace("false", "true"), "update_weights: false"),
+    ],
 )
 def test_a_reflector_that_would_be_trained_is_refused(models: str, part: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError), match=part):

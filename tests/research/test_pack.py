@@ -16,11 +16,12 @@ from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_compared
 from reflectkit.errors import DataError
 from reflectkit.evals.plot import curve_figures
-from reflectkit.evals.tables import pooled, seed_differences
+from reflectkit.evals.tables import pooled
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.seeding import generator
 from research.effects import Effect, curves, effects, success_rows
 from research.packs import MOST_STEPS, Seed, read_pack, write_pack
+from research.seeds import seed_differences
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "research/experiments/episodes"

@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
+from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import CheckpointError, DivergedError, ReflectkitError
 from reflectkit.jsonl import read_json
+from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player
 from reflectkit.runs.checksums import seal, verify
 from tests.kill import hashes
@@ -63,6 +65,7 @@ def cut_in_half(path: Path) -> None:
 
 def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
     checkpoint = train(rows, tmp_path)
+    assert model_facts(checkpoint)["prompts"] == Corridor.prompt_version
     verify(checkpoint)
     flip_a_bit(checkpoint / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):

@@ -143,6 +143,7 @@ class Alfworld(Env):
     """
 
     name: ClassVar[str] = "alfworld"
+    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = GameTasks()
     teacher_type: ClassVar[type[Teacher]] = AlfworldTeacher
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
@@ -151,14 +152,14 @@ class Alfworld(Env):
     Settings: ClassVar[type[Config]] = AlfworldSettings
     settings: AlfworldSettings
     rules: ClassVar[str] = (
-        "Goal: do the household task after `Task:` in a simulated room. Find the object, do to it what is asked"
-        " (clean, heat, cool or look at it under a lamp), and put it where it belongs.\n"
+        "Goal: do the household task after `Task:` in a simulated room. Find the object, do what is asked with it"
+        " (clean, heat or cool it, or look at it under a lamp), and put it where it belongs.\n"
         "Actions: `go to PLACE`; at a place `open` and `close` it, `take OBJECT from PLACE` and `move OBJECT to"
         " PLACE` (with some games `put OBJECT in/on PLACE`), `clean OBJECT with` a sink basin, `heat OBJECT with` a"
         " microwave, `cool OBJECT with` a fridge, `use` a lamp; `examine`, `look`, `inventory` and `help` change"
-        " nothing. You hold one object at a time. What is in a closed place is seen once it is open. A command that"
-        " cannot be done changes nothing.\n"
-        "End: the episode ends when the task is done, which is success, or when the game is lost.\n"
+        " nothing. You hold one object at a time. You see what is in a closed place once you open it. A command that"
+        " is not possible changes nothing.\n"
+        "End: the episode ends in success when the task is done, or in failure when the game is lost.\n"
         "Reward: 1 for the step that completes the task, else 0."
     )
     max_concurrency: ClassVar[int] = 32
@@ -263,17 +264,8 @@ class Alfworld(Env):
         """The folder of the task's game. Raises DataError."""
         name = task.data.get("game")
         folder = inside(self.games_dir, name)
-        if folder is None:
-            raise DataError(
-                task.id,
-                f"{name!r:.200} is no name, or leads out of the games' folder {self.games_dir}",
-                field="data.game",
-            )
-        for file in (GAME, RECORD):
-            if not (folder / file).is_file():
-                raise DataError(
-                    task.id, f"there is no {file} in {self.games_dir / str(name)}; {MORE}", field="data.game"
-                )
+        if folder is None or not all((folder / file).is_file() for file in (GAME, RECORD)):
+            raise DataError(task.id, f"there is no game {name!r:.200} in {self.games_dir}; {MORE}", field="data.game")
         return folder
 
     def _take_in(self, state: State) -> None:

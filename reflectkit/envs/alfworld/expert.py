@@ -151,23 +151,23 @@ def _ready(belief: Belief, goal: Goal, name: str) -> bool:
 
 LATEST = 2  # number of searched places that a comment names
 WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help.")
-EMPTY = ("Holding nothing.", "The hands are empty.")
+EMPTY = ("Holding nothing.", "Nothing in hand.")
 HOLDING = ("Holding {held}.", "In hand: {held}.")
 TREATED = {"heat": "hot", "clean": "clean", "cool": "cool"}
-HERE = ("Only {kind} yes. At {place}: {verdicts}.", "Only {kind} yes. {place} has: {verdicts}.")
-SEARCHED = ("Searched {places}.", "Seen so far: {places}.")
-NOWHERE = ("Nothing searched yet.", "No place was searched yet.")
-FOUND = ("{name} is at {place}.", "There is {name} at {place}.")
-MISSING = ("No {kind} found yet;", "The {kind} is not found yet;")
+HERE = ("Looking for {kind}. At {place}: {verdicts}.", "Looking for {kind}. {place} has: {verdicts}.")
+SEARCHED = ("Searched {places}.", "Last searched: {places}.")
+NOWHERE = ("Nothing searched yet.", "No place searched yet.")
+FOUND = ("{name} is at {place}.", "{place} has {name}.")
+MISSING = ("No {kind} found yet;", "{kind} not found yet;")
 NEXT = ("{place} may hold it.", "{place} is worth a look.")
 CLOSED = ("{place} is still closed.", "{place} is closed and not searched.")
-AGAIN = ("it must lie where nobody looked.", "every place must be seen again.")
-NOT_NEEDED = ("It is not needed; put it away.", "It is of no use; put it away.")
-TREAT = ("It must be made {state} at {place}.", "Still to be made {state}, at {place}.")
-SHUT = ("{place} must be opened first.", "First {place} has to be open.")
-PUT = ("It belongs to {place}.", "Its place is {place}.")
-LIGHT = ("It is to be seen under {lamp}.", "Under {lamp} it is to be seen.")
-SECOND = ("One {kind} is there, one is left.", "One more {kind} is needed.")
+AGAIN = ("it must have been moved.", "search every place again.")
+NOT_NEEDED = ("It is not needed; put it away.", "It is the wrong object; put it away.")
+TREAT = ("Make it {state} at {place}.", "It is not {state} yet; use {place}.")
+SHUT = ("{place} must be opened first.", "Open {place} first.")
+PUT = ("It goes to {place}.", "Its place is {place}.")
+LIGHT = ("Look at it under {lamp}.", "It must be seen under {lamp}.")
+SECOND = ("One {kind} is in place, one is left.", "One more {kind} is needed.")
 
 
 def write_comment(belief: Belief, goal: Goal, mistaken: bool, generator: random.Random) -> str:

@@ -1,8 +1,7 @@
 """Files of ALFWorld games, the benchmark's own or generated: which there are, which can be played, and their tasks.
 
 A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json` and
-`game.tw-pddl`. Benchmark folders without the second file are no games: they could not be won. `json_2.1.1` may be a
-link; links inside it must not lead out.
+`game.tw-pddl`. Benchmark folders without the second file are no games: they could not be won.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from os.path import realpath
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -38,7 +36,6 @@ Type = Literal[
 ]
 TYPES: tuple[str, ...] = get_args(Type)
 PLACE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES
-LARGEST = 20_000_000  # bytes of a file
 NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, in its task
 WORDING = "move {o} to {r}"  # "put {o} in/on {r}" in downloads before 0.4
 Contents = TypeVar("Contents")
@@ -104,33 +101,23 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLITS) -> list[Path]:
-    """The folders of the games in `root` whose TYPE-… name matches, by split and name. Links out of it are left out.
-
-    Raises DataError if there are none; it names some that do not match.
+    """The folders of the games in `root` whose TYPE-… name matches, by split and name. Raises DataError if there are
+    none.
     """
-    base = root / VERSION
-    if not base.is_dir():
-        raise DataError(
-            root, f"has no {VERSION}; name the folder that `alfworld-download` filled, or leave --games-dir out"
-        )
-    types = [folder for split in splits for folder in _subfolders(base / split)]
-    all_games = [game for folder in types for game in _subfolders(folder) if _is_inside(game, root)]
-    if not all_games:
-        raise DataError(base, f"holds no game of {', '.join(splits)}; run `alfworld-download --data-dir {root} -f`")
-    matching = [game for game in all_games if matches(game.parent.name, patterns)]
+    types = [folder for split in splits for folder in _subfolders(root / VERSION / split)]
+    matching = [game for folder in types if matches(folder.name, patterns) for game in _subfolders(folder)]
     if not matching:
-        names = ", ".join(sorted({game.parent.name for game in all_games})[:3])
-        raise DataError(base, f"no game matches --games {' '.join(patterns)}; there are {names}, …")
+        fix = f"run `alfworld-download --data-dir {root} -f`, or name another folder or other --games"
+        names = ", ".join(folder.name for folder in types[:3]) or "none"
+        raise DataError(root / VERSION, f"holds no such game; there are {names}, …; {fix}")
     return matching
 
 
 def inside(root: Path, name: object) -> Path | None:
-    """The folder of the game called `name` in `root`, links followed; None for an invalid name, or a way out of
-    `root`.
-    """
+    """The folder of the game called `name` in `root`; None for an invalid name, or a way out of `root`."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
-    return Path(realpath(root / name)) if _is_inside(root / name, root) else None
+    return (root / name).resolve()
 
 
 def task(folder: Path) -> Task:
@@ -144,10 +131,6 @@ def task(folder: Path) -> Task:
 def read(folder: Path) -> tuple[GameRecord, Playable]:
     """The contents of traj_data.json and game.tw-pddl in `folder`. Raises DataError."""
     name = f"{folder.parent.name}/{folder.name}"
-    if not NAME.fullmatch(name):
-        raise DataError(
-            folder, "the name has characters other than letters, digits, '_', '-' and '.'; rename the folder"
-        )
     if "movable" in name or "Sliced" in name:
         raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
     record, playable = _read(GameRecord, folder / RECORD), _read(Playable, folder / GAME)
@@ -165,12 +148,6 @@ def room_kind(room: str) -> str:
     return room[:-2] if room[-3:].isdigit() else room.rstrip("0123456789")
 
 
-def _is_inside(folder: Path, root: Path) -> bool:
-    """Whether `folder`, with links resolved, is in `root` or in the target of its link `json_2.1.1`."""
-    homes = {Path(realpath(root)), Path(realpath(root / VERSION))}
-    return not homes.isdisjoint(Path(realpath(folder)).parents)
-
-
 def _subfolders(folder: Path) -> list[Path]:
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
@@ -179,11 +156,4 @@ def _subfolders(folder: Path) -> list[Path]:
 def _read(kind: type[Contents], path: Path) -> Contents:
     if not path.is_file():
         raise DataError(path, f"is missing, as for games that the benchmark leaves out, or no file; {DOWNLOAD}")
-    if path.resolve().parent != path.parent.resolve():
-        raise DataError(path, "is a link out of the game's folder; put the file itself there")
-    if path.stat().st_size > LARGEST:
-        raise DataError(path, f"has over {LARGEST // 10**6} MB, too many for a game; {DOWNLOAD}")
-    try:
-        return from_json(kind, read_json(path, DOWNLOAD), path=path)
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror}); change its permissions") from None
+    return from_json(kind, read_json(path, DOWNLOAD), path=path)

@@ -103,8 +103,7 @@ class Games(ProblemGenerator):
                 try:
                     of_split[folder.parent.parent.name].append(task(folder))
                 except DataError as error:
-                    reason = str(error).removeprefix(f"{folder}/").removeprefix(f"{folder}: ")
-                    left_out.setdefault(reason, []).append(str(folder.relative_to(root / VERSION)))
+                    left_out.setdefault(error.message, []).append(str(folder.relative_to(root / VERSION)))
                 bar.advance()
         train, *valid = of_split.values()
         evaluated = [game for games in valid for game in games]
@@ -123,11 +122,9 @@ class Games(ProblemGenerator):
         counts = Counter((game.level, game.data["split"]) for game in tasks)
         rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in TYPES]
         heads = ("type", *(split.replace("_", " ") for split in SPLITS))
-        tables = [Table(f"Games of {root}", heads, tuple(rows))]
-        if left_out:
-            why = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
-            tables.append(Table("Games left out", ("games", "reason", "the first"), why))
-        return Generated(records | dict(zip(SPLITS[1:], valid, strict=True)), figures, tuple(tables))
+        why = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
+        tables = Table(f"Games of {root}", heads, tuple(rows)), Table("Left out", ("games", "reason", "the first"), why)
+        return Generated(records | dict(zip(SPLITS[1:], valid, strict=True)), figures, tables[: 2 if why else 1])
 
 
 def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
@@ -289,16 +286,11 @@ class Maker:
 
 def _finished_problem(folder: Path) -> str:
     """The PDDL of a finished game. Raises DataError if it has been damaged."""
-    reason = "it does not say how it was generated"
     try:
-        record, playable = read(folder)
-        if record.generation and playable.walkthrough:
-            return playable.pddl_problem
+        return read(folder)[1].pddl_problem
     except DataError as error:
-        reason = str(error).removeprefix(f"{folder}/")
-    raise DataError(
-        folder, f"is damaged ({reason}); delete this folder and run the same command again to recreate the game"
-    )
+        fix = "delete this folder and run the same command again to recreate the game"
+        raise DataError(folder, f"is damaged ({error.message}); {fix}") from None
 
 
 def _write(folder: Path, game: DrawnGame, walkthrough: Sequence[str]) -> None:

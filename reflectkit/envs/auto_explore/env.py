@@ -48,14 +48,14 @@ from reflectkit.types import Message, Observation, Task, Trajectory
 NAMED = 4  # number of the question's words that a comment checks
 NAME = re.compile(r"\w+")
 LONGEST_PLACE = 40  # characters of a quotation
-ASKED = ("The question asks about {words}.", "It is about {words}.")
+ASKED = ("The question is about {words}.", "It is about {words}.")
 FOUND = ("{file} answers it.", "{file} is the answer.")
 NOT_HERE = ("{file} does not answer it.", "{file} is not the answer.")
-WRONG = ("Reading it was a mistake.", "That was a wrong choice.")
-STRAYED = ("Coming here was a mistake.", "This was the wrong way.")
-TO_FILE = ("{name} may say it.", "{name} looks right.")
-TO_FOLDER = ("Folder {name} fits.", "It should lie in {name}.")
-TO_TOP = ("Nothing here fits.", "It lies elsewhere.")
+WRONG = ("Reading it was a mistake.", "That was the wrong choice.")
+STRAYED = ("Coming here was a mistake.", "This is the wrong way.")
+TO_FILE = ("{name} may answer it.", "{name} looks right.")
+TO_FOLDER = ("Folder {name} looks right.", "It should be in {name}.")
+TO_TOP = ("Nothing here fits.", "It is elsewhere.")
 
 
 def write_comment(
@@ -83,7 +83,7 @@ def write_comment(
         file = PurePosixPath(read).name
         places = places_of_words(output)
         found = [(word, places.get(stem(word.lower()))) for word in asked_about]
-        parts.append(", ".join(f'{word} in "{place}"' if place else f"{word} no" for word, place in found) + ".")
+        parts.append(", ".join(f'{word} in "{place}"' if place else f"no {word}" for word, place in found) + ".")
         if following == f"id {file}":
             return " ".join([*parts, generator.choice(FOUND).format(file=file)])
         parts.append(generator.choice(NOT_HERE).format(file=file))
@@ -238,6 +238,7 @@ class AutoExplore(Env):
     """
 
     name: ClassVar[str] = "auto_explore"
+    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = Questions()
     teacher_type: ClassVar[type[Teacher]] = AutoExploreTeacher
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
@@ -247,15 +248,15 @@ class AutoExplore(Env):
     horizon: int = 15
     baselines: ClassVar[tuple[str, ...]] = ("keyword",)
     rules: ClassVar[str] = (
-        "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
-        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file of the current folder as the"
-        " output, and `id FILE` gives that file of the current folder as your answer. Long files are shown by their"
-        " two ends, and a file is shown once.\n"
-        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is the right file in"
-        " time; running out of steps counts like a wrong file.\n"
-        f"Cost: {STEP} for each command, {ERROR} more for an error in its output, {WARNING} more for"
-        " a warning; at the end the number of steps allowed is taken off for the right file, and added for a wrong"
-        " file or none. The reward is minus the cost, divided by that number."
+        "Goal: find the one file in a repository that answers the question after `Task:`, and name it with id.\n"
+        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file in the current folder, and `id FILE`"
+        " names one as your answer. Of a long file, only the beginning and the end are shown. Each file can be shown"
+        " once.\n"
+        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is naming the right"
+        " file in time; running out of steps counts as a wrong file.\n"
+        f"Cost: {STEP} per command, {ERROR} more for an error in its output, {WARNING} more for a warning. At the end,"
+        " the step limit is subtracted for the right file, or added for a wrong file or none. The reward is the"
+        " negative cost, divided by the step limit."
     )
 
     def __init__(self, repos_dir: Path | str | None = None, **settings: Any) -> None:

@@ -204,7 +204,7 @@ def _about_setting(fact: str, is_switch: bool, chance: random.Random) -> str:
     head, of, owner = fact.partition(" of ")
     *most, last = head.split()
     if is_switch and (head.split()[0] in VERBS):
-        return f"Where do we set if we {head}{f' for the {owner}' if of else ''}?"
+        return f"Where do we set whether we {head}{f' for the {owner}' if of else ''}?"
     if most and last in UNITS:
         head = f"{' '.join(most)} in {last}"
     named = f"{head} of the {owner}" if of else head

@@ -45,10 +45,13 @@ NEW = (
     "I heard that {key} is {value}.",
     "Did you know that {key} is {value}?",
 )
-CHANGED = ("{key} is {value} now.", "Things changed, {key} is {value} now.", "From today on {key} is {value}.")
-CORRECTED = ("{key} is {wrong}. No, sorry, {key} is {value}.", "I thought {key} is {wrong}. In truth {key} is {value}.")
-FORGET = ("Please forget {key}.", "Do not remember {key} any more.")
-HAPPENED = ("{person} {event} on {day}.", "On {day} {person} {event}.")
+CHANGED = ("{key} is {value} now.", "Things have changed: {key} is {value} now.", "From today, {key} is {value}.")
+CORRECTED = (
+    "{key} is {wrong}. No, sorry, {key} is {value}.",
+    "I thought {key} was {wrong}. Actually, {key} is {value}.",
+)
+FORGET = ("Please forget {key}.", "Do not remember {key} anymore.")
+HAPPENED = ("{person} {event} on {day}.", "On {day}, {person} {event}.")
 SHARES = (("new", 5), ("changed", 3), ("corrected", 1), ("forget", 1), ("event", 2), ("self", 1))
 OWN = {"name": PEOPLE, "job": VALUES["job"], "city": VALUES["city"]}
 PEOPLE_EACH = 4

@@ -8,6 +8,7 @@ In such a folder, `NAME.txt`, `.md` or `.rst` is a text, and `NAME.json` is a co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from reflectkit.envs.memory.retrieval import SENTENCES
 from reflectkit.envs.memory.scoring import RUBRIC, Question
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.jsonl import file_text, read_json
+from reflectkit.jsonl import read_json, read_json_list, text_of
 from reflectkit.seeding import generator
 from reflectkit.text import count_tokens
 from reflectkit.types import Task, from_json
@@ -42,7 +43,6 @@ BOOK = "The notes are about a book. Answer the question about it as briefly as y
 EVENTS = "Answer with the text of one of the events that the question offers, alone and word for word."
 CHOICE = "Choose one of the options, and end with its letter alone in \\boxed{}."
 FILMS = "Recommend ten titles that suit the conversation, as a numbered list with the best first, and nothing else."
-COLUMNS = ("chunks", "questions_and_answers")
 ROWS_AT_ONCE = 64
 
 
@@ -96,7 +96,7 @@ def answers_of(entry: Mapping[str, Any], source: DataSource, titles: Mapping[str
     if source.split and len(values) == 1:
         values = values[0].split(source.split)
     texts = [text for text in (value.strip() for value in values) if text]
-    return [titles[text] for text in texts] if source.kind == "recommend" and titles else texts
+    return [titles[text] for text in texts] if source.kind == "recommend" else texts
 
 
 def _flat(value: Any) -> Iterator[str]:
@@ -112,10 +112,7 @@ def read_titles(path: Path) -> dict[str, str]:
 
     A name may be an address: "<http://…/Heat_(1995_film)>" is "Heat". Raises DataError.
     """
-    ids = read_json(path)
-    if not isinstance(ids, dict) or not ids:
-        raise DataError(path, "expected an object of ids by title")
-    return {str(number): _title(name) for name, number in ids.items()}
+    return {str(number): _title(name) for name, number in dict(read_json(path)).items()}
 
 
 def _title(name: str) -> str:
@@ -135,22 +132,13 @@ def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
     import pyarrow
     import pyarrow.parquet
 
-    if not path.is_file():
-        raise DataError(path, "no such file; give a .parquet file of the Mem-α data")
+    number = 0
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        if lacking := [name for name in COLUMNS if name not in names]:
-            raise DataError(path, f"has no column {' and '.join(lacking)}, but {', '.join(names)[:200]}")
-        wanted = [name for name in (*COLUMNS, "data_source", "instance_id") if name in names]
-        number = 0
-        for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(ROWS_AT_ONCE):
             for row in batch.to_pylist():
                 yield _task(f"{path}, row {number}", number, row, titles)
                 number += 1
-        if number == 0:
-            raise DataError(path, "holds no row; give another file")
-    except (pyarrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0][:120]
         raise DataError(path, f"cannot be read as parquet ({reason}); download it again") from None
 
@@ -165,9 +153,7 @@ def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str
         try:
             answers = answers_of(entry, source, titles)
         except KeyError as error:
-            raise DataError(where, f"the id {error} has no title; give --titles the file that belongs to it") from None
-        if source.kind == "recommend" and not titles and all(answer.isdecimal() for answer in answers):
-            raise DataError(where, "recommendations are ids; give their titles, e.g. --titles entity2id.json")
+            raise DataError(where, f"the id {error} has no title; give the file of ids as --titles") from None
         question = entry.get("question")
         if isinstance(question, str) and question.strip() and answers:
             answer = answers[0] if len(answers) == 1 else answers
@@ -177,7 +163,7 @@ def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str
     data: dict[str, Any] = {"chunks": chunks, "questions": questions, "source": name}
     if source.advice or source.tokens != ANSWER_TOKENS:
         data["query"] = {"advice": source.advice, "tokens": source.tokens}
-    if source.kind == "recommend" and titles:
+    if source.kind == "recommend":
         data["titles"] = list(dict.fromkeys(titles.values()))
     identity = f"{name}-{row.get('instance_id', number)}-{number}"
     return Task(identity, "memory", level_of(chunks), identity, data)
@@ -185,12 +171,9 @@ def _task(where: str, number: int, row: dict[str, Any], titles: Mapping[str, str
 
 def _listed(row: dict[str, Any], field: str, kind: type, where: str) -> list[Any]:
     """The column `field`, a list of `kind` or its JSON text."""
-    value = row[field]
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(where, f"is no JSON ({str(error)[:80]})", field=field) from None
+    value = row.get(field)
+    with contextlib.suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
         expected = "texts" if kind is str else "questions with answers"
         raise DataError(where, f"expected a list of {expected}, found {value!r:.60}", field=field)
@@ -256,13 +239,9 @@ class Conversations(ProblemGenerator):
             raise DataError(
                 path, "two rows have the same data_source, instance_id and number; convert the files one by one"
             )
-        figures = {
-            "conversations": len(tasks),
-            "short": sum(task.level == "short" for task in tasks),
-            "long": sum(task.level == "long" for task in tasks),
-            "chunks": sum(len(task.data["chunks"]) for task in tasks),
-            "questions": sum(len(task.data["questions"]) for task in tasks),
-        }
+        figures = {"conversations": len(tasks)}
+        figures |= {level: sum(task.level == level for task in tasks) for level in ("short", "long")}
+        figures |= {part: sum(len(task.data[part]) for task in tasks) for part in ("chunks", "questions")}
         return Generated({"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),))
 
     def _made(self, texts: list[Path]) -> Iterator[list[Task]]:
@@ -283,11 +262,9 @@ class Conversations(ProblemGenerator):
 
 def text_files(folder: Path) -> list[Path]:
     """The texts and conversations in `folder`, sorted by name. Raises DataError if there are none."""
-    if not folder.is_dir():
-        raise DataError(folder, "no such folder; give one with texts, each with its NAME.questions.json")
     files = [
         path
-        for path in sorted(folder.iterdir())
+        for path in sorted(folder.glob("*"))
         if path.suffix.lower() in TEXTS or (path.suffix == ".json" and not path.name.endswith(QUESTIONS))
     ]
     if not files:
@@ -338,20 +315,13 @@ def _short(piece: str, most: int) -> Iterator[str]:
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    try:
-        text = file_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(path, f"cannot be read as UTF-8 text ({str(error)[:80]})") from None
-    for sentence in SENTENCES.split(text):
+    for sentence in SENTENCES.split(text_of(path)):
         if sentence.strip():
             yield " ".join(sentence.split())
 
 
 def _messages(path: Path) -> Iterator[str]:
-    value = read_json(path)
-    if not isinstance(value, list):
-        raise DataError(path, "expected a list of messages")
-    for number, message in enumerate(value):
+    for number, message in enumerate(read_json_list(path)):
         fields: dict[str, Any] = message if isinstance(message, dict) else {}
         speaker, text = fields.get("role", fields.get("speaker")), fields.get("content", fields.get("text"))
         if not isinstance(speaker, str) or not isinstance(text, str):
@@ -361,11 +331,7 @@ def _messages(path: Path) -> Iterator[str]:
 
 
 def _questions(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise DataError(path, "no such file; write what is asked about the text: a list of question and answer")
-    value = read_json(path)
-    if not isinstance(value, list) or not value:
-        raise DataError(path, "expected a list of questions that is not empty")
+    value = read_json_list(path)
     for number, question in enumerate(value):
         from_json(Question, question, path=f"{path}, question {number}")
     kept = ("question", "answer", "kind", "wrong")

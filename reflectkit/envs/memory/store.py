@@ -103,7 +103,7 @@ class Store:
         if kind != CORE:
             del self.items[old.id]
         elif not self.core:
-            raise RefusedChangeError("core_memory is empty already")
+            raise RefusedChangeError("core_memory is already empty")
         else:
             self.core = ""
 
@@ -114,7 +114,7 @@ def _line(content: str, max_tokens: int, kind: str) -> str:
     if not text:
         raise RefusedChangeError(f"{kind}: the text is empty; use memory_delete to remove something")
     if (tokens := count_tokens(text)) > max_tokens:
-        raise RefusedChangeError(f"{kind} takes at most {max_tokens} tokens a text, and this is {tokens}; shorten it")
+        raise RefusedChangeError(f"{kind}: the text has {tokens} tokens, and the limit is {max_tokens}; shorten it")
     return text
 
 
@@ -126,7 +126,7 @@ def _tool(name: str, description: str, required: list[str], **properties: Any) -
 _ANY = {"type": "string", "enum": [CORE, SEMANTIC, EPISODIC]}
 _LISTS = {"type": "string", "enum": [SEMANTIC, EPISODIC]}
 _TEXT = {"type": "string"}
-_ID = {"type": "string", "description": "of the item, as shown; not for core_memory"}
+_ID = {"type": "string", "description": "the item's id, as shown; not for core_memory"}
 TOOLS = (
     _tool(INSERT, "Add an item.", ["memory_type", "content"], memory_type=_LISTS, content=_TEXT),
     _tool(
@@ -184,11 +184,11 @@ def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
         if call.name == DELETE:
             old = store.held(kind, item_id)
             store.delete(kind, item_id)
-            return Outcome(call, True, f"{kind} deleted from", removed=old.text, fresh=old.chunk == chunk)
+            return Outcome(call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk)
         content = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
         if (same := store.find(kind, content)) is not None:
-            place = f", as {same.id}" if call.name == INSERT else ""
-            return Outcome(call, False, f"{kind} says that already{place}", counts=False)
+            place = f", in {same.id}" if call.name == INSERT else ""
+            return Outcome(call, False, f"{kind} already says that{place}", counts=False)
         if call.name == INSERT:
             item = store.insert(kind, content, chunk)
             return Outcome(call, True, f"{item.id} added", written=item.text)

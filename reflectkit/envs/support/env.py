@@ -70,16 +70,16 @@ PROPOSALS = {
     "credit": f"give you {TEN} euros for order {{order}}",
 }
 REPORTS = {
-    "cancel": "order {order} is cancelled, {told} euros are refunded",
-    "address": "order {order} goes to {address}",
-    "payment": "order {order} is paid by {payment}",
-    "swap": "order {order} has the {item} in {option} and costs {told} euros",
+    "cancel": "order {order} is cancelled, and {told} euros are refunded",
+    "address": "order {order} will go to {address}",
+    "payment": "order {order} will be paid by {payment}",
+    "swap": "order {order} now has the {item} in {option} and costs {told} euros",
     "return": "{told} euros are refunded for the {item}",
-    "exchange": "the {item} comes in {option}, order {order} costs {told} euros",
-    "move": "your address is {address}",
-    "credit": "you get {told} euros",
+    "exchange": "you will get the {item} in {option}, and order {order} now costs {told} euros",
+    "move": "your address is now {address}",
+    "credit": "you will get {told} euros",
 }
-UNKNOWN = ("The customer is not known yet.", "It is not known who this is.")
+UNKNOWN = ("The customer is not known yet.", "The customer has not been found.")
 
 
 class SupportTeacher(ConversationTeacher):
@@ -192,11 +192,11 @@ class SupportTeacher(ConversationTeacher):
         elif step in ("confirm", "do", "report"):
             parts.append(generator.choice(("It is allowed.", "The policy allows it.")))
         missing = {
-            "ask": "who it is" if subject == "identity" else f"the {subject}",
+            "ask": "who the customer is" if subject == "identity" else f"the {subject}",
             "look up": f"the record of the {subject}",
-            "confirm": "a yes",
+            "confirm": "the user's yes",
             "do": "the change itself" if subject != ESCALATE else "a colleague",
-        }.get(step, "nothing but to say so")
+        }.get(step, "only the reply")
         return " ".join([*parts, f"Missing: {missing}."])
 
     @classmethod
@@ -407,6 +407,7 @@ class Support(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
+    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = Requests()
     teacher_type: ClassVar[type[Teacher]] = SupportTeacher
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
@@ -414,12 +415,12 @@ class Support(ConversationEnv):
     Settings: ClassVar[type[Config]] = SupportSettings
     settings: SupportSettings
     rules: ClassVar[str] = (
-        "Goal: do what the user of an online shop wants, as far as the policy allows it.\n"
+        "Goal: do what the user of an online shop wants, as far as the policy allows.\n"
         f"{POLICY}"
-        "Actions: one call of a tool, or one reply to the user, in each turn.\n"
-        "End: the user says goodbye, or a colleague takes over.\n"
-        "Reward: 1 if the records end up as they should, the user was told what they should be told, and the rules were"
-        " kept, else 0."
+        "Actions: one tool call, or one reply to the user, in each turn.\n"
+        "End: the episode ends when the user says goodbye, or when a colleague takes over.\n"
+        "Reward: 1 if the records end up as they should, the user was told what they need to know, and the rules were"
+        " followed, else 0."
     )
 
     def _begin(self, task: Task, seed: int) -> str:

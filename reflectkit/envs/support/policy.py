@@ -15,9 +15,9 @@ POLICY = f"""\
 You work at the service desk of an online shop. You talk with one user, and call tools that read and change the shop's \
 records. In each turn, either call one tool or write to the user, never both.
 
-1. First find out who the user is, by email, or by name and city. Help them with their own orders only. Never tell \
-anything about another customer's order.
-2. Before each change, tell the user what you are going to do, and wait for a yes.
+1. First find out who the user is, by email, or by name and city. Help them with their own orders only. Say nothing \
+about another customer's order.
+2. Before each change, tell the user what you will do, and wait for a yes.
 3. Cancelling: only pending orders, and only because an order is {REASONS[0]} or was {REASONS[1]}. No other reason \
 counts.
 4. Address and payment of an order can be changed while it is pending. The payment must be the customer's own.
@@ -25,12 +25,12 @@ counts.
 stock. An order can be exchanged once.
 6. Returning and exchanging: within {RETURN_DAYS} days of delivery. Money goes back to the payment method of the order \
 and to no other.
-7. A delivery that was {LATE_DAYS} or more days late gives a right to a credit of {TEN} euros, once, if the user \
-complains about it. Give no other credit.
-8. Escalate only if somebody was hurt. Do not escalate because a user is unhappy with these rules.
-9. If a rule forbids what the user wants, say which one, after a look at the order or the product, and do nothing \
-instead. Do not make exceptions.
-10. When something is done, say so, with the amounts of money. Then ask whether there is anything else.
+7. If a delivery was {LATE_DAYS} or more days late and the user complains about it, give a credit of {TEN} euros, \
+once. Give no other credit.
+8. Escalate only if someone was hurt. Do not escalate because a user is unhappy with these rules.
+9. If a rule forbids what the user wants, look at the order or the product, then say which rule, and change nothing. \
+Make no exceptions.
+10. When something is done, say so, with any amounts of money. Then ask whether there is anything else.
 """
 
 RuleName = Literal["shipped", "late", "stock", "reason", "payment", "owner", "credit", "goodwill"]
@@ -53,7 +53,7 @@ def _rule(why: str, words: str, *more: str, needs_look_up: bool = True) -> Rule:
 
 
 RULES: Mapping[RuleName, Rule] = {
-    "shipped": _rule("it is shipped", "shipped, dispatched, on its way, not pending, no longer pending"),
+    "shipped": _rule("it has shipped", "shipped, dispatched, on its way, not pending, no longer pending"),
     "late": _rule(
         f"{RETURN_DAYS} days have passed",
         f"{RETURN_DAYS}, thirty, too long ago, too late, too many days, return period, return window",
@@ -61,7 +61,7 @@ RULES: Mapping[RuleName, Rule] = {
     "stock": _rule("that option is sold out", "sold out, out of stock, not in stock, unavailable, not available"),
     "reason": _rule("that reason does not count", "reason", *REASONS, "by mistake", needs_look_up=False),
     "payment": _rule(
-        "money goes back to the payment of the order",
+        "refunds go to the payment method of the order",
         "payment, paid with, paid by, original method, same method, was paid",
     ),
     "owner": _rule(
@@ -104,16 +104,16 @@ Kind = Literal[
 CHANGES: tuple[Kind, ...] = ("cancel", "address", "payment", "swap", "return", "exchange", "move", "credit")
 QUESTIONS: tuple[Kind, ...] = ("paid", "stock")
 SAYS: Mapping[str, tuple[str, ...]] = {
-    "cancel": ("I want to cancel an order.", "Please cancel my order.", "One of my orders must be cancelled."),
-    "address": ("An order should go to another address.", "Please send my order to another address."),
-    "payment": ("I want to pay an order otherwise.", "Please change how I pay for an order."),
+    "cancel": ("I want to cancel an order.", "Please cancel my order.", "I need one of my orders cancelled."),
+    "address": ("I want an order sent to another address.", "Please send my order to another address."),
+    "payment": ("I want to pay for an order another way.", "Please change how I pay for an order."),
     "swap": ("I chose the wrong option in an order.", "I would like another option of something that I ordered."),
     "return": ("I want to return something.", "I would like to send something back."),
     "elsewhere": (  # a return with a wish where the money should go
-        "I want to return something, and have the money on my {payment}.",
-        "Please take something back, with the refund to my {payment}.",
+        "I want to return something, with the money going to my {payment}.",
+        "Please take something back, with the refund going to my {payment}.",
     ),
-    "exchange": ("I want to exchange something.", "Something that came should be exchanged."),
+    "exchange": ("I want to exchange something.", "I would like to exchange something I received."),
     "move": ("I have moved.", "My own address has changed."),
     "credit": ("My order came late, and I want something for it.", "A delivery was late. I expect a credit."),
     "paid": ("How much did I pay for an order?", "What was the price of my order?"),

@@ -122,7 +122,7 @@ def cancel_order(ledger: Ledger, order: str, reason: str) -> Record:
 
 @_tool(order=STRING, address=STRING)
 def change_address(ledger: Ledger, order: str, address: str) -> Record:
-    """Send a pending order elsewhere."""
+    """Change the address of a pending order."""
     _in_state(ledger, order, PENDING)
     ledger.change("orders", order, address=_text(address))
     return {"address": _text(address)}
@@ -130,7 +130,7 @@ def change_address(ledger: Ledger, order: str, address: str) -> Record:
 
 @_tool(order=STRING, payment=STRING)
 def change_payment(ledger: Ledger, order: str, payment: str) -> Record:
-    """Pay a pending order otherwise."""
+    """Change the payment method of a pending order."""
     record = _in_state(ledger, order, PENDING)
     _owned(ledger, record, payment)
     ledger.change("orders", order, payment=payment)
@@ -180,7 +180,7 @@ def credit(ledger: Ledger, order: str) -> Record:
     """Give 10 euros for a late delivery."""
     record = _in_state(ledger, order, DELIVERED)
     if record.get("credited"):
-        raise RefusedCallError(f"order {order} has its credit already")
+        raise RefusedCallError(f"order {order} already has its credit")
     ledger.change("orders", order, credited=TEN)
     return {"credited": TEN}
 
@@ -213,7 +213,7 @@ def _in_state(ledger: Ledger, order: str, state: str) -> Record:
 
 def _owned(ledger: Ledger, order: Record, payment: str) -> None:
     if _record(ledger, "payments", payment)["customer"] != order["customer"]:
-        raise RefusedCallError(f"payment {payment} is not of customer {order['customer']}")
+        raise RefusedCallError(f"payment {payment} does not belong to customer {order['customer']}")
 
 
 def _item_of(ledger: Ledger, order: Record, item: str) -> Record:

@@ -87,13 +87,11 @@ def instructions(identity: UserIdentity, requests: Sequence[UserRequest]) -> str
     lines.append(MANNERS[identity.mood])
     for number, request in enumerate(requests, start=1):
         facts = ", ".join(f"{name}: {value}" for name, value in request.facts.items())
-        lines.append(
-            f"{number}. {request.say}" + (f" What you know ({facts}) you say only when asked." if facts else "")
-        )
+        lines.append(f"{number}. {request.say}" + (f" Say what you know ({facts}) only when asked." if facts else ""))
         if request.revised:
             changed = ", ".join(f"{name}: {value}" for name, value in request.revised.items())
             lines.append(f"   Before it is done, you change your mind ({changed}).")
-    lines.append("You want these things one after the other, and nothing else.")
+    lines.append("You want these things one after another, and nothing else.")
     return "\n".join(lines)
 
 

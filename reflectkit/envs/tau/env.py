@@ -201,9 +201,11 @@ class TauTeacher(ConversationTeacher):
     def comment(self, generator: random.Random) -> str:
         """The tool that comes next, and why the last call was of no use."""
         right = self.env.right_call
-        back = "That was of no use. " if self.env.mark == "mistake" else ""
+        back = "That did not help. " if self.env.mark == "mistake" else ""
         if right is None:
-            return back + generator.choice(("Everything is done; tell the user.", "Nothing is left but to reply."))
+            return back + generator.choice(
+                ("Everything is done; tell the user.", "Everything is done; only the reply is left.")
+            )
         return f"{back}{generator.choice(('Next', 'Now'))}: {right.name}."
 
 
@@ -216,6 +218,7 @@ class Tau(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
+    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = TauTasks()
     teacher_type: ClassVar[type[Teacher]] = TauTeacher
     levels: ClassVar[tuple[str, ...]] = (*SPLITS, ALL)
@@ -224,10 +227,10 @@ class Tau(ConversationEnv):
     Settings: ClassVar[type[Config]] = TauSettings
     settings: TauSettings
     rules: ClassVar[str] = (
-        "Goal: do what the customer of a shop or an airline wants, as far as the policy allows it.\n"
-        "Actions: one call of a tool, or one reply to the customer, at a time.\n"
-        "End: the customer ends the conversation, or you transfer it to a person.\n"
-        "Reward: 1 if the database ends up as it should and the customer was told what they should be told, else 0."
+        "Goal: do what the customer of a shop or an airline wants, as far as the policy allows.\n"
+        "Actions: one tool call, or one reply to the customer, at a time.\n"
+        "End: the episode ends when the customer ends the conversation, or when you transfer it to a person.\n"
+        "Reward: 1 if the database ends up as it should and the customer was told what they need to know, else 0."
     )
 
     def __init__(self, user: User | None = None, **settings: Any) -> None:

@@ -27,7 +27,7 @@ from reflectkit.envs.setup import PlugInConfig
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.integrations.slime.rewards import EPISODE
 from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
-from reflectkit.jsonl import file_text
+from reflectkit.jsonl import text_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rollouts.episode import Episode, play
 from reflectkit.rollouts.wrappers import Checked, checked
@@ -83,17 +83,11 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
     ------
     DataError: the metadata was not written by `python -m reflectkit.integrations.slime`. ConfigError: wrong settings.
     """
-    metadata = metadata if isinstance(metadata, Mapping) else {}
-    if "task" not in metadata or "env" not in metadata:
-        raise DataError(
-            "prompt data", "has no task; write it with `python -m reflectkit.integrations.slime`, and use"
-            " --metadata-key metadata"
-        )  # fmt: skip
+    if not isinstance(metadata, Mapping) or not {"task", "env"} <= metadata.keys():
+        fix = "write it with `python -m reflectkit.integrations.slime`, and use --metadata-key metadata"
+        raise DataError("prompt data", f"has no task; {fix}")
     task = from_json(Task, metadata["task"], path="prompt data")
     general, own = getattr(args, KEY, None) or {}, metadata.get(KEY) or {}
-    for values, where in ((general, WHERE), (own, f"metadata.{KEY}")):
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{where} must be a mapping of settings, got {values!r:.80}")
     config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
     if task.env != config.plugin.setup.env_name:
         raise ConfigError(
@@ -136,20 +130,13 @@ def reflector_of(args: Any) -> str | None:
 
 @cache
 def _served(path: str, policy: str) -> str | None:
-    try:
-        content = parse_yaml(file_text(Path(path)), path)
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from None
-    models = content.get("sglang") if isinstance(content, Mapping) else None
-    models = models if isinstance(models, list) else []
-    names = [model.get("name") if isinstance(model, Mapping) else None for model in models]
+    content = parse_yaml(text_of(Path(path)), path)
+    names = [model["name"] for model in content["sglang"]]
     if REFLECTOR not in names:
         return None
-    if names[0] == REFLECTOR:
-        raise ConfigError(f"{path}: the policy must come first, before '{REFLECTOR}': slime's own router is the first")
-    model = models[names.index(REFLECTOR)]
-    if model.get("update_weights") is not False:
-        raise ConfigError(f"{path}: '{REFLECTOR}' must be frozen; give it update_weights: false")
+    model = content["sglang"][names.index(REFLECTOR)]
+    if names[0] == REFLECTOR or model.get("update_weights") is not False:
+        raise ConfigError(f"{path}: '{REFLECTOR}' must come after the policy and have update_weights: false")
     return str(model.get("model_path") or policy)
 
 

@@ -7,9 +7,8 @@ and standard deviation. Failed episodes are in neither.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from reflectkit.evals.stats import pass_all, pass_at
@@ -43,7 +42,7 @@ def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         for row in rows:
             episodes.setdefault(episode_key(samples[row], row), []).append(raw[row])
         values = [fmean(own) for own in episodes.values()]
-        mean, scale = fmean(values), _deviation(values) + SMALLEST if scaled else 1.0
+        mean, scale = fmean(values), (stdev(values) if len(values) > 1 else 0.0) + SMALLEST if scaled else 1.0
         for row in rows:
             rewards[row] = (raw[row] - mean) / scale
     return raw, rewards
@@ -93,13 +92,6 @@ def first_rows(samples: Iterable[Any]) -> list[Any]:
     for row, sample in enumerate(samples):
         firsts.setdefault(episode_key(sample, row), sample)
     return list(firsts.values())
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 of a single value."""
-    mean = fmean(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0
 
 
 def figures(samples: Sequence[Any]) -> dict[str, float]:

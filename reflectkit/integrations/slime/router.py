@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import log_softmax
+
 from reflectkit.errors import CheckpointError, EnvironmentFailure
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 
@@ -134,6 +136,4 @@ def _label_logprobs(ask: SampleRequest, answer: Answer) -> tuple[float, ...]:
         logprobs = [by_token[token] for (token,) in ask.labels]
     except (TypeError, KeyError, IndexError, ValueError):
         raise EnvironmentFailure("SGLang's answer has no output_token_ids_logprobs for the labels") from None
-    highest = max(logprobs)
-    total = highest + math.log(math.fsum(math.exp(logprob - highest) for logprob in logprobs))
-    return tuple(logprob - total for logprob in logprobs)
+    return tuple(log_softmax(logprobs).tolist())

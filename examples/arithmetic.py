@@ -1,0 +1,19 @@
+r"""Arithmetic: prompts of a data set, and two reward functions in TRL's form, the second with a weight of 0.2.
+
+    reflectkit rlft --env prompts --dataset examples/arithmetic.jsonl --reward examples/arithmetic.py:exact \
+        --reward examples/arithmetic.py:is_number=0.2 --model Qwen/Qwen3-0.6B
+    reflectkit evaluate --env prompts --dataset examples/arithmetic.jsonl --reward examples/arithmetic.py:exact \
+        --policy results/1_rlft --policy start=Qwen/Qwen3-0.6B
+"""
+
+import re
+
+
+def exact(completions, answer, **kwargs):
+    """1 for the right number."""
+    return [float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def is_number(completions, **kwargs):
+    """1 for any number, and nothing else."""
+    return [float(re.fullmatch(r"\s*-?\d+\s*", text) is not None) for text in completions]

@@ -1,0 +1,137 @@
+"""new: write a small environment of your own to start from, and say how to play and train it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import field_validator
+
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Report
+from reflectkit.errors import ConfigError
+
+EXAMPLES = ("reflectkit new maze", "reflectkit new shop --kind tools", "reflectkit new quiz --kind prompts")
+CHOICES = '''"""NAME: an environment with choices."""
+
+import random
+
+
+class CLASS:
+    """Find the hidden number."""
+
+    horizon = 8
+
+    def __init__(self, largest: int = 7):  # an argument is a flag: --largest 15
+        self.largest = largest
+
+    def reset(self, seed):  # what the player sees first; the seed decides the problem
+        self.wanted = random.Random(seed).randint(1, self.largest)
+        self.low, self.high = 1, self.largest
+        return self.text()
+
+    @property
+    def choices(self):  # what the player can do now
+        return [str(number) for number in range(self.low, self.high + 1)]
+
+    def step(self, choice):  # returns what the player sees next, the reward, and whether the episode is over
+        number = int(choice)
+        if number < self.wanted:
+            self.low = number + 1
+        elif number > self.wanted:
+            self.high = number - 1
+        done = number == self.wanted
+        return self.text(), 1.0 if done else -0.1, done
+
+    def text(self):
+        return f"The number is from {self.low} to {self.high}."
+'''
+TOOLS = '''"""NAME: an environment with tools, in the form that TRL's environment_factory takes."""
+
+import random
+
+
+class CLASS:
+    """Find the hidden number with a tool."""
+
+    horizon = 8
+
+    def __init__(self, span: int = 6):  # an argument is a flag: --span 14
+        self.span = span
+
+    def reset(self, seed: int = 0) -> str:  # the prompt; the seed decides the problem
+        low = random.Random(seed).randint(1, 100)
+        self.wanted = random.Random(seed + 1).randint(low, low + self.span)
+        self.guesses = []
+        return f"Find the number from {low} to {low + self.span}."
+
+    def guess(self, number: int) -> str:  # each public method is a tool
+        """
+        Guess the number.
+
+        Args:
+            number: The guess.
+
+        Returns:
+            Whether the hidden number is smaller, larger, or found.
+        """
+        self.guesses.append(number)
+        return "found" if number == self.wanted else "smaller" if number > self.wanted else "larger"
+
+    def get_reward(self) -> float:  # asked once, when no more tools are called
+        return float(self.wanted in self.guesses)
+'''
+PROMPTS = '''"""NAME: reward functions for the prompts in NAME.jsonl, in TRL's form. Its columns are arguments."""
+
+
+def exact(completions, answer, **kwargs):  # 1 for the right answer
+    return [float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def short(completions, **kwargs):  # from 1 for no text to 0 for 40 characters; None would leave a completion out
+    return [max(0.0, 1 - len(text) / 40) for text in completions]
+'''
+FILES = {"choices": CHOICES, "tools": TOOLS, "prompts": PROMPTS}
+
+
+class NewConfig(Config):
+    """Settings of new."""
+
+    name: str = option(help="Name of the environment: letters, digits and _.", argument=True)
+    kind: Literal["choices", "tools", "prompts"] = option(
+        "choices", help="How the player acts: choices, calls of tools, or an answer to a prompt."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _identifier(cls, name: str) -> str:
+        if not re.fullmatch("[a-z][a-z0-9_]*", name):
+            raise ValueError(f"{name!r:.40}: write small letters, digits and _, e.g. my_maze")
+        return name
+
+
+def run(config: NewConfig, progress: Progress) -> Report:
+    """Write NAME.py, and for prompts NAME.jsonl. Raises ConfigError if there is one."""
+    name, kind = config.name, "".join(part.capitalize() for part in config.name.split("_"))
+    texts = {Path(f"{name}.py"): FILES[config.kind].replace("NAME", name).replace("CLASS", kind)}
+    env = f"--env {name}.py:{kind}"
+    if config.kind == "prompts":
+        texts[Path(f"{name}.jsonl")] = "".join(json.dumps(row) + "\n" for row in _sums())
+        env = f"--env prompts --dataset {name}.jsonl --reward {name}.py:exact --reward {name}.py:short=0.1"
+    for path in texts:
+        if path.exists():
+            raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    model = "tiny" if config.kind == "choices" else "Qwen/Qwen3-0.6B"  # tiny does not write
+    closing = ("Play it, then train it:", f"  reflectkit play {env}", f"  reflectkit rlft {env} --model {model}")
+    return Report("new", Path(), {}, tuple(texts), closing=closing)
+
+
+def _sums() -> list[dict[str, str]]:
+    numbers = [(a, b) for a in range(10) for b in range(10)]
+    random.Random(0).shuffle(numbers)
+    return [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a, b in numbers]

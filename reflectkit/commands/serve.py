@@ -1,0 +1,171 @@
+"""serve: answer programs that speak to OpenAI's API with a trained policy, which a reflector may comment for.
+
+The reflector's comment is put before each answer here; the program never sees it. With --record, each answer is kept
+with its tokens, their log-probabilities and the version of the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from reflectkit.agents.players import Player, Players, PlayersSetup, mismatch
+from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig
+from reflectkit.config import Config, option
+from reflectkit.console import Progress, Report
+from reflectkit.env import Agent, Context, Env
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import LoopThread
+from reflectkit.jsonl import dumps
+from reflectkit.runs.run import RunConfig
+from reflectkit.sampling.config import SamplerConfig
+from reflectkit.seeding import derive
+from reflectkit.types import Decision, ToolUse, to_json
+
+EXAMPLES = (
+    "reflectkit serve --policy results/my-agent/rl --reflector results/my-agent/reflector",
+    "REFLECTKIT_TOKEN=… reflectkit serve --policy HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --port 9000",
+)
+TOKEN = "REFLECTKIT_TOKEN"
+"""The environment variable with the key that programs must send."""
+
+
+class ServeConfig(Config):
+    """Settings of serve."""
+
+    load_dir: Path = option(name="policy", help="Checkpoint, run or hub id of the policy.", essential=True)
+    reflect_load_dir: Path | None = option(
+        None, name="reflector", help="The same for the model that comments before each answer.", essential=True
+    )
+    host: str = option("127.0.0.1", help=f"Address to listen on; any but this one needs {TOKEN}.", essential=True)
+    port: int = option(8000, help="Port to listen on; 0: any free one.", ge=0, le=65535, essential=True)
+    record: Path | None = option(None, help="File to which each answer is added, with its tokens.", essential=True)
+    temperature: float = option(1.0, help="Sampling temperature where the program names none.", ge=0, essential=True)
+    max_new_tokens: int = option(
+        512, help="Maximum length of an answer; the program may ask for less.", ge=1, essential=True
+    )
+    device: str = option("auto", help="auto, cpu, cuda, …")
+    sampler: SamplerConfig = SamplerConfig()
+    chat: ChatConfig = ChatConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        from reflectkit.envs.adapters.endpoint import LOOPBACK
+
+        if self.host not in LOOPBACK and not os.environ.get(TOKEN):
+            raise ConfigError(f"--host {self.host} is open to others; set {TOKEN} to a key that programs must send")
+        return self
+
+
+class _Served(Env):
+    """The programs that ask."""
+
+    name = "program"
+
+
+def run(config: ServeConfig, progress: Progress) -> Report:
+    """Serve until interrupted. Raises CheckpointError, and ConfigError if the address cannot be used."""
+    with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
+        player = Player("policy", config.load_dir, config.reflect_load_dir).resolved(config.run.data_dir, progress)
+        if warning := mismatch(player):
+            progress.news(f"warning: {warning}")
+        settings = PlayersSetup(
+            _Served,
+            Path(folder),
+            Path(),
+            config.sampler,
+            config.chat,
+            (player,),
+            config.temperature,
+            config.max_new_tokens,
+            HISTORY_TOKENS,
+            config.device,
+        )
+        players, thread = Players(settings), LoopThread("reflectkit-endpoint")
+        server = _Server(players.agent(player), config)
+        try:
+            thread.result(server.serve(progress))
+        except KeyboardInterrupt:
+            progress.news(f"answered {server.answered:,} requests")
+        finally:
+            thread.close()
+            server.thread.close()
+            players.close()
+        return Report("serve", Path(folder), {"answered": server.answered})
+
+
+class _Server:
+    """Answers requests; those that come at the same time share a batch."""
+
+    def __init__(self, agent: Agent, config: ServeConfig) -> None:
+        from reflectkit.envs.adapters.endpoint import Conversations
+
+        self.conversations = Conversations()
+        self.thread = LoopThread("reflectkit-agent")
+        self.answered = 0
+        self._agent, self._config = agent, config
+        getattr(agent, "dialogue", None)  # made here, so that all requests share what it remembers
+        self._numbers, self._env = itertools.count(), _Served()
+
+    async def serve(self, progress: Progress) -> None:
+        """Serve until cancelled."""
+        from reflectkit.envs.adapters.endpoint import LOOPBACK, application, serving
+
+        config = self._config
+        hosts = LOOPBACK if config.host in LOOPBACK else ("*",)
+        app = application(
+            lambda name: _Named(self, name), str(config.load_dir), hosts=hosts, token=os.environ.get(TOKEN, "")
+        )
+        async with serving(app, config.host, config.port) as port:
+            progress.news(f"serving {config.load_dir} at http://{config.host}:{port}/v1 (Ctrl-C ends)")
+            await asyncio.Event().wait()
+
+    async def decide(self, name: str, request: Any) -> Any:
+        """The answer to `request` of session `name`. Raises RequestError."""
+        from reflectkit.envs.adapters.endpoint import Answer, RequestError
+
+        limit = min(request.max_tokens or self._config.max_new_tokens, self._config.max_new_tokens)
+        agent: Any = copy.copy(self._agent)
+        agent.max_new_tokens = limit
+        if request.temperature is not None:
+            agent.temperature = request.temperature
+        context = Context(derive(self._config.run.seed, "serve", next(self._numbers)), self._env, request.turns)
+        work = agent.decide(request.observation, context)
+        decision: Decision = await asyncio.wrap_future(self.thread.submit(work))
+        if decision.failure is not None:
+            raise RequestError(decision.failure, 503)
+        if decision.truncation_reason is not None:
+            raise RequestError(decision.truncation_reason, 400, "context_length_exceeded")
+        self.answered += 1
+        self.record({"session": name, "observation": to_json(request.observation), "decision": to_json(decision)})
+        action = decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
+        return Answer(action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit)
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Add `line` to the file of --record, if there is one."""
+        if self._config.record is not None:
+            with self._config.record.open("a", encoding="utf-8") as file:
+                file.write(dumps(line) + "\n")
+
+
+class _Named:
+    """A session of the server: requests to /s/NAME/v1, or all others."""
+
+    def __init__(self, server: _Server, name: str) -> None:
+        self.conversations, self._server, self._name = server.conversations, server, name
+
+    async def answer(self, request: Any) -> Any:
+        """The policy's answer."""
+        return await self._server.decide(self._name, request)
+
+    def reward(self, value: float) -> None:
+        """Kept, if answers are."""
+        self._server.record({"session": self._name, "reward": value})

@@ -1,0 +1,156 @@
+"""The problems of an env by split and level: from a file, the files of `split`, the env's own list, or one per seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from reflectkit.agents.scripted import RandomAgent
+from reflectkit.console import Progress
+from reflectkit.data.splits import levels_by_group, split_groups
+from reflectkit.data.trajectories import read_records
+from reflectkit.env import Context
+from reflectkit.envs import PROBLEMS, SPLITS, split_of
+from reflectkit.envs.setup import EnvSetup, at_level
+from reflectkit.errors import DataError
+from reflectkit.jsonl import dumps
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.seeding import generator
+from reflectkit.types import Decision, Observation, Status, Task, to_json
+
+FIRST_SEED = {"train": 0, "validate": 1_000_000, "test": 2_000_000}
+TRAINED_SEEDS = 1000
+HELD_OUT_SEEDS = 100
+FEWEST = 3
+"""Problems of a split below which nothing is held out."""
+COMPARED = 3
+"""Number of seeds whose episodes are compared, and of the sequences of actions that each is played with."""
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems of an env. A split has a file if one was given, or if the env's folder has files of splits.
+
+    Otherwise the env's own list is split 7:2:1 by group, always in the same way; a level with too few has all of its
+    problems in each split. An env without a list has a problem for each seed: `reset` gets that seed.
+    """
+
+    setup: EnvSetup
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Files that the user gave, by split."""
+
+    @property
+    def lists_none(self) -> bool:
+        """Whether the env neither lists its problems nor has a file of them."""
+        taskset = self.setup.taskset
+        makes = taskset.problem_generator or taskset.repositories_folder
+        return not (taskset.has("tasks") or makes or (self.setup.folder / PROBLEMS).exists())
+
+    @property
+    def by_seed(self) -> bool:
+        """Whether there is a problem for each seed."""
+        return self.lists_none and not self._has_files
+
+    @property
+    def _has_files(self) -> bool:
+        return bool(self.files) or any((self.setup.folder / f"{split}.json").exists() for split in SPLITS)
+
+    def file(self, split: str) -> Path | None:
+        """The file of `split`, which may be missing; None if its problems come from the env itself."""
+        if self.files:
+            return self.files[split]
+        if self.by_seed or (self.setup.taskset.has("tasks") and not self._has_files):
+            return None
+        return self.setup.folder / f"{split}.json"
+
+    def tasks(self, split: str, level: str, option: str = "--level", seeds: int = 0) -> list[Task]:
+        """The problems of `split` at `level`.
+
+        option: the flag that chooses another level. seeds: how many problems to make of seeds; 0: 1,000 for training,
+        otherwise 100. Raises DataError, with the commands to run first, for a missing file.
+        """
+        path, name = self.file(split), self.setup.env_name
+        if path is not None:
+            self.setup.require(path)
+            return at_level(self.setup.env, [record.task for record in read_records(path, name)], level, path, option)
+        if not self.by_seed:
+            return self._own[level][split]
+        return self.seeds(split, level, seeds)
+
+    def seeds(self, split: str, level: str, count: int = 0) -> list[Task]:
+        """The problems of `split` at `level` of an env without a list, one per seed; see `tasks`."""
+        name = self.setup.env_name
+        first, prefix = FIRST_SEED[split], "seed" if len(self.setup.kind.levels) == 1 else level
+        count = count or (TRAINED_SEEDS if split == "train" else HELD_OUT_SEEDS)
+        return [Task(f"{prefix}-{n}", name, level, f"seed-{n}", {"seed": n}) for n in range(first, first + count)]
+
+    def levels_with(self, split: str, levels: Sequence[str], progress: Progress, option: str = "--level") -> list[str]:
+        """Those of `levels` at which `split` has problems; the others are reported. Raises DataError if none has."""
+        found: list[str] = []
+        empty: list[tuple[str, DataError]] = []
+        for level in levels:
+            try:
+                self.tasks(split, level, option)
+                found.append(level)
+            except DataError as error:
+                empty.append((level, error))
+        if not found:
+            raise empty[0][1]
+        for level, reason in empty:
+            progress.news(f"level '{level}' is left out: {reason}")
+        return found
+
+    def holds_out(self, level: str) -> bool:
+        """Whether problems from the env itself are held out from training at `level`: not if too few groups are listed,
+        or the env ignores its seed.
+        """
+        return not self._ignores_seed(level) if self.by_seed else self._own[level]["train"] != self._own[level]["test"]
+
+    @cached_property
+    def _own(self) -> dict[str, dict[str, list[Task]]]:
+        """The env's list, by level and split."""
+        by_level = {level: self.setup.listed(level) for level in self.setup.kind.levels}
+        parts = {level: {split: list[Task]() for split in SPLITS} for level in by_level}
+        free = [task for tasks in by_level.values() for task in tasks if not split_of(self.setup.env, task)]
+        split_of_group = split_groups(levels_by_group(free), generator(0, "split"))
+        for level, tasks in by_level.items():
+            for task in tasks:
+                parts[level][split_of(self.setup.env, task) or split_of_group[task.group]].append(task)
+            if min(map(len, parts[level].values())) < FEWEST:
+                parts[level] = dict.fromkeys(SPLITS, tasks)
+        return parts
+
+    def source(self, split: str) -> str:
+        """Where the problems of `split` come from, for messages."""
+        first = FIRST_SEED[split]
+        own = f"env '{self.setup.env}'" + (f", seeds from {first:,}" if self.by_seed else "")
+        return str(self.file(split) or own)
+
+    def _ignores_seed(self, level: str) -> bool:
+        """Whether the same actions give the same episodes with each seed."""
+        tasks = self.tasks("train", level, seeds=COMPARED)
+        episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
+        played = rollout(episodes, self.setup.maker(level), Probe(), width=1)
+        seen = [
+            [trajectory.final, *((turn.observation, turn.reward) for turn in trajectory.turns)] for trajectory in played
+        ]
+        failed = any(trajectory.status is Status.ABORTED for trajectory in played)
+        return not failed and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
+
+
+class Probe(RandomAgent):
+    """Any legal action; where the env takes words, none."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """An action that the turn's own seed draws."""
+        if observation.choices or observation.tools:
+            return await super().decide(observation, context)
+        return Decision("", truncation_reason="words")
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """A digest of problems that come from no file."""
+    return hashlib.sha256(dumps([to_json(task) for task in tasks]).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Environments of other libraries, named by a scheme: `--env SCHEME:REST`."""

@@ -1,0 +1,102 @@
+"""Gymnasium's environments with discrete actions that show a text: `--env gymnasium:ID`, or an own class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.error import Error
+
+from reflectkit.env import Env
+from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
+from reflectkit.errors import ConfigError, unknown_name
+
+ACTIONS = {
+    "FrozenLakeEnv": ("left", "down", "right", "up"),
+    "CliffWalkingEnv": ("up", "right", "down", "left"),
+    "TaxiEnv": ("south", "north", "east", "west", "pick up", "drop off"),
+    "BlackjackEnv": ("stick", "hit"),
+}
+"""Names of actions, as Gymnasium's pages give them; other envs may have `get_action_meanings()`."""
+COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
+FITS = (
+    "an environment fits if its action space is Discrete and it shows a text: a Text observation, or render mode ansi"
+)
+
+
+@cache
+def env_of(name: str) -> type[Env]:
+    """The env of Gymnasium's `name`. Raises ConfigError for an unknown one."""
+    try:
+        spec = gymnasium.spec(name)
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+    except (Error, ImportError) as error:
+        if name in gymnasium.registry:
+            raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
+        raise unknown_name("environment of gymnasium", name, gymnasium.registry) from None
+    game = game_of(lambda **settings: gymnasium.make(name, **settings), name)
+    game.horizon = spec.max_episode_steps
+    game.__doc__ = re.split(r"\n\s*## (?:Information|Arguments|Version)", creator.__doc__ or "")[0]
+    return wrapped(Choices, game, settings_of(creator, "render_mode", **spec.kwargs))
+
+
+def game_of(make: Callable[..., Any], name: str) -> Any:
+    """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and `render_mode`."""
+    module = getattr(make, "__module__", __name__)
+    return type(name, (Game,), {"make": staticmethod(make), "name": name.lower(), "__module__": module})
+
+
+class Game:
+    """A game of Gymnasium, whose choices are the names of its actions and whose observations are texts."""
+
+    make: Callable[..., Any]
+    horizon: int | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        self.env = type(self).make(**settings)
+        self.renders = not isinstance(self.env.observation_space, spaces.Text)
+        if self.renders and "ansi" in self.env.metadata.get("render_modes", ()):
+            self.env.close()
+            self.env = type(self).make(**settings, render_mode="ansi")
+        actions = self.env.action_space
+        if not isinstance(actions, spaces.Discrete) or (self.renders and self.env.render_mode != "ansi"):
+            seen = type(self.env.observation_space).__name__
+            raise ConfigError(f"{type(self).__name__}: actions {actions}, observations {seen}, no text; {FITS}")
+        bare = self.env.unwrapped
+        meanings = getattr(bare, "get_action_meanings", lambda: ACTIONS.get(type(bare).__name__))()
+        self.choices = [str(name).lower() for name in meanings or range(actions.n)]
+
+    def reset(self, seed: int) -> str:
+        """The first text."""
+        return self._text(self.env.reset(seed=seed % 2**32)[0])
+
+    def step(self, choice: str) -> tuple[str, Any, Any, Any, dict[str, Any]]:
+        """Take the action of this name."""
+        seen, reward, terminated, truncated, info = self.env.step(
+            self.env.action_space.start + self.choices.index(choice)
+        )
+        return self._text(seen), reward, terminated, truncated, info
+
+    def _text(self, seen: Any) -> str:
+        """What the env shows as text; the places of coloured characters follow in words, where a line each."""
+        if not self.renders:
+            return str(seen)
+        shown, plain, notes = self.env.render().strip("\n"), "", []
+        before = 0
+        for match in COLOURED.finditer(shown):
+            plain += shown[before : match.start()]
+            row, column = plain.count("\n") + 1, len(plain) - plain.rfind("\n")
+            notes.append(f"{_colour(match[1])} at line {row}, column {column}: {match[2].strip() or 'empty'}")
+            plain, before = plain + match[2], match.end()
+        return "\n".join([plain + shown[before:], *notes])
+
+
+def _colour(codes: str) -> str:
+    """The name of the colour in the codes of a terminal, 30 to 37, or 40 to 47 for a background."""
+    return next((COLOURS[int(code) % 10] for code in codes.split(";") if 30 <= int(code) <= 47), "marked")

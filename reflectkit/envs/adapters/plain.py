@@ -1,0 +1,314 @@
+"""Plain classes as environments: with choices and a `step`, or with tools as in TRL's `environment_factory`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import random
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_origin
+
+from pydantic import create_model
+
+from reflectkit.config import Config, NoSettings, alternatives, option
+from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
+from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages, score
+from reflectkit.envs.conversation import LONGEST_RESULT, cut
+from reflectkit.errors import ConfigError, IllegalActionError, code_place
+from reflectkit.tools import PLAIN, parse
+from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
+
+SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
+"""Types of arguments that can be flags."""
+FORM = "return (observation, reward, done): a text, a number, and True or False"
+NOT_TOOLS = ("reset", "get_reward")
+
+
+def adapted(kind: type) -> type[Env]:
+    """The env of a class that is none: of Gymnasium, with choices, or with tools. Raises ConfigError for another."""
+    if "gymnasium" in sys.modules and issubclass(kind, sys.modules["gymnasium"].Env):
+        from reflectkit.envs.adapters.gymnasium import game_of
+
+        return wrapped(Choices, game_of(kind, kind.__name__), settings_of(kind, "render_mode"))
+    if hasattr(kind, "choices"):
+        if not callable(getattr(kind, "step", None)):
+            raise ConfigError(f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}")
+        return wrapped(Choices, kind, settings_of(kind))
+    if hasattr(kind, "step") and not hasattr(kind, "get_reward"):
+        raise ConfigError(f"{kind.__name__} has no choices; add choices, a list of texts, or a method that returns one")
+    if not _tool_names(kind):
+        raise ConfigError(f"{kind.__name__} offers no actions; add choices and step(), or methods that are tools")
+    settings = create_model("Settings", __base__=(settings_of(kind), DatasetSettings))
+    return wrapped(Tools, kind, settings)
+
+
+def wrapped(base: type[Plain], kind: type, settings: type[Config]) -> type[Env]:
+    """`kind` as an env of form `base`."""
+    kept = ("name", "rules", "teacher_type", "__doc__", "__module__")
+    own = {key: getattr(kind, key) for key in kept if getattr(kind, key, None)}
+    horizon = getattr(kind, "horizon", None)
+    limits = {} if horizon is None else {"horizons": {"all": horizon}}
+    return type(kind.__name__, (base,), own | limits | {"plain_type": kind, "Settings": settings})
+
+
+def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> type[Config]:
+    """The arguments of a constructor that are of simple types, as settings; `defaults` replace its own. Raises
+    ConfigError for one without a default.
+    """
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(kind, eval_str=True).parameters.items():
+        if name in (*without, "horizon") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        default, hint = defaults.get(name, parameter.default), parameter.annotation
+        if default is parameter.empty:
+            raise ConfigError(
+                f"{kind.__name__}: its constructor's argument '{name}' needs a default; write {name}=VALUE"
+            )
+        hint = type(default) if hint is parameter.empty else hint
+        kinds = alternatives(hint)
+        if len(kinds) == 1 and kinds[0] is not NoneType and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal):
+            fields[name] = (hint, option(default, help=f"Argument of {kind.__name__}."))
+    return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
+
+
+class Plain(Env):
+    """The base of adapters: an instance of `plain_type`, and the global generators of random numbers as it sees them.
+
+    Python's and numpy's generators are seeded at each reset and kept between calls, so that a class that uses them is
+    played the same way each time, whatever runs beside it.
+    """
+
+    plain_type: ClassVar[type]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        taken = {name: value for name, value in settings.items() if name not in DatasetSettings.model_fields}
+        self._random = _states(0)
+        self._over = True
+        with self._own_random():
+            self.plain: Any = self.plain_type(**taken)
+
+    def teacher(self) -> Teacher:
+        """The class's own `teacher_type`, whose `env` is the instance itself."""
+        return self.teacher_type(self.plain)
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Any:
+        import numpy
+
+        outside = random.getstate(), numpy.random.get_state()
+        random.setstate(self._random[0])
+        numpy.random.set_state(self._random[1])
+        try:
+            yield
+        finally:
+            self._random = random.getstate(), numpy.random.get_state()
+            random.setstate(outside[0])
+            numpy.random.set_state(outside[1])
+
+    def _begin(self, task: Task, seed: int) -> int:
+        """The problem's own seed, or the episode's."""
+        check_task(task, self.name, self.levels)
+        seed = int(task.data.get("seed", seed))
+        self._random = _states(seed)
+        return seed
+
+    def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
+        place = code_place(getattr(self.plain_type, method))
+        return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {returned!r:.60}; {wanted}")
+
+
+def _states(seed: int) -> tuple[Any, Any]:
+    import numpy
+
+    return random.Random(seed).getstate(), numpy.random.RandomState(seed % 2**32).get_state()
+
+
+class Choices(Plain):
+    """A class with `choices` (a list, a property or a method), `reset(seed)` → text, and `step(choice)` → (text,
+    reward, done). Gymnasium's forms of `reset` and `step` are understood, too.
+
+    The episode is a success if the last reward is above 0, or as `success` in a fourth value, a dict, says.
+    """
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin the problem."""
+        seed = self._begin(task, seed)
+        parameters = inspect.signature(self.plain.reset).parameters
+        with self._own_random():
+            if "seed" in parameters:
+                returned = self.plain.reset(seed=seed)
+            else:
+                returned = self.plain.reset(*([seed] if parameters else []))
+            self._over = False
+            return self._observe("reset", returned[0] if isinstance(returned, tuple) and returned else returned)
+
+    def step(self, action: Action) -> StepResult:
+        """Take choice `action`."""
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        with self._own_random():
+            returned = self.plain.step(self._offered[check_choice(action, self._offered, self.name)])
+            if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
+                raise self._wrong("step", returned, FORM)
+            text, reward, terminated, *more = returned
+            info = more.pop() if more else {}
+            truncated = more[0] if more else False
+            if not isinstance(info, dict) or not _is_reward(reward) or not _is_flag(terminated, truncated):
+                raise self._wrong("step", returned, FORM)
+            self._over = bool(terminated or truncated)
+            told = {key: info[key] for key in ("figures", "refused") if key in info}
+            told["success"] = bool(info.get("success", reward > 0)) if self._over else False
+            return StepResult(self._observe("step", text), float(reward), bool(terminated), bool(truncated), told)
+
+    def _observe(self, method: str, text: object) -> Observation:
+        if not isinstance(text, str):
+            raise self._wrong(method, text, "its observation must be a text")
+        choices = self.plain.choices
+        choices = choices() if callable(choices) else choices
+        if not isinstance(choices, list | tuple) or not (choices or self._over):
+            place = code_place(self.plain_type)
+            raise ConfigError(f"{place}: the choices are {choices!r:.60}; give a list of texts, or end the episode")
+        self._offered: Sequence[Any] = choices
+        return Observation((Message("user", text),), tuple(map(str, choices)))
+
+
+def _is_reward(value: object) -> bool:
+    return hasattr(value, "__float__") and math.isfinite(float(value))
+
+
+def _is_flag(*values: object) -> bool:
+    return all(isinstance(value, bool) or type(value).__name__ == "bool" for value in values)
+
+
+class ToolTasks(DatasetTasks):
+    """The rows of `--dataset`; without one, a problem for each seed."""
+
+    def has(self, name: str) -> bool:
+        """Whether it lists its problems."""
+        return bool(self.settings and self.settings.dataset) if name == "tasks" else super().has(name)
+
+
+class Tools(Plain):
+    """A class in the form of TRL's `environment_factory`: its public methods are tools, `reset(**row)` returns the
+    prompt or what is added to the row's, and `get_reward()` the score, unless `--reward` does.
+
+    The episode ends when the agent calls no tool. It is a success if the first reward is at least 1.
+    """
+
+    taskset: ClassVar[Taskset] = ToolTasks()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._tools = _tools(self.plain)
+        self._steps = 0
+        self._waits = any(
+            inspect.iscoroutinefunction(getattr(self.plain_type, name, None))
+            for name in ("get_reward", *_tool_names(self.plain_type))
+        )
+        if not hasattr(self.plain, "get_reward") and not self.settings.reward:
+            raise ConfigError(f"{self.plain_type.__name__} has no get_reward(); add it, or give --reward FILE.py:NAME")
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["tools"]:
+        """By calls."""
+        return "tools"
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin the problem."""
+        seed = self._begin(task, seed)
+        parameters = inspect.signature(self.plain.reset).parameters
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        row = {key: value for key, value in task.data.items() if key != "seed"}
+        arguments = row | ({"seed": seed} if "seed" in parameters or open_ended else {})
+        with self._own_random():
+            shown = self.plain.reset(**arguments)
+        messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []
+        if not isinstance(shown, str | None) or not (shown or messages):
+            raise self._wrong("reset", shown, "return the prompt, a text" if not messages else "return a text or None")
+        last = messages.pop() if messages else Message("user", "")
+        self._messages = [*messages, Message(last.role, last.content + (shown or ""))]
+        self._row, self._first, self._steps, self._over = row, len(self._messages), 0, False
+        return self._observe()
+
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
+        """Carry out the calls; without one, the episode ends. Awaitable if a method of the class is."""
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        if isinstance(action, str):
+            action = parse(action, self._tools, PLAIN, replies=True)
+        if not isinstance(action, ToolUse):
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes calls of its tools and replies")
+        return self._act(action) if self._waits else _finished(self._act(action))
+
+    async def _act(self, action: ToolUse) -> StepResult:
+        self._messages.append(Message("assistant", action.text, action.calls))
+        self._steps += 1
+        refused = len(action.errors)
+        with contextlib.nullcontext() if self._waits else self._own_random():
+            for call in action.calls:
+                try:
+                    result = getattr(self.plain, call.name)(**call.arguments)
+                    result = await result if inspect.isawaitable(result) else result
+                except Exception as error:  # the agent reads it, as in TRL
+                    result, refused = {"error": str(error)}, refused + 1
+                self._messages.append(Message("tool", cut(str(result), LONGEST_RESULT), name=call.name))
+            self._messages += [Message("tool", error) for error in action.errors]
+            self._over = not action.calls and not action.errors
+            info: dict[str, Any] = {"refused": refused} if refused else {}
+            reward = 0.0
+            if self._over or self._steps == self.horizon:
+                reward, told = await self._score()
+                info |= told
+        return StepResult(self._observe(), reward, self._over, info=info)
+
+    async def _score(self) -> tuple[float, dict[str, Any]]:
+        own: list[float] = []
+        if hasattr(self.plain, "get_reward"):
+            value = self.plain.get_reward()
+            value = await value if inspect.isawaitable(value) else value
+            if not _is_reward(value):
+                raise self._wrong("get_reward", value, "return a number")
+            own = [float(value)]
+        messages = [{"role": message.role, "content": message.content} for message in self._messages]
+        row = self._row | {"prompt": messages[: self._first]}
+        return await score(self.settings.reward, row, messages[self._first :], own=own, environments=[self.plain])
+
+    def _observe(self) -> Observation:
+        return Observation(tuple(self._messages), tools=self._tools, replies=True)
+
+
+def _finished(acting: Coroutine[Any, Any, StepResult]) -> StepResult:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        acting.send(None)
+    except StopIteration as done:
+        result: StepResult = done.value
+        return result
+    raise RuntimeError("a tool waits; write `async def`")
+
+
+def _tool_names(kind: type) -> list[str]:
+    methods = inspect.getmembers(kind, predicate=inspect.isfunction)
+    return [name for name, _ in methods if name not in NOT_TOOLS and not name.startswith("_")]
+
+
+def _tools(plain: Any) -> tuple[ToolSpec, ...]:
+    """The tools of an instance, described by type hints and docstrings. Raises ConfigError without them."""
+    from reflectkit.models.call_forms import tool_of
+
+    tools = []
+    for name in _tool_names(type(plain)):
+        try:
+            tools.append(tool_of(getattr(plain, name)))
+        except ValueError as error:
+            place = code_place(getattr(type(plain), name))
+            raise ConfigError(
+                f"{place}: {name}() cannot be a tool: {error}; give its arguments type hints, and its docstring a"
+                " section Args, or begin its name with _"
+            ) from None
+    return tuple(tools)

@@ -1,0 +1,353 @@
+"""A program as an environment: it asks an endpoint of OpenAI's form, and the agent is who answers.
+
+Each episode starts the program with its own address, and each request is a step. The program's own tools, prompts and
+loop stay as they are; it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import re
+import secrets
+import shlex
+import sys
+import tempfile
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import field_validator
+
+from reflectkit.config import Config, option
+from reflectkit.env import Action, Env, StepResult, Taskset
+from reflectkit.envs.adapters.endpoint import (
+    LOOPBACK,
+    Answer,
+    ChatRequest,
+    Conversations,
+    RequestError,
+    application,
+    serving,
+)
+from reflectkit.envs.adapters.plain import ToolTasks
+from reflectkit.envs.adapters.prompts import DatasetSettings, score
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.eventloop import LoopThread
+from reflectkit.types import Message, Observation, Task, ToolUse
+
+Value = TypeVar("Value")
+
+KEPT_OUTPUT = 1 << 16
+"""Bytes of a program's output that are kept, the last ones."""
+KEPT_IN_INFO = 2000
+"""Characters of it that an episode's record keeps."""
+PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+"""Environment variables that every program gets."""
+SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
+"""In the name of an environment variable that no program gets."""
+SUPERVISOR = str(Path(__file__).with_name("supervise.py"))
+CLOSED = "the episode is over"
+
+
+class ProgramSettings(DatasetSettings):
+    """Settings of a program."""
+
+    pass_env: tuple[str, ...] = option(
+        (), help="Environment variable that the program gets, besides PATH, HOME and the like (repeat the flag)."
+    )
+    program_timeout_s: float = option(
+        120.0, help="Seconds between two requests of the program, and after the last, before it is killed.", gt=0
+    )
+    program_memory_mb: int = option(0, help="Address space of the program in MB; 0: no limit.", ge=0)
+
+    @field_validator("pass_env")
+    @classmethod
+    def _no_keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if secret := next(filter(SECRET.search, names), None):
+            raise ValueError(f"{secret} looks like a key, which no program gets; leave it out")
+        return names
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A request that waits for the agent."""
+
+    request: ChatRequest
+    answer: asyncio.Future[Answer]
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """The program ended."""
+
+    code: int
+    output: str
+
+
+class _Run:
+    """One run of the program; everything but `__init__` happens in the endpoint's thread."""
+
+    def __init__(self) -> None:
+        self.conversations = Conversations()
+        self.events: asyncio.Queue[_Pending | _Exit] = asyncio.Queue()
+        self.posted: float | None = None
+        self.unmatched = self.overridden = 0
+        self.closed = False
+        self._waiting: set[_Pending] = set()
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        """What the agent answers; requests that come at once are answered one after the other."""
+        if self.closed:
+            raise RequestError(CLOSED, 410)
+        pending = _Pending(request, asyncio.get_running_loop().create_future())
+        self._waiting.add(pending)
+        self.events.put_nowait(pending)
+        try:
+            return await pending.answer
+        finally:
+            self._waiting.discard(pending)
+
+    def reward(self, value: float) -> None:
+        """The program reports its reward; once."""
+        if self.posted is not None:
+            raise RequestError("this episode has its reward", 409)
+        self.posted = value
+
+    async def start(self, command: list[str], environment: Mapping[str, str], memory: int) -> None:
+        """Start the program."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        self._watching = asyncio.ensure_future(self._watch(self._process))
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        output = bytearray()
+        assert process.stdout is not None
+        while piece := await process.stdout.read(1 << 16):
+            output += piece
+            del output[:-KEPT_OUTPUT]
+        code = await process.wait()
+        self.events.put_nowait(_Exit(code, output.decode(errors="replace")))
+
+    async def next(self, timeout_s: float) -> _Pending | _Exit:
+        """The next request that somebody still waits for, or the end. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                event = await self.events.get()
+                if isinstance(event, _Exit) or not event.answer.done():
+                    return event
+
+    async def stop(self) -> None:
+        """Kill what is left of the program; requests that wait are refused."""
+        self.closed = True
+        for pending in self._waiting:
+            if not pending.answer.done():
+                pending.answer.set_exception(RequestError(CLOSED, 410))
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._watching is not None:  # which ends with the output; something that left the group may hold that
+            await asyncio.wait([self._watching], timeout=5)
+            self._watching.cancel()
+
+
+class _Endpoint:
+    """The server of this process, in its own thread, which is started with the first program."""
+
+    def __init__(self) -> None:
+        self.thread = LoopThread("reflectkit-endpoint")
+        self.runs: dict[str, _Run] = {}
+        self._port: asyncio.Future[int] | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def port(self) -> int:
+        """The port; the server runs until the process ends."""
+        if self._port is None:
+            self._port = asyncio.get_running_loop().create_future()
+            self._serving = asyncio.ensure_future(self._serve(self._port))
+        return await self._port
+
+    async def _serve(self, port: asyncio.Future[int]) -> None:
+        async with serving(application(self.runs.get, "policy", hosts=LOOPBACK), LOOPBACK[0], 0) as number:
+            port.set_result(number)
+            await asyncio.Event().wait()
+
+
+@cache
+def _endpoint(process: int) -> _Endpoint:
+    return _Endpoint()
+
+
+class Program(Env):
+    """Programs; `env_of` makes the class of one.
+
+    The reward is that of `--reward`, functions of the transcript; without one, the number that the program posts to
+    `$REFLECTKIT_URL/reward`, or writes into the file `$REFLECTKIT_REWARD_FILE`, or else prints last. A program that
+    fails, takes too long or gives no reward makes an ABORTED episode. A reward of 1 or more is a success.
+    """
+
+    name = "program"
+    horizons: ClassVar[Mapping[str, int]] = {"all": 30}
+    Settings: ClassVar[type[Config]] = ProgramSettings
+    taskset: ClassVar[Taskset] = ToolTasks()
+    command: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._run: _Run | None = None
+        self._token = ""
+        self._pending: _Pending | None = None
+        self._seen = Observation(())
+        self._row: dict[str, Any] = {}
+        self._first = 0  # number of messages of the first request
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["tools"]:
+        """By calls."""
+        return "tools"
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the program and wait for its first request. Raises EnvironmentFailure."""
+        self.close()
+        return await self._in_thread(self._begin(task, seed))
+
+    async def step(self, action: Action) -> StepResult:
+        """Answer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
+        return await self._in_thread(self._act(action if isinstance(action, ToolUse) else ToolUse(str(action))))
+
+    def close(self) -> None:
+        """Kill the program, if it runs."""
+        if self._run is not None:
+            endpoint = self._server
+            endpoint.runs.pop(self._token, None)
+            endpoint.thread.result(self._run.stop())
+            self._run = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    @property
+    def _server(self) -> _Endpoint:
+        return _endpoint(os.getpid())
+
+    async def _in_thread(self, work: Coroutine[Any, Any, Value]) -> Value:
+        return await asyncio.wrap_future(self._server.thread.submit(work))
+
+    async def _begin(self, task: Task, seed: int) -> Observation:
+        self._folder = tempfile.TemporaryDirectory(prefix="reflectkit-program-")
+        self._run, self._token = _Run(), secrets.token_urlsafe(24)
+        self._server.runs[self._token] = self._run
+        url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
+        passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
+        own = {"REFLECTKIT_URL": url, "REFLECTKIT_REWARD_FILE": str(self._reward_file)}
+        self._row = task.data
+        values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
+        command = [re.sub(r"\{(\w+)\}", lambda found: _filled(found, values), part) for part in self.command]
+        own["REFLECTKIT_SEED"] = str(values["seed"])
+        environment = passed | own | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "reflectkit"}
+        await self._run.start(command, environment, self.settings.program_memory_mb << 20)
+        event = await self._next()
+        if isinstance(event, _Exit):
+            self._fail_if_failed(event)
+            raise EnvironmentFailure(f"the program ended without a request{_last_line(event)}")
+        self._first = len(event.request.observation.messages)
+        return self._observe(event)
+
+    async def _act(self, action: ToolUse) -> StepResult:
+        assert self._run is not None
+        assert self._pending is not None
+        if not self._pending.answer.done():  # the program may have closed the connection meanwhile
+            self._pending.answer.set_result(Answer(action))
+        event = await self._next()
+        if isinstance(event, _Pending):
+            return StepResult(self._observe(event), 0.0, False)
+        self._fail_if_failed(event)
+        if self.settings.reward:
+            said = [*self._seen.messages, Message("assistant", action.text, action.calls)]
+            messages = [{"role": message.role, "content": message.content} for message in said]
+            row = self._row | {"prompt": messages[: self._first]}
+            reward, info = await score(self.settings.reward, row, messages[self._first :])
+        else:
+            reward = self._reward(event)
+            info = {"success": reward >= 1}
+        figures = {"unmatched": float(self._run.unmatched), "overridden": float(self._run.overridden)}
+        info |= {"figures": info.get("figures", {}) | figures, "output": event.output[-KEPT_IN_INFO:]}
+        return StepResult(self._seen, reward, True, info=info)
+
+    async def _next(self) -> _Pending | _Exit:
+        assert self._run is not None
+        try:
+            return await self._run.next(self.settings.program_timeout_s)
+        except TimeoutError:
+            await self._run.stop()
+            raise EnvironmentFailure(
+                f"the program took longer than {self.settings.program_timeout_s:g} s; raise --program-timeout-s"
+            ) from None
+
+    def _observe(self, pending: _Pending) -> Observation:
+        assert self._run is not None
+        request = pending.request
+        self._run.unmatched += request.unmatched
+        self._run.overridden += request.temperature is not None or request.max_tokens is not None
+        self._pending, self._seen = pending, request.observation
+        return self._seen
+
+    def _fail_if_failed(self, event: _Exit) -> None:
+        if event.code:
+            raise EnvironmentFailure(f"the program ended with exit code {event.code}{_last_line(event)}")
+
+    def _reward(self, event: _Exit) -> float:
+        """The reward of the program that ended. Raises EnvironmentFailure."""
+        assert self._run is not None
+        if self._run.posted is not None:
+            return self._run.posted
+        written = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            written = self._reward_file.read_text(encoding="utf-8").strip()
+        last = written or next((line for line in reversed(event.output.splitlines()) if line.strip()), "")
+        try:
+            reward = float(last)
+        except ValueError:
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise EnvironmentFailure(f"the program gave no reward; print it as the last line{_last_line(event)}")
+        return reward
+
+    @property
+    def _reward_file(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / "reward"
+
+
+def _filled(found: re.Match[str], values: Mapping[str, Any]) -> str:
+    value = values.get(found[1], found[0])
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _last_line(event: _Exit) -> str:
+    lines = [line for line in event.output.splitlines() if line.strip()]
+    return f"; its output ends: {lines[-1].strip():.200}" if lines else ""
+
+
+def env_of(rest: str) -> type[Env]:
+    """The env of the program that `rest` starts, e.g. "python my_agent.py {task}". Raises ConfigError."""
+    try:
+        command = tuple(shlex.split(rest))
+    except ValueError as error:
+        raise ConfigError(f"--env program: {error}: {rest:.80}") from None
+    if not command:
+        raise ConfigError('--env program: write the command, e.g. program:"python my_agent.py {task}"')
+    return type("Program", (Program,), {"__module__": __name__, "__doc__": Program.__doc__, "command": command})

@@ -1,0 +1,220 @@
+"""Problems from data sets, and reward functions in TRL's form; `--env prompts` answers a prompt in one step."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from reflectkit.config import Config, option
+from reflectkit.env import Action, Env, StepResult, Taskset, check_task
+from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
+from reflectkit.files import missing
+from reflectkit.jsonl import read_json_list, read_jsonl
+from reflectkit.registry import code_files, resolve
+from reflectkit.types import Message, Observation, Task
+
+FILES = (".json", ".jsonl", ".csv", ".parquet")
+ROLES = ("system", "user", "assistant", "tool")
+NO_MESSAGES = 'a prompt is a text, or messages such as [{"role": "user", "content": "…"}]'
+
+
+class DatasetSettings(Config):
+    """Problems from a data set, and reward functions."""
+
+    dataset: str = option(
+        "",
+        help=f"Problems: a file ({', '.join(FILES)}) or a data set of the hub, NAME or NAME:CONFIG. Its column"
+        " `prompt` is a text or a list of messages; reward functions get all columns.",
+        essential=True,
+    )
+    dataset_split: str = option("train", help="Split of a data set of the hub.")
+    reward: tuple[str, ...] = option(
+        (),
+        help="Reward function in TRL's form, FILE.py:FUNCTION or MODULE:FUNCTION; with a weight, FUNCTION=0.5."
+        " Repeatable; the rewards are added.",
+        essential=True,
+    )
+
+
+class DatasetTasks(Taskset):
+    """The rows of `--dataset`: a problem each; those with the same prompt stay in one split."""
+
+    needs_settings: ClassVar[bool] = True
+
+    @property
+    def records_folder(self) -> str:  # type: ignore[override]
+        """Each data set has a folder of its own."""
+        dataset = self.settings.dataset if self.settings else ""
+        split = "" if not dataset or dataset.endswith(FILES) else f"--{self.settings.dataset_split}"
+        return re.sub(r"[^\w.-]+", "--", dataset + split).strip(".-")
+
+    def tasks(self, level: str) -> list[Task]:
+        """A problem for each row."""
+        if not (self.settings and self.settings.dataset):
+            raise ConfigError(
+                f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a name on the hub"
+            )
+        rows, first = _rows(self.settings.dataset, self.settings.dataset_split), dict[str, str]()
+        return [
+            Task(str(number), self.env.name, level, first.setdefault(json.dumps(row.get("prompt")), str(number)), row)
+            for number, row in enumerate(rows)
+        ]
+
+    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The data set's file, and the code of the rewards."""
+        data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
+        return [*data, *code_files(_reward(spec)[1].__module__ for spec in settings.reward)]
+
+
+@cache
+def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
+    """The rows of a file, or of a split on the hub. Raises DataError for none, or one without a prompt."""
+    rows: Any
+    path = Path(dataset)
+    if not dataset.endswith(FILES):
+        rows = _from_hub(dataset, split)
+    elif not path.exists():
+        raise missing(path)
+    elif path.suffix == ".json":
+        rows = read_json_list(path)
+    elif path.suffix == ".jsonl":
+        rows = [value for _, value in read_jsonl(path)]
+    else:
+        rows = _from_arrow(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping) or "prompt" not in row:
+            has = f"its columns are {', '.join(map(str, row))}" if isinstance(row, Mapping) else "it is no JSON object"
+            raise DataError(dataset, f"row {number} has no column 'prompt': {has}; rename one")
+        prompt_messages(row["prompt"], f"{dataset}, row {number}")
+    if not rows:
+        raise DataError(dataset, "has no rows")
+    return [dict(row) for row in rows]
+
+
+def _from_arrow(path: Path) -> Any:
+    """The rows of a CSV or Parquet file."""
+    from pyarrow import ArrowInvalid, csv, parquet
+
+    try:
+        table = csv.read_csv(path) if path.suffix == ".csv" else parquet.read_table(path)
+    except ArrowInvalid as error:
+        raise DataError(path, " ".join(str(error).split())) from None
+    return table.to_pylist()
+
+
+def _from_hub(dataset: str, split: str) -> Any:
+    """The rows of a data set on the hub, NAME or NAME:CONFIG."""
+    from reflectkit.models.hub import dataset_rows
+
+    name, _, config = dataset.partition(":")
+    try:
+        return dataset_rows(name, config, split)
+    except ValueError as error:
+        files = ", ".join(FILES)
+        raise ConfigError(f"--dataset {dataset}: no file ({files}), nor can it be read from the hub: {error}") from None
+
+
+def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
+    """A row's prompt as messages. Raises DataError, with the place `where`."""
+    if isinstance(prompt, str) and prompt.strip():
+        return (Message("user", prompt),)
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(where, f"{prompt!r:.60} is no prompt; {NO_MESSAGES}", field="prompt")
+    for message in prompt:
+        if not (
+            isinstance(message, Mapping) and isinstance(message.get("content"), str) and message.get("role") in ROLES
+        ):
+            raise DataError(where, f"{message!r:.60} is no message; {NO_MESSAGES}", field="prompt")
+    return tuple(Message(message["role"], message["content"]) for message in prompt)
+
+
+@cache
+def _reward(spec: str) -> tuple[str, Any, float]:
+    """The name, the function and the weight of a `--reward`. Raises ConfigError."""
+    target, _, weight = spec.partition("=")
+    function = resolve("reward function", target, {})
+    name = getattr(function, "__name__", target.rpartition(":")[2])
+    try:
+        number = float(weight or 1)
+    except ValueError:
+        number = math.nan
+    if not callable(function) or not math.isfinite(number):
+        raise ConfigError(f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g. my.py:exact=0.5")
+    return name, function, number
+
+
+async def score(
+    specs: Sequence[str], row: Mapping[str, Any], completion: Any, *, own: Sequence[float] = (), **more: Any
+) -> tuple[float, dict[str, Any]]:
+    """(sum of the rewards, info) of an answer to `row`. own: rewards of an env itself, which come first. more: further
+    arguments of reward functions.
+
+    A reward that is None does not apply. The answer is right if the first reward is at least 1.
+    """
+    columns = {name: [value] for name, value in row.items() if name != "prompt"}
+    arguments = {"prompts": [row["prompt"]], "completions": [completion], **columns, **more}
+    total, values, figures = sum(own), list[float | None](own), {}
+    for name, function, weight in map(_reward, specs):
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(arguments)}, so"
+                " end its arguments with **kwargs"
+            ) from None
+        returned = function(**arguments)
+        returned = await returned if inspect.isawaitable(returned) else returned
+        value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
+        if value is not None and not (hasattr(value, "__float__") and math.isfinite(float(value))):
+            raise ConfigError(
+                f"{code_place(function)}: reward function {name} returned {returned!r:.60} for one completion; return a"
+                " list with one number, or None where it does not apply"
+            )
+        values.append(None if value is None else float(value))
+        if value is not None:
+            figures[name] = float(value)
+            total += weight * float(value)
+    if not any(value is not None for value in values):
+        raise ConfigError(f"no reward function applies to {row['prompt']!r:.80}; one must return a number")
+    info = {"success": values[0] is not None and values[0] >= 1}
+    return total, info | ({"figures": figures} if figures else {})
+
+
+class Prompts(Env):
+    """Answer the prompt."""
+
+    name = "prompts"
+    horizons: ClassVar[Mapping[str, int]] = {"all": 1}
+    Settings: ClassVar[type[Config]] = DatasetSettings
+    taskset: ClassVar[Taskset] = DatasetTasks()
+
+    @classmethod
+    def action_kind(cls, settings: Any) -> Literal["text"]:
+        """In words."""
+        return "text"
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Show the prompt."""
+        check_task(task, self.name, self.levels)
+        if not self.settings.reward:
+            raise ConfigError("env 'prompts' needs --reward FILE.py:FUNCTION, in TRL's form")
+        self._row: Mapping[str, Any] | None = task.data
+        self._seen = Observation(prompt_messages(task.data.get("prompt"), task.id))
+        return self._seen
+
+    async def step(self, action: Action) -> StepResult:
+        """Score the answer."""
+        if self._row is None or not isinstance(action, str):
+            raise IllegalActionError(f"prompts: no action {action!r:.80}; one text answers a prompt")
+        row, self._row = self._row, None
+        completion: Any = action
+        if not isinstance(row["prompt"], str):
+            completion = [{"role": "assistant", "content": action}]
+        reward, info = await score(self.settings.reward, row, completion)
+        return StepResult(self._seen, reward, True, info=info)

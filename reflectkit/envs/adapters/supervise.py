@@ -1,0 +1,47 @@
+"""Runs a program in a process group of its own, which ends when the program does, or when standard input is closed, as
+it is when the process that started this one is killed. Arguments: the most memory in bytes (0: no limit), and the
+program with its arguments.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+memory, command = int(sys.argv[1]), sys.argv[2:]
+
+
+def enter_group() -> None:
+    """Called in the program's process before it begins."""
+    os.setsid()
+    if memory:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+try:
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=enter_group)
+except OSError as error:
+    os.write(1, f"{command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def end_group() -> None:
+    """Kill all that is left of the group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+
+
+def wait_for_the_end_of_input() -> None:
+    """Until nobody holds the other end."""
+    while os.read(0, 4096):
+        pass
+    end_group()
+
+
+threading.Thread(target=wait_for_the_end_of_input, daemon=True).start()
+code = program.wait()
+end_group()
+os._exit(code if code >= 0 else 128 - code)

@@ -1,0 +1,195 @@
+"""serve: OpenAI's own client talks to it; comments stay inside; what is not understood is refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.envs.adapters.endpoint import Answer, ChatRequest, Conversations, application, serving
+from reflectkit.eventloop import LoopThread
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tiny import build_model
+from reflectkit.tools import use_of
+from reflectkit.types import ToolCall, ToolUse
+from tests.models.test_chat import make_tokenizer
+
+LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {"box": {}}}}
+TOOLS: Any = [{"type": "function", "function": LOOK}]
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+class Scripted:
+    """A session that answers the same to all, and keeps what it was asked."""
+
+    def __init__(self, action: ToolUse) -> None:
+        self.conversations, self.action, self.asked = Conversations(), action, list[ChatRequest]()
+        self.rewards: list[float] = []
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        self.asked.append(request)
+        return Answer(self.action, tokens=(7, 3), limit=3)
+
+    def reward(self, value: float) -> None:
+        self.rewards.append(value)
+
+
+@pytest.fixture
+def served() -> Iterator[Any]:
+    """Starts a session's server: → its address."""
+    threads = []
+
+    def start(session: Scripted, token: str = "") -> str:
+        thread, port = LoopThread("test"), asyncio.Queue[int]()
+
+        async def run() -> None:
+            app = application({"": session}.get, "m", hosts=("127.0.0.1",), token=token)
+            async with serving(app, "127.0.0.1", 0) as number:
+                port.put_nowait(number)
+                await asyncio.Event().wait()
+
+        threads.append((thread, thread.submit(run())))
+        return f"http://127.0.0.1:{thread.result(port.get())}"
+
+    yield start
+    for thread, running in threads:
+        running.cancel()
+        thread.close()
+
+
+def test_calls_are_the_same_streamed_or_not_and_get_their_text_back(served: Any) -> None:
+    session = Scripted(use_of([ToolCall("look", {"box": "é"})]))
+    client = openai.OpenAI(base_url=f"{served(session)}/v1", api_key="any")
+    answer = client.chat.completions.create(model="m", messages=HELLO, tools=TOOLS, temperature=0.5, max_tokens=9)
+    message = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 3)
+    assert message.tool_calls is not None
+    assert json.loads(message.tool_calls[0].function.arguments) == {"box": "é"}  # type: ignore[union-attr]
+    assert (session.asked[0].temperature, session.asked[0].max_tokens) == (0.5, 9)
+    stream = client.chat.completions.create(
+        model="m", messages=HELLO, tools=TOOLS, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    (delta,) = [chunk.choices[0].delta for chunk in chunks if chunk.choices and chunk.choices[0].delta.tool_calls]
+    assert delta.tool_calls is not None
+    assert delta.tool_calls[0].function is not None
+    assert delta.tool_calls[0].function.arguments == message.tool_calls[0].function.arguments  # type: ignore[union-attr]
+    assert chunks[-1].usage is not None
+    said = message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "red"}
+    client.chat.completions.create(model="m", messages=[*HELLO, said, result], tools=TOOLS)
+    asked = session.asked[-1]
+    assert asked.unmatched == 0
+    assert [part.content for part in asked.observation.messages] == ["Hello", session.action.text, "red"]
+    assert asked.observation.messages[2].name == "look"
+    said["content"] = "Something else."
+    client.chat.completions.create(model="m", messages=[*HELLO, said, result], tools=TOOLS)
+    assert session.asked[-1].unmatched == 1
+
+
+def test_the_answer_ends_before_a_stop_and_thoughts_are_not_shown(served: Any) -> None:
+    session = Scripted(ToolUse("<think>Hm.</think>Box 2. Observation: red"))
+    client = openai.OpenAI(base_url=f"{served(session)}/v1", api_key="any")
+    answer = client.chat.completions.create(model="m", messages=HELLO, stop=["Observation:"])
+    assert answer.choices[0].message.content == "Box 2. "
+    assert answer.choices[0].finish_reason == "length"
+    repeated: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
+    client.chat.completions.create(model="m", messages=repeated)
+    assert session.asked[-1].observation.messages[1].content == session.action.text
+
+
+def post(url: str, body: bytes, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def asking(**more: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": HELLO, **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"{", 400, "Invalid JSON"),
+        (b"[]", 400, "object"),
+        (asking(messages=[]), 400, "messages: List should have at least 1 item"),
+        (asking(messages=[{"role": "king", "content": "x"}]), 400, "messages.0.role"),
+        (asking(n=3), 400, "n: 3 answers"),
+        (asking(response_format={"type": "json_object"}), 400, "response_format"),
+        (asking(tools=TOOLS * 2), 400, "two have the same name"),
+        (asking(tools=[{"type": "function", "function": LOOK | {"parameters": {"type": 3}}}]), 400, "no JSON schema"),
+        (asking(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "run"}}), 400, "no tool is named"),
+        (asking(junk="x" * (17 << 20)), 413, "at most"),
+    ],
+)
+def test_what_is_not_understood_is_refused(served: Any, body: bytes, status: int, reason: str) -> None:
+    session = Scripted(ToolUse("Hi."))
+    code, text = post(f"{served(session)}/v1/chat/completions", body)
+    assert (code, session.asked) == (status, [])
+    assert reason in json.loads(text)["error"]["message"]
+
+
+def test_only_its_own_host_and_token(served: Any) -> None:
+    session = Scripted(ToolUse("Hi."))
+    url = served(session, "s3cret") + "/v1/chat/completions"
+    assert post(url, asking())[0] == 401
+    assert post(url, asking(), Authorization="Bearer wrong")[0] == 401
+    assert post(url, asking(), Authorization="Bearer s3cret", Host="evil.example")[0] == 400
+    assert post(url, asking(), Authorization="Bearer s3cret")[0] == 200
+    assert post(url.replace("/v1/chat/completions", "/s/other/v1/chat/completions"), asking())[0] in (401, 404)
+    assert post(url + "/more", asking(), Authorization="Bearer s3cret")[0] == 404
+
+
+def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
+    for name, role, seed in (("policy", None, 0), ("reflector", "reflection", 1)):
+        tokenizer = make_tokenizer("qwen" if role is None else None)
+        save_player(tmp_path / name, LoadedModel(build_model(tokenizer, 2048, seed), tokenizer, role))
+    command = [sys.executable, "-m", "reflectkit", "serve", "--policy", "policy", "--reflector", "reflector"]
+    command += ["--port", "0", "--record", "record.jsonl", "--max-new-tokens", "8"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stdout is not None
+        line = next(line for line in server.stdout if "serving" in line)
+        url = line.split(" at ")[1].split(" ")[0].removesuffix("/v1")
+        client = openai.OpenAI(base_url=f"{url}/s/mine/v1", api_key="any")
+        answer = client.chat.completions.create(model="m", messages=HELLO, max_tokens=4)
+        again: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
+        client.chat.completions.create(model="m", messages=again, max_tokens=4)
+        assert post(f"{url}/s/mine/reward", b'{"reward": 0.5}')[0] == 200
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+    first, second, reward = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
+    assert reward == {"session": "mine", "reward": 0.5}
+    decision = first["decision"]
+    assert first["session"] == "mine"
+    assert 0 < len(decision["token_ids"]) == len(decision["logprobs"]) <= 4
+    assert decision["reflection"] not in (answer.choices[0].message.content or "-")
+    held = [*decision["prompt_ids"], *decision["token_ids"]]
+    assert second["decision"]["prompt_ids"][: len(held)] == held
+
+
+def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REFLECTKIT_TOKEN", raising=False)
+    assert main(["serve", "--policy", "x", "--host", "0.0.0.0"]) == 2
+    assert "set REFLECTKIT_TOKEN" in capsys.readouterr().err

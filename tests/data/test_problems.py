@@ -1,0 +1,84 @@
+"""Where problems come from without a file, and what is held out."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.data.problems import Problems
+from reflectkit.env import ChoiceEnv
+from reflectkit.envs.setup import EnvSetup
+from reflectkit.errors import DataError
+from reflectkit.jsonl import write_json
+from reflectkit.types import Task
+
+
+class Guess(ChoiceEnv):
+    """Guess the side of a coin that the seed tosses; it is not shown before the end."""
+
+    name = "guess"
+    choices = ("heads", "tails")
+
+    def _begin(self, task: Task, seed: int) -> None:
+        self.side, self.text = random.Random(seed).randrange(2), "Guess."
+
+    def _move(self, action: int) -> tuple[float, bool, dict[str, Any]]:
+        return float(action == self.side), True, {}
+
+    def _text(self) -> str:
+        return self.text
+
+
+class OneSided(Guess):
+    """Always heads."""
+
+    def _begin(self, task: Task, seed: int) -> None:
+        super()._begin(task, 0)
+
+
+def problems(env: str, folder: Path) -> Problems:
+    return Problems(EnvSetup(env, folder))
+
+
+def test_an_own_list_is_divided_by_group_alike_at_each_level(tmp_path: Path) -> None:
+    taxi = problems("taxi", tmp_path)
+    split_of_group: dict[str, str] = {}
+    for level in ("pickup", "full"):
+        counts = {split: len(taxi.tasks(split, level)) for split in ("train", "validate", "test")}
+        assert counts == {"train": 210, "validate": 60, "test": 30}
+        assert taxi.holds_out(level)
+        for split in counts:
+            for task in taxi.tasks(split, level):
+                assert split_of_group.setdefault(task.group, split) == split
+    dropoff = [{task.id for task in taxi.tasks(split, "dropoff")} for split in ("train", "test")]
+    assert dropoff[0] == dropoff[1]
+    assert not taxi.holds_out("dropoff")
+
+
+def test_an_env_without_a_list_has_a_problem_for_each_seed(tmp_path: Path) -> None:
+    own = problems(f"{__name__}:Guess", tmp_path)
+    tasks = [own.tasks(split, "all") for split in ("train", "validate", "test")]
+    assert [len(part) for part in tasks] == [1000, 100, 100]
+    assert len({task.id for part in tasks for task in part}) == 1200
+    env: Any = own.setup.make(None)
+    sides = []
+    for task in tasks[2][:20]:
+        env.reset(task, random.randrange(99))
+        sides.append(env.side)
+    assert sides == [random.Random(2_000_000 + place).randrange(2) for place in range(20)]
+
+
+def test_an_ignored_seed_is_noticed_and_a_hidden_state_is_not_mistaken_for_it(tmp_path: Path) -> None:
+    assert problems(f"{__name__}:Guess", tmp_path).holds_out("all")
+    assert not problems(f"{__name__}:OneSided", tmp_path).holds_out("all")
+
+
+def test_files_of_splits_come_first_and_problems_that_gen_task_makes_are_required(tmp_path: Path) -> None:
+    write_json(tmp_path / "taxi" / "train.json", [])
+    with pytest.raises(DataError, match="reflectkit split"):
+        problems("taxi", tmp_path).tasks("test", "full")
+    with pytest.raises(DataError, match="reflectkit gen-task --env memory"):
+        problems("memory", tmp_path).tasks("train", "short")

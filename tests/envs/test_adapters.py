@@ -1,0 +1,497 @@
+"""Plain classes, TRL's environments, reward functions and Gymnasium's games as environments."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.envs import data_folder, env_class, listed
+from reflectkit.envs import make as make_env
+from reflectkit.envs.adapters.plain import adapted
+from reflectkit.errors import ConfigError, DataError
+from reflectkit.eventloop import result_of
+from reflectkit.jsonl import read_json, write_json, write_jsonl
+from reflectkit.rollouts.wrappers import Checked
+from reflectkit.types import Task, ToolCall, ToolUse
+from tests.examples import own_module
+
+
+def make(kind: type, horizon: int | None = None, **settings: Any) -> Any:
+    env: Any = adapted(kind)
+    env.name = kind.__name__.lower()
+    made = env(**settings)
+    made.horizon = horizon
+    return Checked(made)
+
+
+def task_of(env: Any, **data: Any) -> Task:
+    return Task("1", env.name, "all", "1", data)
+
+
+def step(env: Any, action: Any) -> Any:
+    return result_of(env.step(action))
+
+
+class Counter:
+    choices = ("one", "two")
+    form = 3
+
+    def __init__(self, wanted: int = 3) -> None:
+        self.wanted = wanted
+
+    def reset(self) -> str:
+        self.sum = 0
+        return "0"
+
+    def step(self, choice: str) -> Any:
+        self.sum += self.choices.index(choice) + 1
+        done = self.sum >= self.wanted
+        reward = float(self.sum == self.wanted)
+        returned = [str(self.sum), reward, done]
+        if self.form == 5:
+            returned.append(False)
+        if self.form > 3:
+            returned.append({"figures": {"sum": self.sum}, "array": numpy.zeros(2)})
+        return tuple(returned)
+
+
+@pytest.mark.parametrize("form", [3, 4, 5])
+def test_choices_are_taken_by_their_texts(form: int) -> None:
+    env = make(type("Counter", (Counter,), {"form": form}), wanted=3)
+    seen = env.reset(task_of(env, seed=1), 0)
+    assert (seen.text, seen.choices) == ("0", ("one", "two"))
+    first, last = env.step(0), env.step(1)
+    assert (first.observation.text, first.reward, first.terminated) == ("1", 0, False)
+    assert (last.observation.text, last.reward, last.terminated, last.info["success"]) == ("3", 1, True, True)
+    assert last.info.get("figures") == ({"sum": 3} if form > 3 else None)
+
+
+def test_gymnasiums_truncation_and_success_are_understood() -> None:
+    class Cut(Counter):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
+            return f"seed {seed}", {}
+
+        def step(self, choice: str) -> Any:
+            return "end", 1.0, False, numpy.bool_(True), {"success": False}
+
+    env = make(Cut)
+    assert env.reset(task_of(env, seed=7), 0).text == "seed 7"
+    last = env.step(0)
+    assert (last.terminated, last.truncated, last.info["success"]) == (False, True, False)
+
+
+def test_choices_may_change_with_the_state() -> None:
+    class Shrinking:
+        def reset(self, seed: int) -> str:
+            self.left = [1, 2, 3]
+            return "Take one."
+
+        def choices(self) -> list[int]:
+            return self.left
+
+        def step(self, choice: int) -> Any:
+            self.left = [value for value in self.left if value != choice]
+            return "Take one.", float(choice), not self.left
+
+    env = make(Shrinking)
+    assert env.reset(task_of(env), 5).choices == ("1", "2", "3")
+    assert env.step(1).observation.choices == ("1", "3")
+    assert env.step(1).reward == 3
+
+
+class Dice:
+    """Uses the global generators."""
+
+    choices = ("roll",)
+
+    def reset(self) -> str:
+        return self.roll()
+
+    def step(self, choice: str) -> Any:
+        return self.roll(), 0.0, False
+
+    def roll(self) -> str:
+        return f"{random.random()} {numpy.random.random()}"
+
+
+def test_global_generators_are_the_episodes_own() -> None:
+    def alone(seed: int) -> list[str]:
+        env = make(Dice)
+        return [env.reset(task_of(env, seed=seed), 0).text, env.step(0).observation.text]
+
+    before = random.getstate()
+    one, other = make(Dice), make(Dice)
+    starts = [one.reset(task_of(one, seed=1), 0).text, other.reset(task_of(other, seed=2), 0).text]
+    ends = [env.step(0).observation.text for env in (one, other)]
+    assert [*zip(starts, ends, strict=True)] == [tuple(alone(1)), tuple(alone(2))]
+    assert starts[0] != starts[1]
+    assert random.getstate() == before
+
+
+class Desk:
+    """In the form of TRL."""
+
+    def reset(self, **row: Any) -> str | None:
+        self.row, self.sum = row, 0
+        return None if row.get("quiet") else " Use the tool."
+
+    def add(self, number: int) -> int:
+        """
+        Adds a number.
+
+        Args:
+            number: The number to add.
+
+        Returns:
+            The sum.
+        """
+        if number < 0:
+            raise ValueError("Not below 0.")
+        self.sum += number
+        return self.sum
+
+    def get_reward(self) -> float:
+        return self.sum / 10
+
+    def _private(self) -> None:
+        pass
+
+
+def calls(*numbers: int) -> ToolUse:
+    return ToolUse("written", tuple(ToolCall("add", {"number": number}) for number in numbers))
+
+
+def test_public_methods_are_tools_until_none_is_called() -> None:
+    env = make(Desk)
+    seen = env.reset(task_of(env, prompt="Count to 10.", answer="10"), 3)
+    assert env.plain.row == {"prompt": "Count to 10.", "answer": "10", "seed": 3}
+    assert [(message.role, message.content) for message in seen.messages] == [("user", "Count to 10. Use the tool.")]
+    (tool,) = seen.tools
+    assert (tool.name, tool.description) == ("add", "Adds a number.")
+    number = {"type": "integer", "description": "The number to add."}
+    assert tool.parameters == {"type": "object", "properties": {"number": number}, "required": ["number"]}
+    result = step(env, calls(4, -1, 6))
+    results = [message.content for message in result.observation.messages[2:]]
+    assert (results, result.info, result.terminated) == (
+        ["4", "{'error': 'Not below 0.'}", "10"],
+        {"refused": 1},
+        False,
+    )
+    last = step(env, ToolUse("Done."))
+    assert (last.reward, last.terminated, last.info["success"]) == (1.0, True, True)
+
+
+def test_the_score_is_also_asked_at_the_horizon() -> None:
+    env = make(Desk, horizon=1)
+    env.reset(
+        task_of(env, prompt=[{"role": "system", "content": "S"}, {"role": "user", "content": "U"}], quiet=True), 3
+    )
+    last = step(env, calls(4))
+    assert [message.content for message in last.observation.messages[:2]] == ["S", "U"]
+    assert (last.reward, last.terminated, last.info["success"]) == (0.4, False, False)
+
+
+def test_tools_and_scores_may_wait() -> None:
+    class Slow(Desk):
+        async def add(self, number: int) -> int:  # type: ignore[override]
+            return super().add(number)
+
+        async def get_reward(self) -> float:  # type: ignore[override]
+            return 3.0
+
+    Slow.add.__doc__ = Desk.add.__doc__
+    env = make(Slow)
+    env.reset(task_of(env), 3)
+    assert step(env, calls(4)).observation.messages[-1].content == "4"
+    assert step(env, ToolUse("Done.")).reward == 3.0
+
+
+REWARDS = """
+SEEN = []
+
+def exact(prompts, completions, answer, **kwargs):
+    SEEN.append((prompts, completions, answer))
+    return [float(completion == right) for completion, right in zip(completions, answer)]
+
+async def short(completions, **kwargs):
+    return [1 - len(completion) / 10 for completion in completions]
+
+def never(**kwargs):
+    return [None]
+
+def nan(**kwargs):
+    return [float("nan")]
+
+def raises(**kwargs):
+    return [1 / 0]
+
+def many(**kwargs):
+    return [1.0, 2.0]
+
+def strict(completions):
+    return [1.0]
+
+def of_desk(environments, completions, **kwargs):
+    return [environments[0].sum + len(completions[0])]
+"""
+
+
+@pytest.fixture
+def rewards(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    name = f"{own_module(request.node)}.py"
+    Path(name).write_text(REWARDS, encoding="utf-8")
+    return name
+
+
+def answered(rewards: tuple[str, ...], prompt: Any = "2 + 3 =", text: str = "5") -> Any:
+    env: Any = env_class("prompts")(reward=rewards)
+    env.reset(Task("1", "prompts", "all", "1", {"prompt": prompt, "answer": "5"}), 0)
+    return step(env, text)
+
+
+def test_reward_functions_are_called_as_by_trl_and_added_by_weight(rewards: str) -> None:
+    result = answered((f"{rewards}:exact", f"{rewards}:short=0.5", f"{rewards}:never"))
+    assert result.reward == pytest.approx(1 + 0.5 * 0.9)
+    assert result.info == {"success": True, "figures": {"exact": 1.0, "short": 0.9}}
+    messages = [{"role": "user", "content": "2 + 3 ="}]
+    assert answered((f"{rewards}:exact",), messages).info["success"] is False
+    from reflectkit.registry import resolve
+
+    assert resolve("list", f"{rewards}:SEEN", {}) == [
+        (["2 + 3 ="], ["5"], ["5"]),
+        ([messages], [[{"role": "assistant", "content": "5"}]], ["5"]),
+    ]
+
+
+def test_reward_functions_see_the_environments(rewards: str) -> None:
+    env = make(Desk, reward=(f"{rewards}:of_desk=2",))
+    env.reset(task_of(env), 3)
+    step(env, calls(4))
+    assert step(env, ToolUse("Done.")).reward == 0.4 + 2 * (4 + 3)  # of three messages
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("never", "no reward function applies to '2 + 3 ='"),
+        ("nan", ".py, line 14: reward function nan returned [nan] for one completion"),
+        ("many", ".py, line 20: reward function many returned [1.0, 2.0] for one completion"),
+        ("strict", ".py, line 23: reward function strict: got an unexpected keyword argument"),
+        ("exact=much", ":exact=much: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT"),
+        ("SEEN", ":SEEN: write FILE.py:FUNCTION"),
+    ],
+)
+def test_a_wrong_reward_is_named_with_its_line(rewards: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        answered((f"{rewards}:{name}",))
+    assert message in str(caught.value)
+
+
+ROWS = [{"prompt": "1 + 1 =", "answer": 2}, {"prompt": "2 + 2 =", "answer": 4}, {"prompt": "1 + 1 =", "answer": 2}]
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "csv", "parquet"])
+def test_rows_of_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(f"{ending}_sums.{ending}")
+    if ending == "json":
+        write_json(path, ROWS)
+    elif ending == "jsonl":
+        write_jsonl(path, ROWS)
+    else:
+        import pandas
+
+        frame = pandas.DataFrame(ROWS)
+        (frame.to_csv if ending == "csv" else frame.to_parquet)(path, index=False)
+    kind = env_class("prompts")
+    settings = kind.Settings(dataset=str(path))
+    assert [(task.group, task.data) for task in listed("prompts", "all", settings)] == [
+        ("0", ROWS[0]),
+        ("1", ROWS[1]),
+        ("0", ROWS[2]),
+    ]
+    assert kind.taskset.with_settings(settings).records_folder == path.name
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"question": "1 + 1"}], "row 1 has no column 'prompt': its columns are question; rename one"),
+        ([{"prompt": "1"}, {"prompt": 3}], "row 2: field 'prompt': 3 is no prompt"),
+        ([{"prompt": [{"role": "me", "content": ""}]}], "is no message; a prompt is a text, or messages"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path: Path, rows: list[Any], message: str) -> None:
+    path = tmp_path / "rows.json"
+    write_json(path, rows)
+    with pytest.raises(DataError) as caught:
+        listed("prompts", "all", env_class("prompts").Settings(dataset=str(path)))
+    assert message in str(caught.value)
+
+
+def game(name: str, **settings: Any) -> tuple[Any, str]:
+    env = make_env(f"gymnasium:{name}", 20, **settings)
+    return env, env.reset(Task("1", env.name, "all", "1", {"seed": 1}), 0).text
+
+
+def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
+    env, text = game("FrozenLake-v1", is_slippery=False)
+    assert env.seen.choices == ("left", "down", "right", "up")
+    assert text == "SFFF\nFHFH\nFFFH\nHFFG\nred at line 1, column 1: S"
+    for action in (1, 1, 2, 2, 1):
+        assert not env.step(action).terminated
+    last = env.step(2)
+    assert (last.reward, last.terminated, last.info) == (1.0, True, {"success": True})
+    assert env_class("gymnasium:FrozenLake-v1").horizons == {"all": 100}
+    assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "shown"), [("Taxi-v4", 6, "yellow at line"), ("CliffWalking-v1", 4, "x  C")]
+)
+def test_other_games_show_their_text(name: str, choices: int, shown: str) -> None:
+    env, text = game(name)
+    assert len(env.seen.choices) == choices
+    assert shown in text
+    assert env.step(0).observation.text != text
+
+
+BAD = """
+import random
+
+class NoStep:
+    choices = ("a", "b")
+    def reset(self, seed): return "?"
+
+class NoChoices:
+    def reset(self, seed): return "?"
+    def step(self, choice): return "?", 0.0, True
+
+class NoActions:
+    def reset(self, seed): return "?"
+
+class Base:
+    choices = ("a", "b")
+    def reset(self, seed): return "?"
+    def step(self, choice): return "?", 0.0, True
+
+class Short(Base):
+    def step(self, choice): return "?", 0.0
+
+class NoReward(Base):
+    def step(self, choice): return "?", None, True
+
+class Number(Base):
+    def reset(self, seed): return 3
+
+class Twice(Base):
+    choices = ("a", "a")
+
+class Empty(Base):
+    choices = ()
+
+class Raises(Base):
+    def step(self, choice): return 1 / 0
+
+class Needs(Base):
+    def __init__(self, size: int): pass
+
+class Taken(Base):
+    def __init__(self, policy: str = ""): pass
+
+class Untyped:
+    def reset(self): return "?"
+    def guess(self, word): return "?"
+    def get_reward(self): return 0.0
+
+class Unscored:
+    def reset(self): return "?"
+    def guess(self, word: str):
+        '''Guesses.
+
+        Args:
+            word: A word.
+        '''
+
+class Silent(Unscored):
+    def reset(self): return None
+    def get_reward(self): return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Nothing", "defines no 'Nothing'"),
+        ("NoStep", "NoStep has choices but no step(); write step(self, action)"),
+        ("NoChoices", "NoChoices has no choices; add choices"),
+        ("NoActions", "NoActions offers no actions"),
+        ("Short", ".py, line 21: step() of Short returned ('?', 0.0); return (observation, reward, done)"),
+        ("NoReward", ".py, line 24: step() of NoReward returned ('?', None, True)"),
+        ("Number", ".py, line 27: reset() of Number returned 3; its observation must be a text"),
+        ("Twice", "choices are ('a', 'a'); return choices that all differ"),
+        ("Empty", ".py, line 32: the choices are (); give a list of texts"),
+        ("Raises", ".py, line 36: ZeroDivisionError"),
+        ("Needs", "Needs: its constructor's argument 'size' needs a default; write size=VALUE"),
+        ("Taken", "its setting 'policy' is one of the command's already; rename it"),
+        ("Untyped", ".py, line 46: guess() cannot be a tool"),
+        ("Unscored", "Unscored has no get_reward(); add it, or give --reward"),
+        ("Silent", ".py, line 59: reset() of Silent returned None; return the prompt, a text"),
+    ],
+)
+def test_mistakes_are_one_line(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(BAD, encoding="utf-8")
+    write_json(
+        Path("tasks.json"), [{"id": "1", "env": name.lower(), "level": "all", "group": "1", "data": {"seed": 1}}]
+    )
+    command = ["evaluate", "--env", f"{file}:{name}", "--task-file", "tasks.json", "--policy", "random"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPole-v1", "CartPole-v1: actions Discrete(2), observations Box, no text; an environment fits if"),
+        ("Blackjack-v1", "observations Tuple, no text"),
+        ("FrozenLak-v1", "did you mean 'FrozenLake-v1'?"),
+    ],
+)
+def test_a_game_that_does_not_fit_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_env(f"gymnasium:{name}")
+    assert message in str(caught.value)
+
+
+def test_arguments_of_constructors_are_flags(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(inspect.getsource(Counter).replace("-> Any", ""), encoding="utf-8")
+    write_json(Path("tasks.json"), [{"id": "1", "env": "counter", "level": "all", "group": "1", "data": {}}])
+    command = ["evaluate", "--env", file, "--task-file", "tasks.json", "--policy", "random", "--name", "counter"]
+    assert main([*command, "--wanted", "1"]) == 0
+    assert read_json(Path("results/counter/config.json"))["settings"]["wanted"] == 1
+    assert read_json(Path("results/counter/eval.json"))["rows"][0]["steps"] == 1
+    assert main([*command, "--wanted", "much"]) == 2
+    assert main(["evaluate", "--env", file, "--help"]) == 0
+    assert "--wanted" in capsys.readouterr().out

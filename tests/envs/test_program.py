@@ -1,0 +1,289 @@
+"""Programs as environments: requests are steps, rows are exact, and every way to fail is an ABORTED episode."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.envs import make
+from reflectkit.errors import ConfigError
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.tiny import build_model
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.tools import use_of
+from reflectkit.train import batch
+from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse, Trajectory
+from tests.models.test_chat import make_tokenizer
+
+HELPERS = """
+import json, os, sys, time, urllib.request
+URL = os.environ["REFLECTKIT_URL"]
+
+def post(path, value):
+    request = urllib.request.Request(URL + path, json.dumps(value).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+
+def ask(messages, **more):
+    return post("/v1/chat/completions", {"model": "m", "messages": messages, **more})["choices"][0]["message"]
+
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {
+    "type": "object", "properties": {"box": {"type": "integer"}}, "required": ["box"]}}}]
+"""
+Play = Callable[..., list[Trajectory]]
+
+
+class Scripted:
+    """Answers with one action after the other."""
+
+    def __init__(self, *actions: ToolUse) -> None:
+        self.actions = actions
+
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        return Decision(self.actions[len(context.turns) % len(self.actions)])
+
+
+LOOK, WORDS = use_of([ToolCall("look", {"box": 2})]), ToolUse("Box 2.")
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    def played(code: str, agent: Any, count: int = 1, horizon: int = 9, arguments: str = "", **settings: Any) -> Any:
+        (tmp_path / "agent.py").write_text(HELPERS + textwrap.dedent(code), encoding="utf-8")
+        env = f"program:{sys.executable} {tmp_path}/agent.py {arguments}"
+        tasks = [Task(str(number), "program", "all", "", {"task": f"a b'{number}"}) for number in range(count)]
+        return rollout([Episode(task, 0) for task in tasks], lambda: make(env, horizon, **settings), agent, width=50)
+
+    return played
+
+
+LOOKS = """
+messages = [{"role": "user", "content": sys.argv[1]}]
+for _ in range(3):
+    message = ask(messages, tools=TOOLS, temperature=0.5)
+    messages.append(message)
+    if "tool_calls" not in message:
+        break
+    for call in message["tool_calls"]:
+        box = json.loads(call["function"]["arguments"])["box"]
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"Box {box} is red."})
+"""
+
+
+def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
+    (episode,) = play(LOOKS + "print('done')\nprint(0.25)", Scripted(LOOK, LOOK, WORDS), arguments="'{task}'")
+    assert episode.status is Status.COMPLETED
+    assert (episode.total_return, episode.success) == (0.25, False)
+    assert [turn.decision.action for turn in episode.turns] == [LOOK, LOOK, WORDS]
+    last = episode.turns[-1].observation
+    assert [message.content for message in last.messages] == ["a b'0", *(LOOK.text, "Box 2 is red.") * 2]
+    assert [message.name for message in last.messages if message.role == "tool"] == ["look", "look"]
+    assert [tool.name for tool in last.tools] == ["look"]
+    assert episode.figures == {"unmatched": 0.0, "overridden": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [
+        ('post("/reward", {"reward": 1})\nprint(0.5)', 1.0),
+        ('open(os.environ["REFLECTKIT_REWARD_FILE"], "w").write("2.5")\nprint(0.5)', 2.5),
+        ("print(0.5)\nprint()", 0.5),
+    ],
+)
+def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None:
+    (episode,) = play(f'ask([{{"role": "user", "content": "Hi"}}])\n{code}', Scripted(WORDS))
+    assert episode.total_return == reward
+    assert episode.success == (reward >= 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("raise ValueError('no luck')", "exit code 1; its output ends: ValueError: no luck"),
+        ("pass", "ended without a request"),
+        ('ask([{"role": "user", "content": "Hi"}])\nprint("nan")', "gave no reward"),
+        ('ask([{"role": "user", "content": "Hi"}])\nos.abort()', "exit code 134"),
+        ('ask([{"role": "user", "content": "Hi"}])\ntime.sleep(60)', "took longer than 3 s"),
+        ('ask([{"role": "user", "content": "Hi"}], n=2)', "HTTP Error 400"),
+        ('urllib.request.urlopen(URL + "/../etc/passwd")', "HTTP Error 404"),
+        ('URL = URL[:-5] + "wrong"\nask([{"role": "user", "content": "Hi"}])', "HTTP Error 404"),
+    ],
+)
+def test_what_fails_is_aborted_and_has_no_reward(play: Play, code: str, reason: str) -> None:
+    (episode,) = play(code, Scripted(WORDS), program_timeout_s=3)
+    assert episode.status is Status.ABORTED
+    assert reason in episode.reason
+    assert "\n" not in episode.reason
+
+
+def test_a_missing_program_is_aborted(tmp_path: Path) -> None:
+    (episode,) = rollout(
+        [Episode(Task("a", "program", "all", "", {}), 0)], lambda: make("program:no-such-program", 3), Scripted(WORDS)
+    )
+    assert "exit code 127; its output ends: no-such-program: No such file" in episode.reason
+
+
+def children() -> list[str]:
+    inside = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            inside.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return [command for command in inside if "agent.py" in command]
+
+
+def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play) -> None:
+    """It floods its output, has a child, and asks without end."""
+    code = """
+    import subprocess
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", "agent.py"])
+    while True:
+        print("x" * 100_000, flush=True)
+        ask([{"role": "user", "content": "Hi"}])
+    """
+    (episode,) = play(code, Scripted(WORDS), horizon=4)
+    assert (episode.status, len(episode.turns)) == (Status.TRUNCATED, 4)
+    deadline = time.monotonic() + 20
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() == []
+
+
+def test_a_reward_function_reads_the_transcript(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text(
+        "def long(prompts, completions, task, **kwargs):\n"
+        "    assert prompts[0][-1]['content'] == task[0], prompts\n"
+        "    return [len(completions[0]) / 4]\n"
+    )
+    settings: Any = {"reward": (f"{tmp_path}/my_reward.py:long",)}
+    (episode,) = play(LOOKS, Scripted(LOOK, LOOK, WORDS), arguments="'{task}'", **settings)
+    assert (episode.total_return, episode.success) == (1.25, True)
+
+
+def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOWN", "yes")
+    monkeypatch.setenv("HIDDEN", "no")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    code = """
+    ask([{"role": "user", "content": json.dumps([os.environ.get(name) for name in ("SHOWN", "HIDDEN")])}])
+    assert "secret" not in str(os.environ), os.environ
+    print(1)
+    """
+    (episode,) = play(code, Scripted(WORDS), pass_env=("SHOWN",))
+    assert episode.reason == ""
+    assert episode.turns[0].observation.text == 'User: ["yes", null]'
+    with pytest.raises(ConfigError, match="MY_API_KEY looks like a key"):
+        make("program:true", pass_env=("MY_API_KEY",))
+
+
+def test_many_programs_at_once(play: Play) -> None:
+    episodes = play(LOOKS + "print(1)", Scripted(LOOK, WORDS), count=30, arguments="'{task}'")
+    assert [episode.turns[0].observation.text for episode in episodes] == [f"User: a b'{n}" for n in range(30)]
+    assert all(episode.success for episode in episodes)
+
+
+def tiny(seed: int, role: str | None) -> LoadedModel:
+    tokenizer = make_tokenizer("qwen")
+    return LoadedModel(build_model(tokenizer, 4096, seed), tokenizer, role)
+
+
+def sampled_rows(episode: Trajectory) -> list[Any]:
+    numbers = [[1.0] * len(episode.turns)]
+    return batch.rows([episode], numbers, numbers, {})
+
+
+@pytest.mark.parametrize("reflects", [False, True])
+def test_a_conversation_is_one_row_of_the_sampled_tokens(play: Play, reflects: bool) -> None:
+    """A program that only adds messages gets one row; one that forgets the first ones gets another."""
+    policy = LocalSampler(tiny(0, None))
+    reflector = Reflector(LocalSampler(tiny(1, "reflection"), frozen=True)) if reflects else None
+    agent = TwoPlayerAgent(policy, reflector, max_new_tokens=6)
+    talks = """
+    messages = [{"role": "user", "content": "Where is it?"}]
+    for number in range(4):
+        messages.append(ask(messages, tools=TOOLS))
+        messages.append({"role": "user", "content": "Look again."})
+        if number == 2 and len(sys.argv) > 1:
+            messages = messages[2:]
+    print(1)
+    """
+    (episode,) = play(talks, agent)
+    assert episode.reason == ""
+    assert episode.figures["unmatched"] == 0
+    (row,) = sampled_rows(episode)
+    written = [token for turn in episode.turns for token in turn.decision.token_ids]
+    assert [token for token, mask in zip(row.tokens, row.loss_mask, strict=True) if mask] == written
+    (episode,) = play(talks, agent, arguments="forget")
+    assert [sum(row.loss_mask) > 0 for row in sampled_rows(episode)] == [True, True]
+    assert episode.figures["unmatched"] == 0
+
+
+def test_requests_at_once_are_answered_one_after_the_other(play: Play) -> None:
+    code = """
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(lambda number: ask([{"role": "user", "content": str(number)}]), range(5)))
+    print(1)
+    """
+    (episode,) = play(code, Scripted(WORDS))
+    assert sorted(turn.observation.text for turn in episode.turns) == [f"User: {number}" for number in range(5)]
+
+
+def test_a_dropped_connection_is_no_step(play: Play) -> None:
+    code = """
+    import socket
+    host, port = URL.split("/")[2].split(":")
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Gone"}]}).encode()
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as connection:
+            path = URL.split(port)[1] + "/v1/chat/completions"
+            head = f"POST {path} HTTP/1.1\\r\\nHost: {host}\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+            connection.sendall(head.encode() + body[:-1])
+    ask([{"role": "user", "content": "Here"}])
+    print(1)
+    """
+    (episode,) = play(code, Scripted(WORDS))
+    assert [turn.observation.text for turn in episode.turns] == ["User: Here"]
+
+
+def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:
+    """The supervisor notices that its input was closed."""
+    import subprocess
+
+    code = f"""
+import asyncio, os
+from reflectkit.envs import make
+from reflectkit.types import Task
+env = make("program:{sys.executable} {tmp_path}/agent.py", 5)
+from reflectkit.eventloop import run_sync
+run_sync(env.reset(Task("a", "program", "all", "", {{}}), 0))
+print("asked", flush=True)
+os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "agent.py").write_text(HELPERS + 'ask([{"role": "user", "content": "Hi"}])', encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "asked\n"
+
+    def left() -> list[Any]:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if str(tmp_path) in " ".join(process.info["cmdline"] or ()):
+                found.append(process)
+        return found
+
+    deadline = time.monotonic() + 20
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left() == []

@@ -1,0 +1,44 @@
+"""The examples: each is short, and its two commands run as written, with few steps and a model from here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.jsonl import read_json
+from tests.writing import writing_model
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FEW = {
+    "rlft": ["--max-steps", "1", "--episodes", "8", "--validate-problems", "2", "--max-new-tokens", "8"],
+    "evaluate": ["--problems", "2", "--max-new-tokens", "8"],
+}
+
+
+def commands(path: Path) -> list[list[str]]:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return [
+        line.split()[1:] for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip().startswith("reflectkit")
+    ]
+
+
+@pytest.mark.parametrize("name", ["maze", "calculator", "arithmetic", "lake", "wordle"])
+def test_its_commands_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    shutil.copytree(EXAMPLES, "examples")
+    path = EXAMPLES / f"{name}.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
+    train, evaluate = commands(path)
+    model = str(writing_model(Path("model")))
+    for command in (train, evaluate):
+        arguments = [argument.replace("Qwen/Qwen3-0.6B", model) for argument in command]
+        assert main([*arguments, *FEW[command[0]]]) == 0
+    rows = read_json(Path("results/2_evaluate/eval.json"))["rows"]
+    assert [row["episodes"] for row in rows] == [2, 2]
