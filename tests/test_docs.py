@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ENVIRONMENTS = sorted((DOCS / "environments").glob("*.md"))
 PAGES = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *ENVIRONMENTS, DOCS / "commands/index.md",
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted(DOCS.glob("*.md")), *ENVIRONMENTS,
+    DOCS / "commands/index.md",
     *sorted((ROOT / "research").glob("*.md")),
 ]  # fmt: skip
 RUN_SLOWLY = [
