@@ -61,8 +61,8 @@ class Human:
                 if observation.replies and text and not use.errors:
                     return use
                 calls += use.calls
-                for error in use.errors:
-                    self.progress.show(f"{error}. Write that call again; ? lists the tools.")
+                for problem in use.errors:
+                    self.progress.show(f"{problem}. Write that call again; ? lists the tools.")
 
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is not a command; None if the person quits."""

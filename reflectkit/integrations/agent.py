@@ -73,7 +73,8 @@ def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
     if isinstance(seen, str):
         return Observation((Message("user", seen),), legal)
     try:
-        given = [each if isinstance(each, Message) else Message(each["role"], each["content"]) for each in seen]
+        plain: Any = seen
+        given = [each if isinstance(each, Message) else Message(each["role"], each["content"]) for each in plain]
     except (TypeError, KeyError):
         given = []
     if not given or any(message.role not in ROLES for message in given):
