@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -139,12 +138,7 @@ def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table
             continue
         rejections = Counter(reason for making in made for reason in making.thrown)
         won_by = Counter(making.won_by for making in made)
-        by_type[level] = {
-            "games": len(steps),
-            "won_by": dict(won_by),
-            "thrown_away": dict(rejections),
-            "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
-        }
+        by_type[level] = {"games": len(steps), "won_by": dict(won_by), "thrown_away": dict(rejections)}
         counts = (len(steps), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", rejections.total())
         rows.append((level, *map(str, counts)))
     heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
