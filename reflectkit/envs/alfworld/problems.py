@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +25,6 @@ from reflectkit.text import pluralize
 from reflectkit.types import Task
 
 GAMES = 180  # default of --instances
-SIDE_BY_SIDE = 2  # games that are checked concurrently
 DRAWS = 20  # attempts at one game before it is given up
 STEPS = 100  # within which a game must be won
 SECONDS = 60.0  # for each answer of the engine
@@ -200,7 +198,7 @@ async def _solve(engine: Engine, folder: Path, seconds: float) -> Solution:
 
 
 class Maker:
-    """Generates games in `root`, two at a time. find: returns a game's solution.
+    """Generates games in `root`, one after the other. find: returns a game's solution.
 
     A game is finished once its folder exists, so a killed run resumes where it stopped.
     """
@@ -231,18 +229,10 @@ class Maker:
             for folder in finished.values():
                 self._is_like_another(_finished_problem(folder), folder.name)
             with progress.bar("Games", number, len(finished)) as bar:
-                turn = asyncio.Semaphore(SIDE_BY_SIDE)
-
-                async def make(index: int) -> None:
-                    async with turn:
-                        if folder := await self._make(index):
-                            finished[index] = folder
-                        bar.advance()
-
-                async def make_all() -> None:
-                    await asyncio.gather(*(make(index) for index in range(number) if index not in finished))
-
-                run_sync(make_all())
+                for index in (index for index in range(number) if index not in finished):
+                    if folder := run_sync(self._make(index)):
+                        finished[index] = folder
+                    bar.advance()
             return [finished[index] for index in sorted(finished)]
 
     async def _make(self, number: int) -> Path | None:
