@@ -230,8 +230,8 @@ class Maker:
                 self._is_like_another(_finished_problem(folder), folder.name)
             with progress.bar("Games", number, len(finished)) as bar:
                 for index in (index for index in range(number) if index not in finished):
-                    if folder := run_sync(self._make(index)):
-                        finished[index] = folder
+                    if made := run_sync(self._make(index)):
+                        finished[index] = made
                     bar.advance()
             return [finished[index] for index in sorted(finished)]
 
