@@ -17,13 +17,13 @@ class Bar:
         """Move by `amount`, and show `figures` (name → value) next to the bar."""
 
 
-class Progress:
+class Progress(Bar):
     """Receives bars and lines of text, and shows nothing. The command line's subclass shows them."""
 
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
         """A bar of `total` that starts at `done`; it disappears when the context ends."""
-        yield Bar()
+        yield self
 
     def news(self, text: str) -> None:
         """One line of text."""
