@@ -123,7 +123,7 @@ view: ## Write an HTML page of episodes, e.g. ARGS="results/taxi-tiny/evaluation
 
 docs: $(INSTALLED) ## Build the documentation site in build/site
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'
-	$(BIN)/python -m reflectkit.cli.pages docs/commands
+	$(BIN)/python docs/command_pages.py docs/commands
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
 pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictures); needs Chromium and three minutes

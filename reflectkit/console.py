@@ -4,70 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 
-class Bar(Protocol):
-    """One progress bar. `advance` moves it by `amount` and shows `figures` (name → value) next to it."""
+class Bar:
+    """One progress bar; this one shows nothing."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """Move by `amount`."""
-        ...
+        """Move by `amount`, and show `figures` (name → value) next to the bar."""
 
 
-class Progress(Protocol):
-    """Receives bars and lines of text. The command line shows them; tests and libraries pass `Quiet()`."""
+class Progress(Bar):
+    """Receives bars and lines of text, and shows nothing. The command line's subclass shows them."""
 
-    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
         """A bar of `total` that starts at `done`; it disappears when the context ends."""
-        ...
+        yield self
 
     def news(self, text: str) -> None:
         """One line of text."""
-        ...
 
     def show(self, text: str) -> None:
         """Text to read, of one or several lines."""
-        ...
 
     @property
     def attended(self) -> bool:
         """Whether a person can answer questions; False if answers come from a file or nowhere."""
-        ...
-
-    def ask(self, question: str) -> str | None:
-        """The line entered in reply; None at the end of the input."""
-        ...
-
-
-class Quiet:
-    """Shows nothing and answers nothing."""
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        """Nothing to show."""
-
-    @contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        """A bar that shows nothing."""
-        yield self
-
-    def news(self, text: str) -> None:
-        """Nothing to show."""
-
-    def show(self, text: str) -> None:
-        """Nothing to show."""
-
-    @property
-    def attended(self) -> bool:
-        """Nobody can answer."""
         return False
 
     def ask(self, question: str) -> str | None:
-        """No answer."""
+        """The line entered in reply; None at the end of the input."""
         return None
+
+
+Quiet = Progress
 
 
 @dataclass(frozen=True)

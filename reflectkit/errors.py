@@ -116,7 +116,7 @@ def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> 
     """
     options = sorted(names)
     closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    more = f", … ({len(options):,} in all)" if len(options) > MOST_LISTED else ""
+    more = ", …" if len(options) > MOST_LISTED else ""
     listed = f"choose from {', '.join(options[:MOST_LISTED])}{more}" if options else "there is none"
     advice = f"did you mean '{closest[0]}'?" if closest else listed
     return UnknownNameError(f"no {kind} named {name!r}; {advice}{' ' + hint if hint else ''}")

@@ -160,11 +160,6 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(path, "not UTF-8; save it as UTF-8", line=number + 1) from None
 
 
-def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
-    """The objects in `path`; none if it is missing or empty. Raises DataError; see `read_jsonl`."""
-    return [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
-
-
 def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
     """The objects in `path` whose `fields` have these types (as for `isinstance`), line by line; None for another line.
     No rows if the file is missing. For a run's internal files, where a damaged line is no reason to stop.

@@ -58,7 +58,7 @@ class Parameter(_Part):
     """A flag of `run RECIPE`.
 
     sets: the settings that get its value, as STEP.SETTING, STAGE.SETTING or defaults.SETTING. own_folders: whether each
-    value, a path or a whole number, has its own data and results folders.
+    value, a path, has its own data and results folders.
     """
 
     help: str
@@ -304,17 +304,13 @@ def parameter_changes(recipe: Recipe, given: Config) -> list[Change]:
     return changes
 
 
-def folder_label(value: Path | str | int | None, default: str, name: str = "") -> str:
-    """Label of the folders for `value` of a parameter: the last part of a path and a digest of the whole, or the
-    parameter's `name` and a number; "" if it is not given, or is the recipe's `default`.
+def folder_label(value: Path | None, default: str) -> str:
+    """Label of the folders for a path that a parameter has: its last part and a digest of the whole; "" if it is not
+    given, or is the recipe's `default`.
 
     >>> folder_label(Path("/home/me/my repos"), "data/repos")
     'my-repos-158e9c'
-    >>> folder_label(5, "10", "demonstrations")
-    'demonstrations-5'
     """
-    if isinstance(value, int):
-        return "" if str(value) == default else f"{name.replace('_', '-')}-{value}"
     if value is None or Path(value) == Path(default):
         return ""
     whole = Path(value).resolve()

@@ -24,9 +24,9 @@ from pathlib import Path
 import pytest
 
 import reflectkit
+from docs.command_pages import page
 from reflectkit.cli.command import stage_command
 from reflectkit.cli.main import main
-from reflectkit.cli.pages import page
 from reflectkit.commands import STAGES
 from reflectkit.jsonl import read_json, write_json
 from tests.conftest import built_once
@@ -218,7 +218,7 @@ def test_the_python_of_the_page_runs(
 def test_the_pages_of_the_commands_are_what_help_says() -> None:
     for name in STAGES:
         text = (DOCS / "commands" / f"{name}.md").read_text("utf-8")
-        assert text == page(name), "run `python -m reflectkit.cli.pages docs/commands`"
+        assert text == page(name), "run `python docs/command_pages.py docs/commands`"
 
 
 PACKAGE = Path(reflectkit.__file__).parent

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reflectkit.console import Bar, Report
+from reflectkit.console import Progress as Receiver
 from reflectkit.text import visible
 
 
@@ -47,8 +48,8 @@ class Screen(Console):
         self.print(Text(visible(text), style=style), soft_wrap=True)
 
 
-class RichProgress:
-    """Implements `console.Progress` on `console`; use it as a context manager."""
+class RichProgress(Receiver):
+    """Shows progress on `console`; use it as a context manager."""
 
     def __init__(self, console: Screen) -> None:
         self.console = console
@@ -112,7 +113,7 @@ class RichProgress:
             self.bars.start()
 
 
-class _RichBar:
+class _RichBar(Bar):
     def __init__(self, progress: RichProgress, task: TaskID) -> None:
         self.progress, self.task, self.moved, self.figures = progress, task, 0, ""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Self
 
-from pydantic import field_validator
+from pydantic import model_validator
 
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
@@ -51,11 +52,10 @@ class FilterRepoConfig(Config):
         """The environment."""
         return EnvSetup(self.env, self.run.data_dir)
 
-    @field_validator("env")
-    @classmethod
-    def _explores(cls, env: str) -> str:
-        check_explores("filter-repo", env)
-        return env
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_explores("filter-repo", self.env)
+        return self
 
 
 def run(config: FilterRepoConfig, progress: Progress) -> Report:

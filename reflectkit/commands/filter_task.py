@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import field_validator
+from pydantic import model_validator
 
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
@@ -50,11 +50,10 @@ class FilterTaskConfig(Config):
         """The environment."""
         return EnvSetup(self.env, self.run.data_dir)
 
-    @field_validator("env")
-    @classmethod
-    def _explores(cls, env: str) -> str:
-        check_explores("filter-task", env)
-        return env
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_explores("filter-task", self.env)
+        return self
 
 
 def run(config: FilterTaskConfig, progress: Progress) -> Report:

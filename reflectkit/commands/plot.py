@@ -27,7 +27,7 @@ from reflectkit.evals.plot import (
     number_in,
     read_curves,
 )
-from reflectkit.jsonl import is_locked, read_json, rows_so_far
+from reflectkit.jsonl import is_locked, read_json, read_jsonl
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.text import distinct_names
 from reflectkit.types import LARGEST
@@ -182,7 +182,7 @@ def _follow(name: str, path: Path, wanted: Sequence[str], progress: Progress) ->
     with progress.bar(name, total) as bar:
         while True:
             ended = path.with_name("report.json").is_file()
-            rows = rows_so_far(path)
+            rows = [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
             step = int(number_in(path, len(rows), rows[-1], "step")) if rows else 0
             if rows and step != seen:
                 shown = wanted or FOLLOWED

@@ -93,7 +93,7 @@ class PipelineConfig(Config):
     def label(self) -> str:
         """The part of the folders' names that differs between values of that parameter; "" for its default."""
         name, value = self.own_folders
-        return folder_label(value, str(load_recipe(self.recipe).default_of[name]), name) if name else ""
+        return folder_label(value, str(load_recipe(self.recipe).default_of[name])) if name else ""
 
     @property
     def folder(self) -> str:

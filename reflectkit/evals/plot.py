@@ -191,23 +191,19 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 STYLES = ("-", "--", "-.", ":")
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
-INSIDE = 6  # a legend of more names covers the curves
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # a legend to the right of its panel
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
     """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
-    than BANDS names, each curve as a thin line instead. The names stand beside the panel then, and where there are more
-    than INSIDE.
+    than BANDS names, each curve as a thin line instead.
     """
     import numpy as np
 
     pyplot = pyplot_for_files()
     several = {figure: sum(len(seeds) > 1 for seeds in curves.values()) for figure, curves in panels.items()}
-    outside = max(map(len, panels.values()), default=0) > INSIDE or max(several.values(), default=0) > BANDS
-    size = (9 if outside else 7, 1 + 3 * len(panels))
-    picture, axes = pyplot.subplots(len(panels), 1, figsize=size, dpi=150, squeeze=False)
+    picture, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1 + 3 * len(panels)), dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         banded = several[figure] <= BANDS
         for index, (name, seeds) in enumerate(curves.items()):
@@ -232,7 +228,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
         if figure.removeprefix("validation_") in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
-        panel.legend(frameon=False, **(BESIDE if outside else {}))
+        panel.legend(frameon=False, **BESIDE)
     save_picture(picture, axes[:, 0], out)
 
 

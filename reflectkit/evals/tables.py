@@ -464,12 +464,10 @@ def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
         for name, level in dict.fromkeys((episode["name"], episode["level"]) for episode in having):
             own = [episode for episode in having if (episode["name"], episode["level"]) == (name, level)]
             for value in values:
-                part = [episode for episode in own if str(episode["aspects"][aspect]) == value]
-                figures = row(name, str(own[0].get("env", "")), level, part)
-                if figures["episodes"]:
-                    low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
-                    share = f"{100 * figures['success']:.1f} %"
-                    rows.append((name, level, value, share, f"{low} to {high} %", str(figures["tasks"])))
+                part = row(name, "", level, [one for one in own if str(one["aspects"][aspect]) == value])
+                if part["episodes"]:
+                    cells = _cells(part, ())
+                    rows.append((name, level, value, *cells[2:5]))
         columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
         tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
     return tables
@@ -563,29 +561,20 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_text(rows: Sequence[Json]) -> str:
-    """Rows of eval.json as CSV, with the env's figures as columns (env_NAME if the name is taken). Text that a
-    spreadsheet would execute is quoted.
-    """
+    """Rows of eval.json as CSV, with the env's figures as columns (env_NAME if the name is taken)."""
     flat = []
     for row in rows:
         plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
         for figure, estimate in row.get("figures", {}).items():
-            ends = ("", "_low", "_high")
-            taken = plain.keys() | row.keys() | row.get("figures", {}).keys() - {figure}
-            name = f"env_{figure}" if taken.intersection(f"{figure}{end}" for end in ends) else figure
-            plain |= {f"{name}{end}": estimate[end[1:] or "mean"] for end in ends}
+            name = f"env_{figure}" if figure in row else figure
+            plain |= {f"{name}{end}": estimate[end[1:] or "mean"] for end in ("", "_low", "_high")}
         for kind in ("pass_at", "pass_all"):
             for end in ("", "_low", "_high"):
                 plain |= {f"{kind}_{k}{end}": value for k, value in row.get(kind + end, {}).items()}
-        flat.append({name: _harmless(value) for name, value in plain.items()})
+        flat.append(plain)
     columns = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return out.getvalue()
-
-
-def _harmless(value: Any) -> Any:
-    """`value`, quoted if a spreadsheet would execute it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -77,7 +77,7 @@ def flags_in(told: str) -> set[str]:
 
 
 def test_only_one_place_prints() -> None:
-    """Everything else goes through it, and so is cleaned. `pages` is a developers' tool; `main` prints a fixed text."""
+    """Everything else goes through it, and so is cleaned. `main` prints a fixed text."""
     printing = set()
     for path in PACKAGE.rglob("*.py"):
         if PACKAGE / "boxed" in path.parents:
@@ -89,7 +89,7 @@ def test_only_one_place_prints() -> None:
                 "echo",
             ):
                 printing.add(path.relative_to(PACKAGE).as_posix())
-    assert printing == {"cli/main.py", "cli/pages.py", "cli/app.py"}
+    assert printing == {"cli/main.py", "cli/app.py"}
 
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec\nreflectkit: done"

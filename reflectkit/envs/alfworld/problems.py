@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +25,6 @@ from reflectkit.text import pluralize
 from reflectkit.types import Task
 
 GAMES = 180  # default of --instances
-SIDE_BY_SIDE = 2  # games that are checked concurrently
 DRAWS = 20  # attempts at one game before it is given up
 STEPS = 100  # within which a game must be won
 SECONDS = 60.0  # for each answer of the engine
@@ -139,12 +136,7 @@ def _summary(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table
             continue
         rejections = Counter(reason for making in made for reason in making.thrown)
         won_by = Counter(making.won_by for making in made)
-        by_type[level] = {
-            "games": len(steps),
-            "won_by": dict(won_by),
-            "thrown_away": dict(rejections),
-            "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
-        }
+        by_type[level] = {"games": len(steps), "won_by": dict(won_by), "thrown_away": dict(rejections)}
         counts = (len(steps), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", rejections.total())
         rows.append((level, *map(str, counts)))
     heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
@@ -206,7 +198,7 @@ async def _solve(engine: Engine, folder: Path, seconds: float) -> Solution:
 
 
 class Maker:
-    """Generates games in `root`, two at a time. find: returns a game's solution.
+    """Generates games in `root`, one after the other. find: returns a game's solution.
 
     A game is finished once its folder exists, so a killed run resumes where it stopped.
     """
@@ -237,18 +229,10 @@ class Maker:
             for folder in finished.values():
                 self._is_like_another(_finished_problem(folder), folder.name)
             with progress.bar("Games", number, len(finished)) as bar:
-                turn = asyncio.Semaphore(SIDE_BY_SIDE)
-
-                async def make(index: int) -> None:
-                    async with turn:
-                        if folder := await self._make(index):
-                            finished[index] = folder
-                        bar.advance()
-
-                async def make_all() -> None:
-                    await asyncio.gather(*(make(index) for index in range(number) if index not in finished))
-
-                run_sync(make_all())
+                for index in (index for index in range(number) if index not in finished):
+                    if made := run_sync(self._make(index)):
+                        finished[index] = made
+                    bar.advance()
             return [finished[index] for index in sorted(finished)]
 
     async def _make(self, number: int) -> Path | None:

@@ -44,6 +44,8 @@ HELD_OUT = ("validate", "test", "unseen")
 """The splits that nobody trains on."""
 LONGEST = 2**20
 """Context length, in tokens, of a model whose config does not say."""
+UNFIT = ("partial_rollout", "group_rm", "use_rollout_routing_replay", "log_passrate")
+"""Arguments of slime that do not go together with whole episodes of several rows."""
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which `--router-policy consistent_hashing` sends an episode's requests to one server."""
 
@@ -103,18 +105,11 @@ def _config(text: str) -> SlimeConfig:
 
 def check_arguments(args: Any, evaluation: bool) -> None:
     """Raises ConfigError for an argument of slime that does not go together with whole episodes of several rows."""
-    wrong = {
-        "partial_rollout": "an episode cannot be continued half-way",
-        "group_rm": "the environment gives the rewards",
-        "use_rollout_routing_replay": "the experts of a row of several turns are not kept",
-        "log_passrate": "it counts rows; log_evaluation logs pass@k and pass^k of episodes",
-    }
-    for name, reason in wrong.items():
-        if getattr(args, name, False):
-            raise ConfigError(f"--{name.replace('_', '-')}: {reason}; leave it out")
-    top_p = getattr(args, "rollout_top_p", 1.0)
-    if not evaluation and top_p != 1:
-        raise ConfigError(f"--rollout-top-p {top_p}: the kept tokens of a row of several turns are not kept; use 1")
+    wrong = [name for name in UNFIT if getattr(args, name, False)]
+    if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:
+        wrong.append("rollout_top_p")
+    if wrong:
+        raise ConfigError(f"--{wrong[0].replace('_', '-')} does not fit episodes of several rows; leave it out")
 
 
 def reflector_of(args: Any) -> str | None:

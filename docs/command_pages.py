@@ -1,4 +1,4 @@
-"""Writes a Markdown page per command from the source of `--help`: `python -m reflectkit.cli.pages docs/commands`."""
+"""Writes a Markdown page per command from the source of `--help`: `python docs/command_pages.py docs/commands`."""
 
 from __future__ import annotations
 
