@@ -100,10 +100,13 @@ def test_commands_on_the_page_parse(path: Path, tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     for block in blocks(text):
         for line in block.lines if not block.language else ():
             for words in commands(line):
                 parse(words)
+                if words[0] == "new":
+                    assert main(words) == 0
     for name in examples(path):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

@@ -31,7 +31,7 @@ from reflectkit.types import Decision, ToolUse, to_json
 
 EXAMPLES = (
     "reflectkit serve --policy results/my-agent/rl --reflector results/my-agent/reflector",
-    "REFLECTKIT_TOKEN=… reflectkit serve --policy HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --port 9000",
+    "reflectkit serve --policy HuggingFaceTB/SmolLM2-135M-Instruct --port 9000 --record answers.jsonl",
 )
 TOKEN = "REFLECTKIT_TOKEN"
 """The environment variable with the key that programs must send."""

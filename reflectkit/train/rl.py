@@ -98,14 +98,11 @@ def _level(config: RLConfig, names: Sequence[str], split: str, few: int | None =
 def with_models(config: RLConfig, levels: Sequence[Level], progress: Progress) -> RLConfig:
     """`config` with the checkpoints that runs stand for, and converted or new models."""
     model = players.newest_name(config.policy.model) if config.policy.model else ""
-    rate = config.optim.rate
     if model in TINY:
         model = str(scratch.tiny_model(config, levels, progress))
-        rate = config.optim.learning_rate or scratch.LEARNING_RATE
     return with_values(
         config,
         model=model_source(model, config.run.data_dir, progress),
-        learning_rate=rate,
         policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
         reflector=players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True),
     )

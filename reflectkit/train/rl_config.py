@@ -16,11 +16,18 @@ from reflectkit.config import Config, chosen_by, flag, leaves, non_default, opti
 from reflectkit.data.problems import Problems
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError
+from reflectkit.models.hub import TINY
 from reflectkit.registry import code_files
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
 from reflectkit.train.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
-from reflectkit.train.settings import CheckpointConfig, LoraConfig, OptimizerConfig
+from reflectkit.train.settings import (
+    LEARNING_RATE,
+    RATE_FROM_SCRATCH,
+    CheckpointConfig,
+    LoraConfig,
+    OptimizerConfig,
+)
 
 
 def refuse(applies: object, reason: str) -> None:
@@ -330,6 +337,15 @@ class RLConfig(Config):
     checkpoints: CheckpointConfig = CheckpointConfig()
     chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate(cls, values: dict[str, Any]) -> dict[str, Any]:
+        optim, policy = values.get("optim", {}), values.get("policy", {})
+        if not isinstance(optim, dict) or not isinstance(policy, dict) or optim.get("learning_rate") is not None:
+            return values
+        rate = RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
+        return values | {"optim": optim | {"learning_rate": rate}}
 
     @property
     def setup(self) -> EnvSetup:

@@ -19,8 +19,6 @@ from reflectkit.train.rl_config import RLConfig
 from reflectkit.train.trainer import Level
 from reflectkit.types import ANSWERS, Observation
 
-LEARNING_RATE = 1e-3
-"""Peak learning rate of a model with random weights, which has nothing to forget."""
 EXPLORED = 64
 """Problems of each level in which a random player collects texts."""
 
@@ -56,7 +54,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     weights = sum(weight.numel() for weight in build_model(tokenizer, context, seed, hybrid=hybrid).parameters())
     progress.news(
         f"--model {config.policy.model}: {weights / 1e6:.1f} M random weights in {folder}, a context of"
-        f" {context} tokens{'' if config.optim.learning_rate else f', --learning-rate {LEARNING_RATE:g}'}"
+        f" {context} tokens, --learning-rate {config.optim.rate:g}"
     )
     return folder
 

@@ -10,6 +10,8 @@ from reflectkit.train.trackers import REPORT_TO_HELP, Tracker
 
 LEARNING_RATE = 2.5e-4
 """Peak learning rate of a model that was trained before."""
+RATE_FROM_SCRATCH = 1e-3
+"""Of one with random weights, which has nothing to forget."""
 
 
 class OptimizerConfig(Config):

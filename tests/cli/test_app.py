@@ -103,7 +103,7 @@ def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys
     assert "→ " in told
     assert "title" in told
     assert "\nreflectkit: done" not in told
-    assert main(["--traceback", "split", "--env", "corridor", "--data-dir", str(folder)]) == 2
+    assert main(["--traceback", "gen-sft", "--env", "corridor", "--data-dir", str(folder)]) == 2
     told += capsys.readouterr().err
     assert "Traceback" in told
     assert not set(told) & {"\x1b", "\x07", "\u202e"}

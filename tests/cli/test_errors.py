@@ -35,7 +35,6 @@ from tests.command_lines import error_of
         (["gen-trajectory", "--env", "taxi", "--noise", "2"], "--noise must be less than or equal to 1, got 2.0"),
         (["gen-trajectory"], "gen-trajectory needs --env (Environment: taxi, "),
         (["gen-trajectory", "--env", "taxi", "--data-dir", ""], "--data-dir is empty"),
-        (["split", "--env", "taxi"], "run `reflectkit gen-trajectory --env taxi` first"),
         (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a pretrained model"),
         (["rlft", "--env", "taxi", "--width", "3"], "--width is now --max-concurrency"),
         (["evaluate", "--env", "taxi", "--policy", "a=x", "--policy", "a=y"], "given twice"),

@@ -22,8 +22,6 @@ def test_a_fresh_adapter_trains_alone_and_its_base_is_the_reference(corridor_fol
         model=str(corridor_folder / "base"),
         lora_r=4,
         kl_coef=0.1,
-        algo="grpo",
-        group_size=4,
     )
     assert (made / "adapter_model.safetensors").is_file()
     assert not (made / "model.safetensors").exists()

@@ -62,7 +62,7 @@ def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(fo
         for step in one.trajectory:
             best = Taxi.choices[env.teacher().action()]
             taken = Taxi.choices.index(step.cmd)
-            assert f"row {env.state // 100} column {env.state // 20 % 5}." in step.reflection
+            assert f"row {env.state // 100}, column {env.state // 20 % 5}." in step.reflection
             assert ("mistake" in step.reflection or "wrong" in step.reflection) == (env.teacher().note() == "mistake")
             right = best if step.note == "mistake" else step.cmd
             rows["sft_reflection"].append((reflection_prompt(seen), f" {step.reflection}"))

@@ -21,6 +21,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "filter-task": {"env": "auto_explore"},
     "sft": {"role": "plain"},
     "rlft": {"policy": "x"},
+    "serve": {"policy": "x"},
     "evaluate": {"policy": ["random"]},
     "run": {"recipe": "auto-explore-tiny"},
     "export": {"policy": "x", "out_dir": "y"},

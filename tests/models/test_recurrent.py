@@ -279,7 +279,7 @@ def test_the_language_model_of_a_checkpoint_with_images_is_loaded_and_exported(q
     assert read_json(Path("text/config.json"))["architectures"] == ["Qwen3_5ForCausalLM"]
 
 
-@pytest.mark.parametrize("command", ["sft --role plain --task-file rows.jsonl", "rlft --episodes 4"])
+@pytest.mark.parametrize("command", ["sft --role plain --task-file rows.jsonl", "rlft --episodes 8"])
 def test_packing_is_refused(qwen: Any, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(Path())
     assert main(["gen-trajectory", "--env", "corridor"]) == main(["split", "--env", "corridor"]) == 0
