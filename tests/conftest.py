@@ -125,7 +125,7 @@ def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [policy_prompt(one, "Go right, 3 to go.") for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [label(index) for index in range(2)])
     for number, role in enumerate(("policy", "reflection", "base")):
-        model = build_model(tokenizer, 512, number)
+        model = build_model(tokenizer, 448, number)
         save_player(folder / role, LoadedModel(model, tokenizer, None if role == "base" else role))
     for number, role in enumerate(("policy", "reflection")):
         base = load_player(folder / "base", device="cpu")

@@ -1,4 +1,4 @@
-"""Makes the pictures of `play`, `view` and `plot` for the pages: `make pictures`, or `python -m tests.pictures FOLDER`.
+"""Makes the pictures of the demo, `play`, `view` and `plot` for the pages: `make pictures`, or `python -m tests.pictures FOLDER`.
 
 Needs a Chromium, and the results of `reflectkit run taxi-tiny --fast` in the working directory.
 """
@@ -29,6 +29,8 @@ EPISODE = 400  # the first ones are of the players that are not trained
 RUN = Path("results/taxi-tiny-fast")
 PLAY = ["play", "--env", "taxi", "--teacher", "--seed", "7"]
 KEYS = "o\n"
+LOCAL = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+"""Without fonts, which are fetched."""
 
 
 class Typed(io.StringIO):
@@ -58,8 +60,19 @@ def play(target: Path) -> None:
     last = max(number for number, line in enumerate(lines) if line.startswith("Your move:"))
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text("\n".join([f"$ {command}", *lines[:last], "Your move: ▏"])))
-    local = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # these are fetched
-    target.write_text(console.export_svg(title=command, code_format=local), encoding="utf-8")
+    target.write_text(console.export_svg(title=command, code_format=LOCAL), encoding="utf-8")
+
+
+def demo(target: Path) -> None:
+    """What `make demo` ends with."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main(["run", "taxi-tiny", "--fast"]) == 0
+    lines = shown.getvalue().splitlines()
+    first = max(number for number, line in enumerate(lines) if line.startswith(("┏", "╭"))) - 1
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    console.print(Text("\n".join(["$ make demo", "…", *lines[first:]])))
+    target.write_text(console.export_svg(title="make demo", code_format=LOCAL), encoding="utf-8")
 
 
 def view(folder: Path) -> None:
@@ -88,6 +101,7 @@ def make(folder: Path) -> None:
     if not RUN.is_dir():
         sys.exit(f"no {RUN} here: run `reflectkit run taxi-tiny --fast` first")
     folder.mkdir(parents=True, exist_ok=True)
+    demo(folder / "demo.svg")
     play(folder / "play.svg")
     view(folder)
     plot(folder / "plot.png")

@@ -26,7 +26,10 @@ from rich.text import Text
 
 from reflectkit.console import Bar, Report
 from reflectkit.console import Progress as Receiver
+from reflectkit.console import Table as Rows
 from reflectkit.text import visible
+
+SHORT = 16  # characters; longer cells may be folded
 
 
 class Screen(Console):
@@ -123,17 +126,31 @@ class _RichBar(Bar):
         self.progress.bars.update(self.task, advance=amount, figures=self.figures)
 
 
+def _grid(table: Rows) -> Table:
+    """`table` as rich draws it. Numbers stay on one line, and long texts are folded."""
+    grid = Table()
+    for index, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
+        heading, *texts = map(visible, cells)
+        short = index > 0 and max(map(len, texts), default=0) <= SHORT
+        grid.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=short)
+    for row in table.rows:
+        grid.add_row(*(Text(visible(cell)) for cell in row))
+    return grid
+
+
 def show(console: Screen, report: Report) -> None:
     """Print the report's tables, the paths of its outputs, and its closing lines."""
     for table in report.tables:
         console.say(table.title, style="bold")
-        grid = Table()
-        for index, heading in enumerate(table.columns):
-            grid.add_column(Text(visible(heading)), justify="right" if index else "left", overflow="fold")
-        for row in table.rows:
-            grid.add_row(*(Text(visible(cell)) for cell in row))
+        grid = _grid(table)
         if console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
-            grid.box, grid.show_edge, grid.pad_edge = box.SIMPLE_HEAD, False, False
+            columns = list(zip(table.columns, *table.rows, strict=True))
+            same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
+            if same:
+                console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
+            heading, *rows = zip(*(cells for cells in columns if cells not in same), strict=True)
+            grid = _grid(Rows(table.title, heading, tuple(rows)))
+            grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
         console.print(grid)
     if report.skipped:
         console.say(f"Already finished in {report.folder}; --force runs it again.")

@@ -24,7 +24,7 @@ QUICK = {"server_timeout_s": 60.0, "server_patience_s": 60.0}
 @pytest.fixture(scope="module")
 def server_of_base(corridor_folder: Path) -> Iterator[Inference]:
     player = load_player(corridor_folder / "base", device="cpu")
-    with serve_model(player, str(corridor_folder / "base"), context=512) as running:
+    with serve_model(player, str(corridor_folder / "base"), context=448) as running:
         yield running
 
 

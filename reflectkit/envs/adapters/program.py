@@ -284,7 +284,8 @@ class Program(Env):
             reward = self._reward(event)
             info = {"success": reward >= 1}
         figures = {"unmatched": float(self._run.unmatched), "overridden": float(self._run.overridden)}
-        info |= {"figures": info.get("figures", {}) | figures, "output": event.output[-KEPT_IN_INFO:]}
+        shown = info.get("figures", {}) | {name: value for name, value in figures.items() if value}
+        info |= {"figures": shown, "output": event.output[-KEPT_IN_INFO:]}
         return StepResult(self._seen, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
