@@ -1,4 +1,4 @@
-"""Makes the pictures of the demo, `play`, `view` and `plot` for the pages: `make pictures`, or `python -m tests.pictures FOLDER`.
+"""Makes the pictures of the pages, `make pictures`, or `python -m tests.pictures FOLDER`: demo, `play`, `view`, `plot`.
 
 Needs a Chromium, and the results of `reflectkit run taxi-tiny --fast` in the working directory.
 """

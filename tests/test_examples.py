@@ -40,5 +40,6 @@ def test_its_commands_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for command in (train, evaluate):
         arguments = [argument.replace("Qwen/Qwen3-0.6B", model) for argument in command]
         assert main([*arguments, *FEW[command[0]]]) == 0
-    rows = read_json(Path("results/2_evaluate/eval.json"))["rows"]
+    (evaluation,) = Path("results").glob("*_evaluate")
+    rows = read_json(evaluation / "eval.json")["rows"]
     assert [row["episodes"] for row in rows] == [2, 2]

@@ -126,12 +126,12 @@ class _RichBar(Bar):
         self.progress.bars.update(self.task, advance=amount, figures=self.figures)
 
 
-def _grid(table: Rows) -> Table:
-    """`table` as rich draws it. Numbers stay on one line, and long texts are folded."""
+def _grid(table: Rows, *, fold: bool = True) -> Table:
+    """`table` as rich draws it, with long texts folded. fold: also numbers and other short cells."""
     grid = Table()
     for index, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
         heading, *texts = map(visible, cells)
-        short = index > 0 and max(map(len, texts), default=0) <= SHORT
+        short = not fold and index > 0 and max(map(len, texts), default=0) <= SHORT
         grid.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=short)
     for row in table.rows:
         grid.add_row(*(Text(visible(cell)) for cell in row))
@@ -149,8 +149,11 @@ def show(console: Screen, report: Report) -> None:
             if same:
                 console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
             heading, *rows = zip(*(cells for cells in columns if cells not in same), strict=True)
-            grid = _grid(Rows(table.title, heading, tuple(rows)))
-            grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+            for fold in (False, True):
+                grid = _grid(Rows(table.title, heading, tuple(rows)), fold=fold)
+                grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+                if console.measure(grid, options=console.options.update(width=10_000)).minimum <= console.width:
+                    break
         console.print(grid)
     if report.skipped:
         console.say(f"Already finished in {report.folder}; --force runs it again.")

@@ -97,4 +97,4 @@ def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path,
     server.faults += [("json", refused)] * 3
     assert main(evaluate(corridor_folder, server, "--name", "chat", "--max-concurrency", "1")) == 0
     statuses = [line["status"] for _, line in read_jsonl(Path("results/chat/episodes.jsonl"))]
-    assert statuses.count("aborted") == 1 < len(statuses)
+    assert 0 < statuses.count("aborted") < len(statuses)  # those that come to that state
