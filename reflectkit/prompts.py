@@ -22,6 +22,8 @@ REFLECTION_MARKER = "Reflection:"
 ACTIONS_MARKER = "Actions:"
 ACTION_MARKER = "Action:"
 CALLS_MARKER = "Calls:"
+THEN_ACT = f"\n{ACTION_MARKER}"
+"""Between the comment and the action of a policy that thinks first."""
 RESULT_MARKER = "Result of"
 """Begins a tool's result where a chat template has no role for it."""
 UNSEEN = "\u200b"  # zero-width space
@@ -107,6 +109,11 @@ def policy_prompt(observation: Observation, reflection: str | None = None, form:
         listed = tuple(f"{answer} {choice}" for answer, choice in zip(listed, observation.choices, strict=True))
     actions = "\n".join(listed)
     return f"{observation.text}\n{comment}{ACTIONS_MARKER}\n{actions}\n{ACTION_MARKER}"
+
+
+def thinking_prompt(observation: Observation, form: str = "label") -> str:
+    """The prompt of a policy that first writes a comment and then, after THEN_ACT, acts: all but the action marker."""
+    return policy_prompt(observation, None, form).removesuffix(ACTION_MARKER) + REFLECTION_MARKER
 
 
 def _conversation(messages: Sequence[Message]) -> str:

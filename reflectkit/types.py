@@ -164,6 +164,12 @@ class Decision:
     """Version of the weights that sampled it: their number of updates."""
     comment_tokens: int | None = None
     """Length of the reflection in the policy's tokens; None where that is unknown or there is none."""
+    hint: str | None = None
+    """A comment that the policy did not read, for distillation."""
+    hint_prompt_ids: tuple[int, ...] = ()
+    """The policy's prompt with that comment; empty if the comment is empty, or too long for the policy."""
+    thought: Comment | None = None
+    """The comment that the policy wrote itself before it acted, which is trained as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +292,10 @@ class Sample:
     """The episode's group."""
     replayed: bool = False
     """Whether an earlier policy sampled the row."""
+    commented: tuple[tuple[int, ...], ...] = ()
+    """For each decision, its prompt with a comment, or (); empty where nothing is distilled from the row."""
+    only_distilled: bool = False
+    """Whether the row has no part in any loss but that of distillation."""
 
     @property
     def start(self) -> int:

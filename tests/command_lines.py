@@ -12,7 +12,7 @@ from reflectkit.console import Quiet
 
 DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl",
     "sft_reflection.jsonl", "sft_policy.jsonl", "sft_reflection_positive.jsonl",
-    "sft_policy_positive.jsonl")  # fmt: skip
+    "sft_policy_positive.jsonl", "sft_think.jsonl")  # fmt: skip
 
 
 def prepare(folder: Path, env: str = "taxi", seed: int = 0, **settings: object) -> Path:

@@ -218,7 +218,7 @@ def trained_with_comments(policy: Path) -> bool | None:
     facts = model_facts(policy)
     if "reflector" in facts:
         return bool(facts["reflector"])
-    return {"policy": True, "plain": False}.get(str(facts.get("role")))
+    return {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))
 
 
 def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:

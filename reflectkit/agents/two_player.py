@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from reflectkit.agents.comments import CommentSource, ShuffledComments
 from reflectkit.env import Context
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.labels import Path
+from reflectkit.models.labels import Path, trie
 from reflectkit.models.tokens import choice_ids, completion_ids, length_behind, prompt_ids
-from reflectkit.prompts import one_line, policy_prompt, reflection_prompt, with_comments
+from reflectkit.prompts import THEN_ACT, one_line, policy_prompt, reflection_prompt, thinking_prompt, with_comments
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
 from reflectkit.seeding import derive, uniform
 from reflectkit.tools import parse
@@ -28,6 +28,7 @@ from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, 
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
+COMMENT_TOKENS = 100  # at most, in a comment
 
 
 class Reflector:
@@ -36,7 +37,7 @@ class Reflector:
     Greedy comments depend only on their prompt and are cached; `renew` forgets them when the model was trained.
     """
 
-    def __init__(self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = 100) -> None:
+    def __init__(self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = COMMENT_TOKENS) -> None:
         self.sampler, self.temperature, self.max_new_tokens = sampler, temperature, max_new_tokens
         self.memo: dict[str, str] = {}
         """Comments by the hash of their prompt; empty if they are sampled."""
@@ -115,9 +116,12 @@ class Reflector:
 class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
+    A policy that was trained to think first writes its comment itself, and needs no commentator.
+
     commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `prompts.answers`.
     temperature: of the sampling; 0 takes the likeliest action. truncation: what of the policy's distribution may be
-    drawn; for evaluation only. reflect_prob: share of decisions that see their comment. max_new_tokens: of a line, or
+    drawn; for evaluation only. reflect_prob: share of decisions that see their comment. distills: the others get theirs
+    too, as a hint that the policy does not read. max_new_tokens: of a line, or
     of calls. episode_tokens: most tokens in an episode, which is then truncated; 0: no limit. thinking: see
     `models.chat.Dialogue`. show: record the probabilities of all choices.
     """
@@ -131,6 +135,7 @@ class TwoPlayerAgent:
         temperature: float = 1.0,
         truncation: Truncation = EVERYTHING,
         reflect_prob: float = 1.0,
+        distills: bool = False,
         max_new_tokens: int = 64,
         episode_tokens: int = 0,
         thinking: str = THINKING[0],
@@ -142,7 +147,12 @@ class TwoPlayerAgent:
         """The model that comments, if one does."""
         self.episode_tokens, self.thinking = episode_tokens, thinking
         self.temperature, self.truncation, self.reflect_prob, self.show = temperature, truncation, reflect_prob, show
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens, self.distills = max_new_tokens, distills
+        self.thinks = policy.role == "think"
+        if self.thinks and commentator is not None:
+            raise ConfigError(
+                "the policy was trained with --role think and writes its own comments; drop the reflector"
+            )
         self._stop_ids = _line_ends(policy)
         self._tokenised: dict[str, tuple[int, ...]] = {}
 
@@ -157,18 +167,86 @@ class TwoPlayerAgent:
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
             comment = await self.commentator.remark(observation, context)
+        elif self.commentator is not None and self.distills:
+            decision = await self.act_on(observation, None, context)
+            return await self._with_hint(decision, observation, context, self.commentator)
         decision = await self.act_on(observation, comment, context)
         if comment is None:
             return decision
         return replace(decision, comment_tokens=length_behind(self.policy.tokenizer, comment))
 
+    async def _with_hint(
+        self, decision: Decision, observation: Observation, context: Context, commentator: CommentSource
+    ) -> Decision:
+        """`decision` with a comment that it was made without, and the prompt with that, if it fits."""
+        if decision.truncation_reason:
+            return decision
+        try:
+            hint = await commentator.remark(observation, context)
+        except EnvironmentFailure:  # no usable comment
+            hint = ""
+        if not hint.strip():
+            return replace(decision, hint="")
+        prompt = self._prompt(observation, hint, _comments(observation, context.turns, hinted=True))
+        labels = self.labels(observation.choices) if observation.choices else ()
+        read = trie(labels).depth if labels else len(decision.token_ids)
+        if len(prompt) + read > self.policy.context:
+            return replace(decision, hint=hint)
+        if observation.tools or observation.replies:
+            self.dialogue.remember(prompt, decision.token_ids)
+        return replace(decision, hint=hint, hint_prompt_ids=prompt)
+
+    def _prompt(
+        self, observation: Observation, comment: str | None, earlier: Sequence[str | None] = ()
+    ) -> tuple[int, ...]:
+        """The policy's prompt. earlier: the comments on the earlier turns, which a conversation shows."""
+        if observation.replies:
+            observation = with_comments(observation, earlier)
+        if observation.tools or observation.replies:
+            return self.dialogue.ids(observation, comment)
+        return self._ids(policy_prompt(observation, comment, self.answer))
+
     async def act_on(self, observation: Observation, comment: str | None, context: Context) -> Decision:
         """The policy's decision after `comment`; None: without one."""
-        if observation.replies:
-            observation = with_comments(observation, _comments(observation, context.turns))
+        thought: Comment | None = None
+        if self.thinks:
+            if observation.tools or observation.replies:
+                raise ConfigError(
+                    "a policy that thinks first chooses among actions or writes a line; in an env with tools or a"
+                    " conversation, train --role plain"
+                )
+            thought, too_long = await self._think(observation, context)
+            if too_long:
+                return Decision(0, truncation_reason=too_long)
+            prompt = (*thought.prompt_ids, *thought.token_ids, *self._acting_ids)
+            comment = thought.text
+        else:
+            prompt = self._prompt(observation, comment, _comments(observation, context.turns))
         if not observation.choices:
-            return await self._write(observation, comment, context)
-        prompt = self._ids(policy_prompt(observation, comment, self.answer))
+            decision = await self._write(observation, prompt, comment, context)
+        else:
+            decision = await self._choose(observation, prompt, comment, context)
+        return replace(decision, thought=thought) if thought else decision
+
+    async def _think(self, observation: Observation, context: Context) -> tuple[Comment, str]:
+        """(the comment that the policy writes before it acts; why its prompt is too long, or "")."""
+        prompt = self._ids(thinking_prompt(observation, self.answer))
+        seed = derive(context.seed, "thought")
+        sampled = await self.policy.sample(
+            SampleRequest(prompt, (), COMMENT_TOKENS, self.temperature, seed, self._stop_ids, self.truncation)
+        )
+        text = self.policy.tokenizer.decode(_text_ids(sampled, self._stop_ids), skip_special_tokens=True)
+        return Comment(one_line(text), prompt, sampled.token_ids, sampled.logprobs), sampled.too_long
+
+    @functools.cached_property
+    def _acting_ids(self) -> tuple[int, ...]:
+        """What a policy reads between its comment and its action."""
+        return tuple(completion_ids(self.policy.tokenizer, THEN_ACT))
+
+    async def _choose(
+        self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
+    ) -> Decision:
+        """One of the choices."""
         labels = self.labels(observation.choices)
         ask = SampleRequest(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
         sampled = await self.policy.sample(ask)
@@ -202,17 +280,16 @@ class TwoPlayerAgent:
         plain = self.policy.role is not None  # SFT's rows are plain
         return Dialogue(self.policy.tokenizer, plain=plain, thinking=self.thinking)
 
-    async def _write(self, observation: Observation, comment: str | None, context: Context) -> Decision:
+    async def _write(
+        self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
+    ) -> Decision:
         """A line, or calls of tools."""
         left = self.max_new_tokens
         if self.episode_tokens:
             left = min(left, self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns))
         if left < 1:
             return Decision(0, comment, truncation_reason=f"it wrote its {self.episode_tokens} tokens")
-        if observation.tools or observation.replies:
-            prompt, stop_ids = self.dialogue.ids(observation, comment), self.dialogue.stop_ids
-        else:
-            prompt, stop_ids = self._ids(policy_prompt(observation, comment)), self._stop_ids
+        stop_ids = self.dialogue.stop_ids if observation.tools or observation.replies else self._stop_ids
         ask = SampleRequest(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids, self.truncation)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
@@ -245,14 +322,18 @@ class TwoPlayerAgent:
         return self._tokenised[text]
 
 
-def _comments(observation: Observation, turns: Sequence[Turn]) -> list[str | None]:
-    """The comment that was read before each of the agent's messages; None before one that none of the `turns` wrote."""
+def _comments(observation: Observation, turns: Sequence[Turn], *, hinted: bool = False) -> list[str | None]:
+    """The comment that was read before each of the agent's messages; None before one that none of the `turns` wrote.
+
+    hinted: the comment without which it was made, where there is one.
+    """
     messages, comments = observation.messages, list[str | None]()
     for place, message in enumerate(messages):
         if message.role == "assistant":
             written = (turn for turn in turns if len(turn.observation.messages) == place)
             turn = next((turn for turn in written if turn.observation.messages == messages[:place]), None)
-            comments.append(turn.decision.reflection if turn else None)
+            decision = turn.decision if turn else Decision(0)
+            comments.append(decision.hint if hinted and decision.hint_prompt_ids else decision.reflection)
     return comments
 
 

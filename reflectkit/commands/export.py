@@ -31,6 +31,10 @@ READS = {
         f"an observation, a reflection model's comment, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}"
     ),
     "plain": f"an observation, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}",
+    "think": (
+        f"an observation, {{listed}} and `{REFLECTION_MARKER}`; it writes a line and, after `{ACTION_MARKER}` on the"
+        " next one, answers with {answer}"
+    ),
 }
 ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actions", "the words of one of them")}
 """How the actions are listed, and what is answered, by the form of the answer."""

@@ -13,7 +13,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.demonstrations import drawn_records, replayed_lessons
-from reflectkit.data.sft_rows import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
+from reflectkit.data.sft_rows import Lesson, joined, mismatched, plain_row, policy_row, reflection_row, think_row
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
@@ -86,7 +86,7 @@ class GenSFTConfig(Config):
 @memory_explained("use a smaller --reflector model")
 def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
-    completion a line.
+    completion a line; and sft_think, of a comment and then the action, where there are no tools and conversations.
     """
     source = config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
@@ -118,12 +118,14 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             "sft_reflection_positive": [reflection_row(step) for step in positive],
             "sft_policy_positive": _policy_rows(config, positive, own),
         }
+        thinking = [think_row(step) for step in right if not (step.observation.tools or step.observation.replies)]
+        rows |= {"sft_think": thinking} if thinking else {}
         outputs, figures = [], {}
-        for name in FILES:
+        for name in rows:
             path = target / f"{name}.jsonl"
             figures[name] = write_jsonl(path, rows[name])
             outputs.append(path)
-        table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in FILES))
+        table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
         current.tables.append(table)
         return current.finish(figures, outputs)
 

@@ -19,6 +19,7 @@ from typing import Any
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_jsonl
 from reflectkit.prompts import (
+    THEN_ACT,
     TURN_END,
     action_completion,
     answers,
@@ -26,14 +27,19 @@ from reflectkit.prompts import (
     policy_prompt,
     reflection_completion,
     reflection_prompt,
+    thinking_prompt,
     with_comments,
 )
 from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Trajectory
 
 ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
-FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
-FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "policy": "sft_policy.jsonl"}
+FILE_OF_ROLE = {
+    "plain": "sft.jsonl",
+    "reflection": "sft_reflection.jsonl",
+    "policy": "sft_policy.jsonl",
+    "think": "sft_think.jsonl",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,16 @@ def mismatched(comments: Sequence[str], share: float, generator: random.Random) 
     A policy trained on such rows learns to check comments against the observation instead of following them blindly.
     """
     return [generator.choice(comments) if generator.random() < share else comment for comment in comments]
+
+
+def think_row(lesson: Lesson) -> dict[str, Any]:
+    """Prompt without comment → the teacher's reflection, and then the answer."""
+    first = {
+        "prompt": thinking_prompt(lesson.observation, lesson.form),
+        "completion": reflection_completion(lesson.reflection),
+        "then": [{"prompt": THEN_ACT, "completion": lesson.completion}],
+    }
+    return first | ({"answer": lesson.form} if lesson.form != ANSWERS[0] and lesson.observation.choices else {})
 
 
 def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

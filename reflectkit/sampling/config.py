@@ -150,7 +150,7 @@ class SamplerConfig(Config):
         differ.
         """
         facts = model_facts(Path(policy))
-        trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain") else None)
+        trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain", "think") else None)
         if trained is None or self.answer in ("", trained):
             return str(trained or self.answer or ANSWERS[0])
         raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from reflectkit.config import Config, build, check_own_settings, option
+from reflectkit.config import Config, NoSettings, build, check_own_settings, option
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.registry import resolve
 from reflectkit.train.advantages import (
@@ -208,7 +208,17 @@ GRPO = Algorithm(
 )
 
 
-ALGORITHMS: dict[str, Algorithm[Any]] = {"reinforce": REINFORCE, "ppo": PPO, "grpo": GRPO}
+NONE = Algorithm(
+    NoSettings,
+    lambda rollouts, settings: Estimates(
+        [[0.0] * len(row) for row in rollouts.returns], rollouts.returns, frozenset(rollouts.groups)
+    ),
+    lambda tokens, settings: clipped_loss(tokens),
+    summary="no rewards: --distill-comments alone",
+)
+
+
+ALGORITHMS: dict[str, Algorithm[Any]] = {"reinforce": REINFORCE, "ppo": PPO, "grpo": GRPO, "none": NONE}
 
 
 def algorithm(name: str) -> Algorithm[Any]:

@@ -7,8 +7,9 @@ tokens masked; a prompt that was rebuilt starts a new row. ABORTED episodes give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from reflectkit.types import Sample, Status, Trajectory, Turn
+from reflectkit.types import Comment, Decision, Sample, Status, Trajectory, Turn
 
 
 def trainable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -23,10 +24,15 @@ def rows(
     labels_of: Mapping[tuple[str, ...], tuple[tuple[int, ...], ...]],
     values: Sequence[Sequence[float]] | None = None,
     replayed: bool = False,
+    *,
+    taught: bool = False,
+    rewarded: bool = True,
 ) -> list[Sample]:
     """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their decisions.
 
-    labels_of: the tokens of each choice's label, by the choices of an observation.
+    labels_of: the tokens of each choice's label, by the choices of an observation. taught: whether comments that the
+    policy did not read are distilled into it. rewarded: whether the advantages matter; if not, rows from which nothing
+    is distilled are left out.
     """
     samples: list[Sample] = []
     for number, trajectory in enumerate(trajectories):
@@ -34,15 +40,42 @@ def rows(
             continue
         row: _Row | None = None
         for step, turn in enumerate(trajectory.turns):
+            value = None if values is None else values[number][step]
+            if (thought := turn.decision.thought) is not None:
+                if row is not None:
+                    samples.append(row.sample(trajectory.group, replayed))
+                    row = None
+                own = _Row(())
+                own.write(thought, advantages[number][step], returns[number][step], value)
+                samples.append(own.sample(trajectory.group, replayed))
             if row is None or turn.observation.choices or not row.is_extended_by(turn):
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
                 row = _Row(labels_of[turn.observation.choices] if turn.observation.choices else ())
-            value = None if values is None else values[number][step]
-            row.add(turn, advantages[number][step], returns[number][step], value)
+            row.write(turn.decision, advantages[number][step], returns[number][step], value)
         if row is not None:
             samples.append(row.sample(trajectory.group, replayed))
-    return samples
+    if not taught:
+        samples = [replace(sample, commented=()) if sample.commented else sample for sample in samples]
+    if rewarded:
+        return samples
+    return [replace(sample, only_distilled=True) for sample in samples if sample.commented]
+
+
+def commented_row(sample: Sample, decision: int) -> Sample:
+    """The tokens that the policy wrote in a decision of `sample`, after its prompt with a comment."""
+    prompt = sample.commented[decision]
+    if sample.choices:
+        written, trained = sample.tokens[sample.start :], 1
+    else:
+        written = tuple(
+            token for token, number in zip(sample.tokens, sample.decisions, strict=True) if number == decision
+        )
+        trained = len(written)
+    mask = (0,) * len(prompt) + (1,) * trained + (0,) * (len(written) - trained)
+    zeros = (0.0,) * len(mask)
+    numbers = tuple(one - 1 for one in mask)
+    return Sample((*prompt, *written), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id)
 
 
 class _Row:
@@ -53,7 +86,7 @@ class _Row:
         self.tokens: list[int] = []
         self.mask: list[int] = []
         self.decisions: list[int] = []
-        self.count = 0  # decisions so far
+        self.commented: list[tuple[int, ...]] = []
         self.columns: tuple[list[float], ...] = ([], [], [], [])  # logprobs, advantages, returns, values
         self.valued = True
 
@@ -61,17 +94,16 @@ class _Row:
         """Whether `turn`'s prompt starts with the row's tokens so far."""
         return not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
 
-    def add(self, turn: Turn, advantage: float, target: float, value: float | None) -> None:
-        """Append the new part of the prompt, masked, and the decision's tokens."""
-        decision = turn.decision
+    def write(self, decision: Decision | Comment, advantage: float, target: float, value: float | None) -> None:
+        """Append the new part of the prompt, masked, and the tokens of `decision`."""
         new = decision.prompt_ids[len(self.tokens) :]
         written = len(decision.logprobs)
         rest = len(decision.token_ids) - written  # of a label, whose first token stands for all
         self.valued = self.valued and value is not None
         self.tokens += [*new, *decision.token_ids]
         self.mask += [0] * len(new) + [1] * written + [0] * rest
-        self.decisions += [-1] * len(new) + [self.count] * written + [-1] * rest
-        self.count += 1
+        self.decisions += [-1] * len(new) + [len(self.commented)] * written + [-1] * rest
+        self.commented.append(decision.hint_prompt_ids if isinstance(decision, Decision) else ())
         numbers = (decision.logprobs, [advantage] * written, [target] * written, [value or 0.0] * written)
         for column, part in zip(self.columns, numbers, strict=True):
             column += [0.0] * len(new) + list(part) + [0.0] * rest
@@ -90,4 +122,5 @@ class _Row:
             choices=self.choices,
             group_id=group,
             replayed=replayed,
+            commented=tuple(self.commented) if any(self.commented) and not replayed else (),
         )

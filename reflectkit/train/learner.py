@@ -23,6 +23,7 @@ from reflectkit.models.prefixes import right_pad, shared_length, tree_of
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.checks import disagreement
 from reflectkit.train import losses
+from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
 from reflectkit.train.losses import entropy
 from reflectkit.train.optimizers import flat, make_optimizer, nested
@@ -62,6 +63,8 @@ class Scored:
     logprob_N: torch.Tensor
     entropy_N: torch.Tensor
     hidden_ND: torch.Tensor
+    logprobs_NK: torch.Tensor
+    """Of all K legal labels, or of the whole vocabulary."""
 
 
 def units(samples: Sequence[Sample]) -> list[Unit]:
@@ -167,6 +170,7 @@ def score(
             logprobs_UK[unit_N, action_N],
             entropy(logprobs_UK)[unit_N],
             hidden_UD[unit_N],
+            logprobs_UK[unit_N],
         )
     row_of = [unit.rows[0] for unit in micro]
     masks = [samples[row].loss_mask for row in row_of]
@@ -175,7 +179,7 @@ def score(
     )
     marked = [(row, at) for row, mask in zip(row_of, masks, strict=True) for at, trained in enumerate(mask) if trained]
     rows, places = [row for row, _ in marked], [at for _, at in marked]
-    return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND)
+    return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND, logprobs_NV)
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,18 @@ class Settings:
     """The policy loss of each trained token."""
     clip: float = 0.2
     """PPO's clip range."""
+    clip_high: float = 0.0
+    """See `losses.TrainedTokens`."""
+    mask: str = "none"
+    """Which tokens too far from the sampler are not learned from; see `losses.on_policy_enough`."""
+    mask_ratio: float = 3.0
+    """Its limit."""
+    distill: float = 0.0
+    """Weight of the divergence from the teacher, which reads comments."""
+    divergence: str = "forward"
+    """See `losses.divergence`."""
+    decay: float = 0.0
+    """The teacher keeps this share of itself in each update, and takes the rest from the policy; 0: it is frozen."""
     entropy: float = 0.01
     """Weight of the entropy bonus."""
     kl: float = 0.0
@@ -240,6 +256,9 @@ class Settings:
             max_grad_norm=optim.max_grad_norm,
             loss=algo.objective.loss,
             clip=algo.clip,
+            clip_high=algo.clip_high,
+            mask=algo.mask,
+            mask_ratio=algo.mask_ratio,
             entropy=algo.entropy,
             kl=algo.kl,
             epochs=algo.epochs,
@@ -255,7 +274,8 @@ class Learner:
     """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
     needed).
 
-    processes: those that train together. notify: called with a line of text when a setting had to be changed.
+    teacher: the policy that reads comments, for distillation. processes: those that train together. notify: called with
+    a line of text when a setting had to be changed.
     """
 
     def __init__(
@@ -266,8 +286,10 @@ class Learner:
         reference: Reference | None = None,
         processes: Processes | None = None,
         notify: Callable[[str], None] = lambda text: None,
+        teacher: Reference | None = None,
     ) -> None:
         self.player, self.settings, self.critic, self.reference = player, settings, critic, reference
+        self.teacher = teacher
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
@@ -323,6 +345,8 @@ class Learner:
             steps += 1
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value
+        if self.teacher is not None and self.settings.decay:
+            self.teacher.follow(self.settings.decay)
         return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
 
     def _minibatches(self, parts: list[Unit], count: int, generator: random.Random) -> Iterator[list[Unit]]:
@@ -467,20 +491,29 @@ class Learner:
         """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`; None if memory ran
         out.
         """
-        trained = {number: sum(samples[number].loss_mask) for number in numbers}
-        fresh = sum(count for number, count in trained.items() if not samples[number].replayed)
+        shares = self._shares(
+            {number: 0 if samples[number].only_distilled else sum(samples[number].loss_mask) for number in numbers}
+        )
+        taught = self._shares({number: len(_commented(samples[number])) for number in numbers})
+        fresh = sum(sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed)
         read = sum(
             tree_of([unit.tokens for unit in micro]).read if self.shares else sum(len(unit.tokens) for unit in micro)
             for micro, _ in micros
         )
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
+        figures |= {"masked": 0.0} if self.settings.mask != "none" else {}
+        figures |= {"divergence": 0.0} if self.teacher is not None else {}
         try:
             for number, (micro, weight) in enumerate(micros):
                 scored = score(
                     self.scorer, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares
                 )
                 reference_N = self._reference(samples, micro) if self.reference is not None else None
-                loss, added = self._loss(samples, scored, reference_N, trained, fresh)
+                loss, added = self._loss(samples, scored, reference_N, shares, fresh)
+                if self.teacher is not None:
+                    apart = self._divergence(self.teacher, samples, scored, taught)
+                    loss = loss + self.settings.distill * apart
+                    added["divergence"] = float(apart.detach())
                 self.optimizer.backward(loss * weight * self.optimizer.loss_scale, last=number == len(micros) - 1)
                 deviation = max(figures["ratio_deviation"], added["ratio_deviation"])
                 figures = {name: value + weight * added[name] for name, value in figures.items()}
@@ -503,11 +536,11 @@ class Learner:
         samples: Sequence[Sample],
         scored: Scored,
         reference_N: torch.Tensor | None,
-        trained: Mapping[int, int],
+        shares: Mapping[int, float],
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch. trained: the number of trained tokens of each of
-        its rows, `fresh_tokens` of them not replayed.
+        """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a token of each of its
+        rows. fresh_tokens: how many of its tokens are not replayed.
         """
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
@@ -515,9 +548,7 @@ class Learner:
         def column(name: str) -> torch.Tensor:
             return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
 
-        tokens, rows = sum(trained.values()), len(trained)
-        share = [1 / tokens if settings.mean == "token" else 1 / (rows * trained[row]) for row, _ in places]
-        share_N = torch.tensor(share, device=device)
+        share_N = torch.tensor([shares[row] for row, _ in places], device=device)
         old_N = column("logprobs")
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, numbers = _decisions(samples, places)
@@ -532,8 +563,18 @@ class Learner:
                 replayed_N,
                 settings.clip,
                 settings.is_cap,
+                settings.clip_high,
             )
         )
+        masked: dict[str, float] = {}
+        if settings.mask != "none":
+            number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
+            row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
+            kept_N = losses.on_policy_enough(
+                scored.logprob_N - old_N, column("advantages"), row_N, settings.mask, settings.mask_ratio
+            )
+            loss_N = loss_N.where(kept_N, 0.0)
+            masked = {"masked": float((share_N * ~kept_N).sum())}
         policy_loss = (loss_N * share_N).sum()
         spread = (scored.entropy_N * share_N).sum()
         loss = policy_loss - settings.entropy * spread
@@ -542,6 +583,7 @@ class Learner:
             "entropy": float(spread.detach()),
             "value_loss": 0.0,
             "kl_to_start": 0.0,
+            **masked,
         }
         if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
             distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
@@ -566,6 +608,49 @@ class Learner:
             figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
             figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
         return loss, figures
+
+    def _shares(self, counts: Mapping[int, int]) -> dict[int, float]:
+        """The weight of a token in each row, in a mean over all tokens or over rows, given each row's number of tokens
+        that count.
+        """
+        tokens, rows = sum(counts.values()), sum(count > 0 for count in counts.values())
+        by_token = self.settings.mean == "token"
+        return {
+            row: (1 / tokens if by_token else 1 / (rows * count)) if count else 0.0 for row, count in counts.items()
+        }
+
+    def _divergence(
+        self, teacher: Reference, samples: Sequence[Sample], scored: Scored, shares: Mapping[int, float]
+    ) -> torch.Tensor:
+        """A micro-batch's part of the mean divergence of the policy from the `teacher`, which reads comments.
+
+        shares: the weight of a token that has a comment, in each row. The teacher scores the tokens that the policy
+        wrote, after the prompts with comments.
+        """
+        places = list(zip(scored.row_N, scored.place_N, strict=True))
+        known = {row: set(_commented(samples[row])) for row in dict.fromkeys(scored.row_N)}
+        index = [number for number, (row, place) in enumerate(places) if place in known[row]]
+        if not index:
+            return scored.logprob_N.sum() * 0.0
+        decisions = dict.fromkeys((places[number][0], samples[places[number][0]].decisions[places[number][1]])
+                                  for number in index)  # fmt: skip
+        rows = [commented_row(samples[row], decision) for row, decision in decisions]
+        split = packed_as_trees if self.shares else packed
+        found: dict[tuple[int, int], torch.Tensor] = {}
+        with torch.no_grad(), teacher.model() as model:
+            for micro in split(units(rows), self.max_tokens):
+                part = score(model, rows, micro, self.player.pad_id, self.settings.temperature, share=self.shares)
+                found |= zip(zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True)
+        width = scored.logprobs_NK.shape[1]
+        teacher_NK = torch.stack(
+            [
+                torch.nn.functional.pad(found[key], (0, width - len(found[key])), value=-math.inf)
+                for key in sorted(found)
+            ]
+        )
+        apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
+        share_N = torch.tensor([shares[places[number][0]] for number in index], device=apart_N.device)
+        return (apart_N * share_N).sum()
 
     @torch.no_grad()
     def _reference(self, samples: Sequence[Sample], micro: Sequence[Unit]) -> torch.Tensor:
@@ -597,6 +682,13 @@ def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> No
     if not all(math.isfinite(value) for value in figures.values()):
         values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         raise DivergedError(f"the update diverged ({values})", samples)
+
+
+def _commented(sample: Sample) -> list[int]:
+    """Positions of the trained tokens whose decision has a prompt with a comment."""
+    if not sample.commented:
+        return []
+    return [place for place, number in enumerate(sample.decisions) if number >= 0 and sample.commented[number]]
 
 
 def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -35,6 +35,8 @@ class TrainedTokens:
     """--clip: PPO's clip range."""
     is_cap: float = 0.0
     """--importance-weight-max: most that an importance weight may be where earlier weights sampled; 0: they did not."""
+    clip_high: float = 0.0
+    """--clip-high: its upper end, if that differs; 0: it does not."""
 
     def decision_sum(self, value_N: torch.Tensor) -> torch.Tensor:
         """For each token, the sum of `value_N` over the tokens of its decision (N)."""
@@ -51,7 +53,13 @@ def weighted_loss(tokens: TrainedTokens) -> torch.Tensor:
 def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
     """`clipped_surrogate` of these tokens."""
     return clipped_surrogate(
-        tokens.logprob_N, tokens.old_logprob_N, tokens.advantage_N, tokens.clip, tokens.replayed_N, tokens.is_cap
+        tokens.logprob_N,
+        tokens.old_logprob_N,
+        tokens.advantage_N,
+        tokens.clip,
+        tokens.replayed_N,
+        tokens.is_cap,
+        tokens.clip_high,
     )
 
 
@@ -73,20 +81,23 @@ def clipped_surrogate(
     clip: float,
     replayed_N: torch.Tensor | None = None,
     cap: float = 0.0,
+    clip_high: float = 0.0,
 ) -> torch.Tensor:
     """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the
     objective.
 
     Where the ratio is 1, the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token; its
     ratio is at most 1 + clip whatever the sign of the advantage, since eq. 7 bounds it on one side only. cap: for the
-    same reason, most that any ratio may be; 0: no limit.
+    same reason, most that any ratio may be; 0: no limit. clip_high: the upper end, 1 + clip_high, where it differs
+    ("clip-higher", DAPO, arXiv 2503.14476, eq. 8); 0: it does not.
     """
+    above = 1 + (clip_high or clip)
     ratio_N = (logprob_N - old_logprob_N).exp()  # 1 at the first pass over fresh rows
     if replayed_N is not None:
-        ratio_N = ratio_N.clamp(max=1 + clip).where(replayed_N, ratio_N)
+        ratio_N = ratio_N.clamp(max=above).where(replayed_N, ratio_N)
     if cap:
         ratio_N = ratio_N.clamp(max=cap)
-    clipped_N = ratio_N.clamp(1 - clip, 1 + clip)
+    clipped_N = ratio_N.clamp(1 - clip, above)
     return -(ratio_N * advantage_N).minimum(clipped_N * advantage_N)
 
 
@@ -111,6 +122,47 @@ def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
     """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are ignored."""
     finite_BK = logprobs_BK.where(logprobs_BK.isfinite(), 0.0)
     return -(logprobs_BK.exp() * finite_BK).sum(dim=-1)
+
+
+def on_policy_enough(
+    change_N: torch.Tensor, advantage_N: torch.Tensor, row_N: torch.Tensor, kind: str, limit: float
+) -> torch.Tensor:
+    """Which tokens may be learned from, given how far the policy has moved from their sampler (N, bool).
+
+    change_N: log π - log sampler. row_N: the number of each token's row. limit: a ratio of at least 1. kind: "token"
+    drops tokens whose ratio exceeds it, and "sequence" rows whose product of ratios does (TRL's `token_mask` and
+    `sequence_mask`). "geometric" drops tokens with a negative advantage in rows whose geometric mean of ratios is below
+    1 / limit (DeepSeek-V3.2, arXiv 2512.02556, eq. 9; TRL's `off_policy_mask_threshold` of log limit).
+    """
+    change_N = change_N.detach()
+    bound = math.log(limit)
+    if kind == "token":
+        return change_N <= bound
+    sums_B = change_N.new_zeros(int(row_N.max()) + 1).index_add(0, row_N, change_N)
+    if kind == "sequence":
+        return (sums_B <= bound)[row_N]
+    lengths_B = change_N.new_zeros(len(sums_B)).index_add(0, row_N, change_N.new_ones(len(change_N)))
+    return (advantage_N >= 0) | (-sums_B / lengths_B.clamp(min=1) <= bound)[row_N]
+
+
+def divergence(student_NK: torch.Tensor, teacher_NK: torch.Tensor, kind: str) -> torch.Tensor:
+    """How far each of the N distributions of the student is from its teacher's, in nats (N).
+
+    student_NK, teacher_NK: log-probabilities; -inf for what is no choice. kind: "forward", KL(teacher, student);
+    "reverse", KL(student, teacher); "js", Jensen-Shannon, the mean of either's KL from their mean, at most log 2.
+    """
+    legal_NK = student_NK.isfinite() & teacher_NK.isfinite()
+    student_NK, teacher_NK = student_NK.where(legal_NK, 0.0), teacher_NK.where(legal_NK, 0.0)
+
+    def kl(p_NK: torch.Tensor, q_NK: torch.Tensor) -> torch.Tensor:
+        return (p_NK.exp() * (p_NK - q_NK)).where(legal_NK, 0.0).sum(dim=-1)
+
+    if kind == "forward":
+        return kl(teacher_NK, student_NK)
+    if kind == "reverse":
+        return kl(student_NK, teacher_NK)
+    mean_NK = student_NK.logaddexp(teacher_NK) - math.log(2)
+    return (kl(student_NK, mean_NK) + kl(teacher_NK, mean_NK)) / 2
 
 
 def mismatch(change_N: torch.Tensor) -> dict[str, float]:

@@ -18,7 +18,8 @@ OURS = frozenset({
     "logprob_difference_mean", "logprob_difference_max", "effective_sample_size", "rows", "replayed_episodes",
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
     "update_seconds", "staleness", "staleness_max", "stale_groups_dropped", "groups_ahead", "states_left_out",
-    "states_without_spread", "comments_true", "sampled_comments_true",
+    "states_without_spread", "comments_true", "sampled_comments_true", "divergence", "commented_decisions",
+    "comments_skipped", "masked",
 })  # fmt: skip
 """Names that rows have of their own."""
 PREFIXES = ("validation_", "reflector_", "env_")

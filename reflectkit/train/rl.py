@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from reflectkit.agents import players
-from reflectkit.agents.comments import CommentSource
+from reflectkit.agents.comments import CommentSource, TeacherComments
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.chat.config import report_damage
@@ -38,7 +38,7 @@ from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json,
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
 from reflectkit.models.hub import TINY
 from reflectkit.models.labels import trie
-from reflectkit.models.load import LoadedModel, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
 from reflectkit.models.scoring import can_share
 from reflectkit.models.tokens import choice_ids, prompt_ids
@@ -132,7 +132,9 @@ def warnings_of(config: RLConfig) -> list[str]:
     if commented and reflector is None:
         recorded = model_facts(start).get("reflector") or "REFLECTOR"
         texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
-    if commented is False and reflector is not None:
+    if commented is False and reflector is not None and config.distill.weight:
+        texts.append(f"{start} was trained without comments, and its teacher is itself with them")
+    elif commented is False and reflector is not None:
         texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
     texts += players.trained_elsewhere(config.env.name, (start, reflector))
     return texts + players.unknown_call_forms(config.env, [start])
@@ -145,6 +147,7 @@ def check_processes(config: RLConfig, processes: Processes) -> None:
     refuse(sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`")
     refuse(sharded and config.optim.optimizer != "adamw", f"--optimizer {config.optim.optimizer} {whole} adamw")
     refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
+    refuse(sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}")
     kept = "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`"
     refuse(processes.kind == "DEEPSPEED" and config.algo.target_kl, kept)
     alone = "runs in one process; leave out torchrun or accelerate"
@@ -212,7 +215,9 @@ def build_trainer(
         "gradient_checkpointing": config.gradient_checkpointing,
     }
 
-    own = config.algo.critic
+    own, distill = config.algo.critic, config.distill
+    starts = config.algo.kl or (distill.weight and not distill.ema)
+    start = starting_player(policy, config.policy.start, bool(config.lora.r), device) if starts else None
     learner = Learner(
         policy,
         Settings.of(
@@ -223,12 +228,16 @@ def build_trainer(
             agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
             mismatch=config.sampler.remote,
             share_prefixes=config.share_prefixes,
+            distill=distill.weight,
+            divergence=distill.divergence,
+            decay=distill.ema,
             **memory,
         ),
         Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None,
-        starting_player(policy, config.policy.start, bool(config.lora.r), device) if config.algo.kl else None,
+        start if config.algo.kl else None,
         processes,
         progress.news,
+        (averaged_player(policy) if distill.ema else start) if distill.weight else None,
     )
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
     sampler = config.sampler.open_policy(
@@ -236,9 +245,11 @@ def build_trainer(
     )
 
     reflector = reflector_trainer = None
+    if config.reflector.load_dir == players.TEACHER:
+        chat = TeacherComments()
     if config.reflector.load_dir is not None and chat is None:
-        start = config.reflector.load_dir
-        opened = config.sampler.open_reflector(str(start), device, reflecting, frozen=not training.every)
+        source = config.reflector.load_dir
+        opened = config.sampler.open_reflector(str(source), device, reflecting, frozen=not training.every)
         reflector = Reflector(opened, temperature=config.reflector.temperature)
         if training.every and reflecting is not None:
             settings = Settings(
@@ -253,7 +264,7 @@ def build_trainer(
                 temperature=training.temperature,
                 **memory,
             )
-            reference = starting_player(reflecting, start, False, device, "reflection") if training.kl else None
+            reference = starting_player(reflecting, source, False, device, "reflection") if training.kl else None
             reflector_trainer = ReflectorTrainer(
                 Learner(reflecting, settings, reference=reference, notify=progress.news),
                 training,
@@ -265,7 +276,8 @@ def build_trainer(
         commentator and config.sampler.swapped(commentator, config.setup.folder),
         answer=policy.answer,
         temperature=config.policy.temperature,
-        reflect_prob=config.reflector.prob,
+        reflect_prob=distill.joint if distill.weight else config.reflector.prob,
+        distills=distill.weight > 0,
         max_new_tokens=config.policy.max_new_tokens,
         episode_tokens=config.sampler.episode_tokens,
         thinking=config.sampler.thinking,
@@ -282,6 +294,7 @@ def build_trainer(
         config.curriculum.advance_at,
         config.optim,
         config.staleness,
+        distill,
     )
     return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
 
@@ -290,7 +303,9 @@ def _load_players(config: RLConfig, place: Path | None, device: str) -> tuple[Lo
     """The policy, and the reflector where this process holds it."""
     source = place or config.policy.start
     options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
-    comments = None if config.chat_reflector else config.reflector.load_dir
+    comments = (
+        None if config.chat_reflector or config.reflector.load_dir == players.TEACHER else config.reflector.load_dir
+    )
     if comments is not None and config.reflector_training.every and place is not None:
         comments = place / REFLECTOR_FOLDER
     reflector: LoadedModel | None = None
@@ -393,10 +408,11 @@ def train(
         rewrite(metrics, history)
         if kept.is_file():
             rewrite(kept, rows_until(kept, trainer.step, {})[0])
+    read = config.reflector.load_dir if not config.distill.weight or config.distill.joint else None
     facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
-    facts |= {"reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
+    facts |= {"reflector": str(read) if read else None}
     target = folder / f"checkpoint-{trainer.step}"
-    title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
+    title = "Reflect-RL" if read else "SFT + RL"
     if held_out is not None and trainer.step == 0:
         _measure(held_out, "before", folder, trainer)
     with (

@@ -9,11 +9,12 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from reflectkit.agents.players import is_chat, refuse_without_model
+from reflectkit.agents.players import TEACHER, is_chat, refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
 from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, chosen_by, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems
+from reflectkit.env import check_teacher
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError
 from reflectkit.models.hub import TINY
@@ -91,7 +92,8 @@ class ReflectorConfig(Config):
         None,
         name="reflector",
         help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
-        " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm.",
+        " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm. With --distill-comments also oracle, the"
+        " env's teacher.",
         essential=True,
     )
     share_base: bool = option(
@@ -110,7 +112,7 @@ class ReflectorConfig(Config):
     @field_validator("load_dir")
     @classmethod
     def _is_model(cls, load_dir: Path | None) -> Path | None:
-        refuse_without_model(load_dir)
+        refuse_without_model(load_dir if load_dir != TEACHER else None)
         return load_dir
 
 
@@ -205,6 +207,18 @@ class AlgorithmConfig(Config):
         0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0, essential=True
     )
     clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
+    clip_high: float = option(
+        0.0, help="Upper end of the PPO clip range, e.g. 0.28 (clip-higher); 0: that of --clip.", ge=0
+    )
+    mask: Literal["none", "token", "sequence", "geometric"] = option(
+        "none",
+        name="off_policy_mask",
+        help="Leave out of the loss what is too far from the policy that sampled it: each token, or rows by the product"
+        " (sequence) or, with negative advantages, the geometric mean of their ratios.",
+    )
+    mask_ratio: float = option(
+        3.0, help="Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse.", gt=1
+    )
     epochs: int = option(1, help="Passes over each batch.", ge=1)
     target_kl: float = option(
         0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
@@ -253,6 +267,49 @@ class AlgorithmConfig(Config):
     def repeats(self) -> int:
         """Number of episodes of each drawn problem."""
         return self.group_size or algorithm(self.name).group_size
+
+
+class DistillConfig(Config):
+    """Distillation: the policy plays without the comments, and learns to act as it would if it read them."""
+
+    weight: float = option(
+        0.0,
+        name="distill_comments",
+        help="The policy plays without the --reflector's comments, and learns from itself with them: weight of the"
+        " divergence between the two; 0: off.",
+        ge=0,
+        essential=True,
+    )
+    divergence: Literal["forward", "reverse", "js"] = option(
+        "forward",
+        name="distill_divergence",
+        help="forward, KL(with comments, without); reverse, KL(without, with); or js (Jensen-Shannon).",
+    )
+    ema: float = option(
+        0.0,
+        name="distill_ema",
+        help="Who reads the comments: 0, the frozen policy that training started from; else a moving average of the"
+        " policy, which keeps this share of itself in an update, e.g. 0.99.",
+        ge=0,
+        lt=1,
+    )
+    comments_on: Literal["all", "failed"] = option(
+        "all", help="Learn from the comments in all groups of episodes, or only in those without a success (failed)."
+    )
+    joint: float = option(
+        0.0,
+        name="distill_joint",
+        help="Share of the decisions at which the policy does read the comment, so that it learns to act with and"
+        " without.",
+        ge=0,
+        lt=1,
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.weight and (given := non_default(self)):
+            raise ConfigError(f"{flag(given[0])} is a setting of distillation; add --distill-comments 1")
+        return self
 
 
 class CurriculumConfig(Config):
@@ -327,6 +384,7 @@ class RLConfig(Config):
         1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
     )
     algo: AlgorithmConfig = AlgorithmConfig()
+    distill: DistillConfig = DistillConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     optim: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig = LoraConfig()
@@ -409,7 +467,29 @@ class RLConfig(Config):
             self._check_chat_reflector(chat)
         if self.reflector_training.every:
             self._check_reflector_training()
+        if self.distill.weight:
+            self._check_distillation()
+        else:
+            refuse_without_model(reflector.load_dir)
+            alone = "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
+            refuse(self.algo.name == "none", alone)
         return self
+
+    def _check_distillation(self) -> None:
+        """Raises ConfigError for what distillation cannot be combined with."""
+        reflector, joint = self.reflector, self.distill.joint
+        where = "--reflector CHECKPOINT, openai:MODEL or oracle (the env's teacher)"
+        refused = {
+            f"needs comments; add {where}": reflector.load_dir is None,
+            "decides when comments are read; use --distill-joint instead of --reflect-prob": reflector.prob != 1,
+            "needs a frozen reflector; leave out --train-reflector": self.reflector_training.every,
+            f"--distill-joint {joint:g} needs rewards to learn with comments; leave out --algo none": joint
+            and self.algo.name == "none",
+        }
+        for reason, applies in refused.items():
+            refuse(applies, f"--distill-comments {self.distill.weight:g}: {reason}")
+        if reflector.load_dir == TEACHER:
+            check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
 
     def _check_chat_reflector(self, chat: Endpoint) -> None:
         """Raises ConfigError for what a chat model as the reflector cannot be combined with."""

@@ -18,7 +18,7 @@ from reflectkit.console import Bar, Progress, Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.models.hub import TINY
-from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
+from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
 from reflectkit.runs.checksums import CHECKSUMS, verify
 from reflectkit.runs.run import checkpoints
 from reflectkit.text import pluralize
@@ -66,15 +66,16 @@ def encode(
         labels: list[int] = []
         for prompt, completion in row.parts:
             text = prompt
+            listing = row.parts[0][0].removesuffix(REFLECTION_MARKER) + ACTION_MARKER if prompt == THEN_ACT else prompt
             if prompt.endswith(AGENT_MARKER):
                 text = dialogue.conversation(prompt)
             elif prompt.endswith(CALLS_MARKER):
                 text = dialogue.harmless(prompt)
             before = completion_ids(tokenizer, text) if input_ids else prompt_ids(tokenizer, text)
             after = completion_ids(tokenizer, completion)
-            if role == "reflection" or _in_words(prompt):
+            if prompt.endswith(REFLECTION_MARKER) or role == "reflection" or _in_words(listing):
                 after = [*after, tokenizer.eos_token_id]
-            elif completion in (legal := listed_answers(prompt, row.form)):
+            elif completion in (legal := listed_answers(listing, row.form)):
                 after = list(answer_ids(tokenizer, legal)[legal.index(completion)])
             elif len(after) != 1:
                 raise DataError(

@@ -31,8 +31,9 @@ class SFTConfig(Config):
 
     env: str = option(help=ENV_HELP)
     settings: Any = problem_settings("env")
-    role: Literal["reflection", "policy", "plain"] = option(
-        help="Which player: reflection, policy (acts on comments), or plain (acts without)."
+    role: Literal["reflection", "policy", "plain", "think"] = option(
+        help="Which player: reflection, policy (acts on comments), plain (acts without), or think (comments, then"
+        " acts)."
     )
     task_file: Path | None = option(
         None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft.", essential=True

@@ -31,7 +31,7 @@ from reflectkit.train.learner import Learner
 from reflectkit.train.metrics import env_figures, summary
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer, share_true, visited
-from reflectkit.train.rl_config import JUDGEMENT, StalenessConfig
+from reflectkit.train.rl_config import JUDGEMENT, DistillConfig, StalenessConfig
 from reflectkit.train.settings import OptimizerConfig
 from reflectkit.types import Sample, Status, Task, Trajectory
 
@@ -156,6 +156,8 @@ class TrainerConfig:
     """Its schedule and warm-up."""
     staleness: StalenessConfig = StalenessConfig()
     """How far play may run ahead of learning, with a sampler in another process."""
+    distill: DistillConfig = DistillConfig()
+    """Whether comments that the policy did not read are distilled into it, and where."""
 
     @property
     def groups(self) -> int:
@@ -248,6 +250,7 @@ class Trainer:
             **figures,
             **reflector_figures,
             **ages,
+            **(_comments(fresh, samples) if self.config.distill.weight else {}),
             "reflector_cache_hits": hits / asked if asked else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
@@ -272,6 +275,8 @@ class Trainer:
         """An episode of each problem of `level` with the most likely actions."""
         greedy = copy.copy(self.agent)  # as the other one may be playing
         greedy.temperature = 0.0
+        if greedy.distills:  # the policy is to act without comments
+            greedy.commentator = None
         self._publish()
         played = self._play_all(validation_episodes(level, self.config.seed), level, greedy)
         self._share_comments()
@@ -383,11 +388,15 @@ class Trainer:
             values += [[next(current) for _ in trajectory.turns] for trajectory in old]
         estimates = self.config.objective.estimate(fresh, old, values or [])
         played = [*fresh, *old]
+        distill = self.config.distill
+        solved = {trajectory.group for trajectory in fresh if trajectory.success}
         offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
         labels_of = {choices: self.agent.labels(choices) for choices in offered}
         samples: list[Sample] = []
         for number, trajectory in enumerate(played):
-            if trajectory.group not in (estimates.dropped or ()):
+            taught = bool(distill.weight) and (distill.comments_on == "all" or trajectory.group not in solved)
+            rewarded = trajectory.group not in (estimates.dropped or ())
+            if taught or rewarded:
                 samples += batch.rows(
                     [trajectory],
                     [estimates.advantages[number]],
@@ -395,6 +404,8 @@ class Trainer:
                     labels_of,
                     [values[number]] if values is not None else None,
                     replayed=number >= len(fresh),
+                    taught=taught,
+                    rewarded=rewarded,
                 )
         return samples, estimates
 
@@ -442,3 +453,14 @@ class Trainer:
         if reflector is None:
             return self.agent.policy.tokens, 0, 0
         return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits
+
+
+def _comments(played: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
+    """How many decisions of `samples` have a comment to learn from, and how many comments of `played` were empty, or
+    too long for the policy's context.
+    """
+    hints = [turn.decision for trajectory in played for turn in trajectory.turns if turn.decision.hint is not None]
+    return {
+        "commented_decisions": sum(sum(map(bool, sample.commented)) for sample in samples),
+        "comments_skipped": sum(not decision.hint_prompt_ids for decision in hints),
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,10 +66,21 @@ def rows(model: LlamaForCausalLM) -> list[Sample]:
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize(("mean", "loss_type"), [("row", "grpo"), ("token", "bnpo")])
 def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, beta: float) -> None:
+    compare(tmp_path, mean, loss_type, beta)
+
+
+def test_a_wider_clip_and_the_geometric_mask_are_trls(tmp_path: Path) -> None:
+    """The mask leaves out the last row alone: its log-ratios have a mean of -0.0023, and its advantage is negative."""
+    masked = compare(tmp_path, "token", "bnpo", 0.0, clip_high=0.5, mask="geometric", mask_ratio=1.002)
+    assert masked == pytest.approx(7 / 27)
+
+
+def compare(tmp_path: Path, mean: str, loss_type: str, beta: float, **corrections: Any) -> float:
+    """Compare the two on the same rows. Returns the share of the tokens that the mask leaves out."""
     tokenizer = build_tokenizer(["some words to merge"], [], vocabulary=300)
     model, start = llama(len(tokenizer), 0), llama(len(tokenizer), 1)
     samples = rows(model)
-    settings = Settings(learning_rate=0.0, clip=0.2, entropy=0.0, kl=beta, max_grad_norm=1e9, mean=mean)
+    settings = Settings(learning_rate=0.0, clip=0.2, entropy=0.0, kl=beta, max_grad_norm=1e9, mean=mean, **corrections)
     player = LoadedModel(model, tokenizer, "policy")
     learner = Learner(player, settings, reference=Reference(player, copy=start) if beta else None)
     figures = learner.update(samples, random.Random(0))
@@ -79,7 +92,8 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     config = GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=beta, epsilon=0.2, loss_type=loss_type,
         report_to="none", per_device_train_batch_size=2, num_generations=2, temperature=1.0, scale_rewards=False,
-        activation_checkpointing=False,
+        activation_checkpointing=False, epsilon_high=corrections.get("clip_high"),
+        off_policy_mask_threshold=math.log(corrections["mask_ratio"]) if corrections else None,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model,
@@ -122,3 +136,4 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     for name, weight in model.named_parameters():
         if weight.grad is not None:
             torch.testing.assert_close(ours[name], weight.grad, atol=1e-5, rtol=1e-4)
+    return figures.get("masked", 0.0)

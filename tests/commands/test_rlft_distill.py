@@ -1,0 +1,121 @@
+"""rlft with --distill-comments: weight 0, resumed runs, processes, teachers, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.commands import rlft
+from reflectkit.errors import ConfigError
+from reflectkit.jsonl import read_jsonl
+from tests.commands.test_rlft_processes import forked_ranks
+from tests.rlft_runs import arguments, command, same, train, weights
+
+ALONE = {"algo": "none", "distill_comments": 1.0}
+
+
+def rows(results: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(next(results.glob("*_rlft")) / "metrics.jsonl")]
+
+
+def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Path) -> None:
+    plain = train(corridor_folder, tmp_path / "plain")
+    off = train(corridor_folder, tmp_path / "off", distill_comments=0.0)
+    assert (plain / "model.safetensors").read_bytes() == (off / "model.safetensors").read_bytes()
+    assert not {"divergence", "commented_decisions"} & {name for row in rows(tmp_path / "off") for name in row}
+    assert not same(plain, train(corridor_folder, tmp_path / "on", distill_comments=1.0, reflector=Path("oracle")))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reflector": Path("oracle")},
+        {"reflector": "reflection", "distill_ema": 0.5, "reflect_temperature": 1.0},
+        {
+            "reflector": "reflection",
+            "algo": "grpo",
+            "group_size": 2,
+            "comments_on": "failed",
+            "distill_joint": 0.3,
+            "horizon": 4,
+        },
+        {"reflector": Path("oracle"), "distill_ema": 0.5, "policy": "policy-adapter"},
+        {"reflector": Path("oracle"), "policy": "base", "lora_r": 4},
+    ],
+)
+def test_a_run_that_goes_on_from_another_is_as_if_never_stopped(
+    corridor_folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    places = {
+        name: corridor_folder / value
+        for name, value in settings.items()
+        if name in ("policy", "reflector") and isinstance(value, str)
+    }
+    shared = {**ALONE, "save_steps": 1, "schedule": "constant", **settings, **places}
+    straight = train(corridor_folder, tmp_path / "straight", max_steps=3, **shared)
+    half = train(corridor_folder, tmp_path / "half", max_steps=1, **shared)
+    resumed = train(corridor_folder, tmp_path / "rest", max_steps=3, resume_from=half, **shared)
+    assert same(straight, resumed)
+    state = "training_state.safetensors"
+    assert (straight / state).read_bytes() == (resumed / state).read_bytes()
+    assert not same(straight, half)
+    seen = rows(tmp_path / "straight")
+    assert seen[0]["commented_decisions"] > 0
+    assert seen[0]["divergence"] > 0
+
+
+def test_two_processes_distill_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
+    more = ["--distill-comments", "1", "--distill-ema", "0.5", "--algo", "ppo", "--max-steps", "2", "--episodes", "8",
+        "--learning-rate", "1e-3", "--minibatch", "20"]  # fmt: skip
+    one, two = ([*command(corridor_folder, *more), "--results-dir", str(tmp_path / name)] for name in ("1", "2"))
+    assert main(one) == 0
+    forked_ranks(main, two)
+    found = [weights(next((tmp_path / name).glob("*_rlft")) / "checkpoint-2") for name in ("1", "2")]
+    assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-4
+    for first, second in zip(rows(tmp_path / "1"), rows(tmp_path / "2"), strict=True):
+        assert first["divergence"] == pytest.approx(second["divergence"], abs=1e-5)
+        assert first["commented_decisions"] == second["commented_decisions"] > 0
+
+
+def test_the_starting_policy_is_the_same_teacher_as_a_copy_and_as_the_base_of_an_adapter(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    """At the first update both teachers are the base; the divergence is that of the policy, which is the base too."""
+    alike = [
+        train(corridor_folder, tmp_path / name, max_steps=1, policy=corridor_folder / "base",
+            reflector=Path("oracle"), **ALONE, **more)
+        for name, more in (("copy", {}), ("adapter", {"lora_r": 4}))
+    ]  # fmt: skip
+    copied, adapted = (rows(place.parents[1])[0]["divergence"] for place in alike)
+    assert copied == pytest.approx(adapted, rel=1e-5)
+    assert copied > 0
+
+
+def test_empty_comments_are_counted_and_skipped(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: " ")
+    train(corridor_folder, tmp_path, reflector=Path("oracle"), distill_comments=1.0)
+    for row in rows(tmp_path):
+        assert row["commented_decisions"] == 0
+        assert row["comments_skipped"] == row["rows"]
+        assert row["divergence"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"distill_comments": 1.0}, "needs comments; add --reflector"),
+        ({"distill_ema": 0.5}, "--distill-ema is a setting of distillation"),
+        ({"algo": "none"}, "add --distill-comments 1"),
+        ({"reflector": Path("oracle")}, "'oracle' is no model"),
+        ({"reflector": Path("oracle"), "distill_comments": 1.0, "reflect_prob": 0.5}, "use --distill-joint"),
+        ({"reflector": Path("oracle"), "distill_joint": 0.5, **ALONE}, "leave out --algo none"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused(corridor_folder: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rlft.RLConfig.from_flat(**arguments(corridor_folder, **settings))
