@@ -106,7 +106,8 @@ def _is_env(kind: Any) -> bool:
 
 @cache
 def _checked(kind: Any, name: str) -> Any:
-    from reflectkit.envs.adapters.plain import adapted, settings_of
+    from reflectkit.envs.adapters import adapted
+    from reflectkit.envs.adapters.plain import settings_of
 
     if not _is_env(kind):
         kind = adapted(kind)

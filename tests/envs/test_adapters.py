@@ -13,7 +13,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
-from reflectkit.envs.adapters.plain import adapted
+from reflectkit.envs.adapters import adapted
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json, write_json, write_jsonl

@@ -31,6 +31,11 @@ FITS = (
 
 
 @cache
+def env_of_class(kind: type) -> type[Env]:
+    """The env of a class of Gymnasium."""
+    return wrapped(Choices, game_of(kind, kind.__name__), settings_of(kind, "render_mode"))
+
+
 def env_of(name: str) -> type[Env]:
     """The env of Gymnasium's `name`. Raises ConfigError for an unknown one."""
     try:

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import math
 import random
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import NoneType
@@ -28,12 +27,8 @@ FORM = "return (observation, reward, done): a text, a number, and True or False"
 NOT_TOOLS = ("reset", "get_reward")
 
 
-def adapted(kind: type) -> type[Env]:
-    """The env of a class that is none: of Gymnasium, with choices, or with tools. Raises ConfigError for another."""
-    if "gymnasium" in sys.modules and issubclass(kind, sys.modules["gymnasium"].Env):
-        from reflectkit.envs.adapters.gymnasium import game_of
-
-        return wrapped(Choices, game_of(kind, kind.__name__), settings_of(kind, "render_mode"))
+def env_of_class(kind: type) -> type[Env]:
+    """The env of a class with choices, or with tools. Raises ConfigError for another."""
     if hasattr(kind, "choices"):
         if not callable(getattr(kind, "step", None)):
             raise ConfigError(f"{kind.__name__} has choices but no step(); write step(self, action), and {FORM}")
