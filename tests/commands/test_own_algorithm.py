@@ -54,32 +54,32 @@ def train(ground: Path, algorithm: str, *more: str) -> int:
 
 
 def test_the_example_learns_the_corridor(ground: Path, module: str) -> None:
-    settings = ["--clip-high", "0.4", "--epochs", "2", "--learning-rate", "1e-3", "--entropy-coef", "0.003"]
+    settings = ["--upper-clip", "0.4", "--epochs", "2", "--learning-rate", "1e-3", "--entropy-coef", "0.003"]
     assert train(ground, f"{module}:ALGORITHM", *settings, "--max-grad-norm", "1", "--max-steps", "15") == 0
     rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
     assert rows[-1]["return"] > rows[0]["return"] + 0.2
     assert rows[-1]["groups_without_spread"] is None
-    assert read_json(Path("results/own/config.json"))["settings"]["clip_high"] == 0.4
+    assert read_json(Path("results/own/config.json"))["settings"]["upper_clip"] == 0.4
 
 
 def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     algorithm = f"{module}:ALGORITHM"
     assert main(["rlft", f"--algo={algorithm}", "--help"]) == 0
-    assert "--clip-high" in capsys.readouterr().out
+    assert "--upper-clip" in capsys.readouterr().out
     assert main(["rlft", "--help"]) == 0
-    assert "--clip-high" not in capsys.readouterr().out
-    Path("settings.yaml").write_text(f"algo: {algorithm}\nclip_high: high\n", encoding="utf-8")
+    assert "--upper-clip" not in capsys.readouterr().out
+    Path("settings.yaml").write_text(f"algo: {algorithm}\nupper_clip: high\n", encoding="utf-8")
     assert main(["rlft", "--env", "corridor", "--policy", "none", "--config", "settings.yaml"]) == 2
-    assert "rlft: --clip-high must be a valid number, got 'high'" in capsys.readouterr().err
+    assert "rlft: --upper-clip must be a valid number, got 'high'" in capsys.readouterr().err
     settings: dict[str, Any] = {"env": "corridor", "policy": "none", "algo": algorithm}
-    assert build(rlft.RLConfig, settings | {"clip_high": 0.5}, "rlft").algo.settings.clip_high == 0.5
-    assert build(rlft.RLConfig, settings, "rlft").algo.settings.clip_high == 0.28
+    assert build(rlft.RLConfig, settings | {"upper_clip": 0.5}, "rlft").algo.settings.upper_clip == 0.5
+    assert build(rlft.RLConfig, settings, "rlft").algo.settings.upper_clip == 0.28
     write_json(
         Path("mine.yaml"),
-        {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "clip_hihg": 1}]},
+        {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "uper_clip": 1}]},
     )
     assert main(["run", "mine.yaml"]) == 2
-    assert "did you mean 'clip_high'" in capsys.readouterr().err
+    assert "did you mean 'upper_clip'" in capsys.readouterr().err
 
 
 CODE = """
