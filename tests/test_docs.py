@@ -96,7 +96,7 @@ def page_id(path: Path) -> str:
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_commands_on_the_page_parse(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = path.read_text("utf-8")
-    for name, code in examples(path).items():
+    for name, code in (examples(DOCS / "your-own-environment.md") | examples(path)).items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -353,9 +353,10 @@ def circumstances(seed: int) -> dict[str, Any]:
 
 def intact_record(folder: Path) -> dict[str, Any]:
     """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
+    if not (folder / "config.json").exists():
+        return {}
     record = read_record(folder)
-    whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, record_checksum(record))
-    if not whole and (folder / "config.json").exists():
+    if not isinstance(record.get("settings"), dict) or record.get(CHECKSUM) not in (None, record_checksum(record)):
         fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
         raise DataError(folder / "config.json", f"is damaged and may belong to this command; {fixes}")
     return record

@@ -29,7 +29,9 @@ GIVEN: dict[str, dict[str, Any]] = {
     "plot": {"runs": ["a=x"]},
 }
 """Settings with which a command's config can be built."""
-SEVERAL = {"rlft": [{"algo": name} for name in ALGORITHMS] + [{"sampler": "vllm:http://localhost:1"}]}
+DISTILLED = {"algo": "none", "reflector": "oracle", "distill_comments": 1.0}
+SEVERAL = {"rlft": [{"algo": name} for name in ALGORITHMS if name != "none"] + [DISTILLED]}
+SEVERAL["rlft"] += [{"sampler": "vllm:http://localhost:1"}]
 BEFORE = {"gen-task": [{"env": name} for name in ("auto_explore", "memory", "alfworld", "support", "tau")]}
 
 
