@@ -105,6 +105,11 @@ def run(config: RLConfig, progress: Progress) -> Report:
         if held_out is not None and processes.first:
             held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out)
             current.tables.append(held_out_table)
+            if rl.no_better_than_random(figures["held_out"]):
+                progress.news(
+                    f"not measurably better than a random player: try --max-steps {3 * config.max_steps}, --advantages"
+                    " step, or demonstrations first"
+                )
         asked = config.setup.asked(progress)
         if chat is not None:
             asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}

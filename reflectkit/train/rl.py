@@ -529,6 +529,14 @@ def held_out_table(config: RLConfig, folder: Path, level: Level) -> tuple[Table,
     return Table(title, ("player", measure, "95 % interval", "problems"), tuple(cells)), figures
 
 
+def no_better_than_random(figures: Mapping[str, Any]) -> bool:
+    """Whether the interval after training, as in `held_out_table`, begins below the random player's mean."""
+    if not {"random", "after"} <= figures.keys():
+        return False
+    measure = "return" if "return" in figures["random"] else "success"
+    return bool(figures["after"]["low"] <= figures["random"][measure])
+
+
 def _kept_episodes(config: RLConfig, trainer: Trainer) -> list[dict[str, Any]]:
     """The records of this update's first episodes."""
     return [
