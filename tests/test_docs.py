@@ -182,7 +182,7 @@ def run_blocks(
         elif block.language == "python":
             exec(compile(block.text, str(path), "exec"), {"__name__": path.stem})
         elif block.language == "yaml":
-            Path("lift.yaml").write_text(block.text, encoding="utf-8")
+            Path("taught.yaml").write_text(block.text, encoding="utf-8")
         for line in block.lines if not block.language else ():
             words = shlex.split(line, comments=True)
             monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
