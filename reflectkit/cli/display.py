@@ -142,8 +142,8 @@ def show(console: Screen, report: Report) -> None:
     """Print the report's tables, the paths of its outputs, and its closing lines."""
     for table in report.tables:
         console.say(table.title, style="bold")
-        grid = _grid(table)
-        if console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
+        grid, unlimited = _grid(table), console.options.update(width=10_000)
+        if console.measure(grid, options=unlimited).maximum > console.width:
             columns = list(zip(table.columns, *table.rows, strict=True))
             same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
             if same:
@@ -152,7 +152,7 @@ def show(console: Screen, report: Report) -> None:
             for fold in (False, True):
                 grid = _grid(Rows(table.title, heading, tuple(rows)), fold=fold)
                 grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
-                if console.measure(grid, options=console.options.update(width=10_000)).minimum <= console.width:
+                if console.measure(grid, options=unlimited).minimum <= console.width:
                     break
         console.print(grid)
     if report.skipped:

@@ -8,6 +8,7 @@ import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -139,7 +140,7 @@ class EvaluateConfig(Config):
         """The environment."""
         return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
 
-    @property
+    @cached_property
     def held_out(self) -> Problems:
         """The problems to play."""
         return Problems(self.setup, {"test": self.task_file} if self.task_file else {})

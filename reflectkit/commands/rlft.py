@@ -76,7 +76,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
         progress.news(f"warning: {warning}")
     rl.check_prompts(config, levels)
     hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    if config.problems.file("train") is None and not config.problems.holds_out(hardest):
+    holds_out = config.problems.file("train") is not None or config.problems.holds_out(hardest)
+    if not holds_out:
         why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
         progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
     if config.checkpoints.plan:
@@ -103,12 +104,12 @@ def run(config: RLConfig, progress: Progress) -> Report:
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
         if held_out is not None and processes.first:
-            held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out)
+            held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out, holds_out)
             current.tables.append(held_out_table)
             if rl.no_better_than_random(figures["held_out"]):
                 progress.news(
-                    f"not measurably better than a random player: try --max-steps {3 * config.max_steps}, --advantages"
-                    " step, or demonstrations first"
+                    f"not measurably better than a random player: try --max-steps {3 * config.max_steps}, or"
+                    " demonstrations first"
                 )
         asked = config.setup.asked(progress)
         if chat is not None:

@@ -11,7 +11,6 @@ import hmac
 import ipaddress
 import itertools
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,21 +68,15 @@ class ServeEnvConfig(Config):
 
 def run(config: ServeEnvConfig, progress: Progress) -> Report:
     """Serve until Ctrl-C. Raises ConfigError, DataError."""
-    try:
-        import uvicorn
+    import uvicorn
 
+    from reflectkit.envs.adapters.endpoint import listening
+
+    try:
         app = app_of(config.setup, tasks_of(config), config.sessions, header_text(KEY), config.run.seed)
     except ImportError as error:
         raise ConfigError(f"serve-env needs {error.name}; run pip install 'reflectkit[openenv]'") from None
-    with open_run("serve-env", config, [], again=True) as current, socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((config.host, config.port))
-            listener.listen()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose a --port"
-            ) from None
+    with open_run("serve-env", config, [], again=True) as current, listening(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
         progress.show(f"{config.env.name} is at http://{host}:{port}; Ctrl-C ends it")
         with contextlib.suppress(KeyboardInterrupt):

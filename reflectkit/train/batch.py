@@ -74,7 +74,7 @@ def commented_row(sample: Sample, decision: int) -> Sample:
         trained = len(written)
     mask = (0,) * len(prompt) + (1,) * trained + (0,) * (len(written) - trained)
     zeros = (0.0,) * len(mask)
-    numbers = tuple(one - 1 for one in mask)
+    numbers = tuple(flag - 1 for flag in mask)
     return Sample((*prompt, *written), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id)
 
 

@@ -58,7 +58,7 @@ from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import JUDGEMENT, RLConfig, refuse
 from reflectkit.train.trackers import tracking
-from reflectkit.train.trainer import Level, Trainer, TrainerConfig, validation_episodes
+from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
 from reflectkit.types import Status, Trajectory, to_json
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
@@ -415,6 +415,7 @@ def train(
     title = "Reflect-RL" if read else "SFT + RL"
     if held_out is not None and trainer.step == 0:
         _measure(held_out, "before", folder, trainer)
+    flat = 0
     with (
         tracking(config.checkpoints.report_to, folder, settings) as log,
         progress.bar(title, config.max_steps, trainer.step) as bar,
@@ -442,7 +443,8 @@ def train(
             if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
                 shown["entropy"] = entropy
             bar.advance(1, **shown)
-            _warn_if_flat(config, trainer, progress)
+            flat += is_flat([trajectory for trajectory, _ in trainer.latest])
+            _warn_if_flat(config, trainer, flat, progress)
     if held_out is not None:
         _measure(held_out, "after", folder, trainer)
     return target, history
@@ -452,8 +454,10 @@ FLAT_UPDATES = 3
 """First updates that must teach nothing before the user is told."""
 
 
-def _warn_if_flat(config: RLConfig, trainer: Trainer, progress: Progress) -> None:
-    """Tell the user if the first updates taught nothing, or no episode of the first ended."""
+def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progress) -> None:
+    """Tell the user if the first updates taught nothing, or no episode of the first ended. flat: how many of this
+    process's updates taught nothing.
+    """
     played = [trajectory for trajectory, _ in trainer.latest]
     level = trainer.config.levels[trainer.curriculum.level].name
     unset = not config.rollout.horizon and level not in config.env.kind.horizons
@@ -462,7 +466,7 @@ def _warn_if_flat(config: RLConfig, trainer: Trainer, progress: Progress) -> Non
             f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizons ="
             ' {"LEVEL": N} to the env'
         )
-    if trainer.flat_updates == trainer.step == min(FLAT_UPDATES, config.max_steps):
+    if flat == trainer.step == min(FLAT_UPDATES, config.max_steps):
         progress.news(
             f"nothing to learn: all rewards are equal in each group of the first {trainer.step} updates"
             f" (mean return {fmean(trajectory.total_return for trajectory in played):.3g}); try easier problems, a"
@@ -505,8 +509,11 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def held_out_table(config: RLConfig, folder: Path, level: Level) -> tuple[Table, dict[str, Any]]:
-    """What training did to success on held-out problems, or to the reward where the env does not report success."""
+def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool) -> tuple[Table, dict[str, Any]]:
+    """What training did to success on the problems of `level`, or to the reward where the env does not report success.
+
+    holds_out: whether training does not use these problems.
+    """
     outcomes = read_json(folder / HELD_OUT)
     rows = {name: [row for row in outcomes[name] if not row["aborted"]] for name in outcomes}
     measure = "return" if any(row["success"] is None for own in rows.values() for row in own) else "success"
@@ -524,8 +531,7 @@ def held_out_table(config: RLConfig, folder: Path, level: Level) -> tuple[Table,
         figures[name] = {measure: mean, "low": low, "high": high, "problems": len(values)}
         ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
         cells.append((shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), str(len(values))))
-    held_out = config.problems.file("validate") is not None or config.problems.holds_out(level.name)
-    title = f"{'Held-out problems' if held_out else 'Training problems'} ({config.problems.source('validate')})"
+    title = f"{'Held-out problems' if holds_out else 'Training problems'} ({config.problems.source('validate')})"
     return Table(title, ("player", measure, "95 % interval", "problems"), tuple(cells)), figures
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -414,7 +415,7 @@ class RLConfig(Config):
         asks = self.chat_reflector or any(setting.endpoint for setting in chat_settings(self.env.settings))
         return 0 if asks else self.validate_problems
 
-    @property
+    @cached_property
     def problems(self) -> Problems:
         """The problems to train on and to validate on."""
         file = self.task_file

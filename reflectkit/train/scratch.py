@@ -46,12 +46,12 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     seed, hybrid = config.run.seed, config.policy.model == "tiny-hybrid"
     digest = hashlib.sha256("\0".join([form, str(seed), str(context), *prompts]).encode()).hexdigest()[:8]
     folder = config.setup.env_folder / "models" / f"{config.policy.model}-{digest}"
+    model = build_model(tokenizer, context, seed, hybrid=hybrid)
     if not (folder / "config.json").is_file():
-        model = build_model(tokenizer, context, seed, hybrid=hybrid)
         folder.parent.mkdir(parents=True, exist_ok=True)
         role = "policy" if config.reflector.load_dir else "plain"
         save_player(folder, LoadedModel(model, tokenizer, role, answer=form), {"env": config.env.name})
-    weights = sum(weight.numel() for weight in build_model(tokenizer, context, seed, hybrid=hybrid).parameters())
+    weights = sum(weight.numel() for weight in model.parameters())
     progress.news(
         f"--model {config.policy.model}: {weights / 1e6:.1f} M random weights in {folder}, a context of"
         f" {context} tokens, --learning-rate {config.optim.rate:g}"

@@ -105,7 +105,7 @@ def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> f
     return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
 
 
-def _is_flat(played: Sequence[Trajectory]) -> bool:
+def is_flat(played: Sequence[Trajectory]) -> bool:
     """Whether all episodes of each group have equal returns; without groups, all episodes."""
     returns: dict[str, set[float]] = {}
     for trajectory in played:
@@ -191,8 +191,6 @@ class Trainer:
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
         self.begin_at: tuple[int, list[int]] | None = None
-        self.flat_updates = 0
-        """Updates of this process whose groups all had equal rewards."""
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
@@ -226,7 +224,6 @@ class Trainer:
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         optim = self.config.optim
         rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
-        self.flat_updates += _is_flat(fresh)
         figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
         self.replay.add(fresh)
         overall = summary(played)

@@ -38,7 +38,6 @@ LARGEST_BODY = 16 << 20
 """Bytes of a request."""
 REMEMBERED = 4096
 """Answers of a conversation, or of all conversations of a server, whose exact text is kept; the oldest go first."""
-
 ALIKE = 64
 """Of those, how many that look the same to a program."""
 
@@ -386,11 +385,9 @@ async def _unless_gone(request: Request, work: Any) -> Any:
             task.cancel()
 
 
-@contextlib.asynccontextmanager
-async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
-    """Serve `app` inside the context; the port, also if it was 0. Raises ConfigError if the address cannot be used."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ConfigError if the address cannot be used."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
@@ -398,6 +395,13 @@ async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from None
+    return listener
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
+    """Serve `app` inside the context; the port, also if it was 0. Raises ConfigError if the address cannot be used."""
+    listener = listening(host, port)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import gymnasium
@@ -30,7 +29,6 @@ FITS = (
 )
 
 
-@cache
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class of Gymnasium."""
     return wrapped(Choices, game_of(kind, kind.__name__), settings_of(kind, "render_mode"))

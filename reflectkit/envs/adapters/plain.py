@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ from pydantic import create_model
 
 from reflectkit.config import Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
-from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages, score
+from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, IllegalActionError, code_place
+from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import PLAIN, parse
 from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
@@ -153,7 +153,7 @@ class Choices(Plain):
             text, reward, terminated, *more = returned
             info = more.pop() if more else {}
             truncated = more[0] if more else False
-            if not isinstance(info, dict) or not _is_reward(reward) or not _is_flag(terminated, truncated):
+            if not isinstance(info, dict) or not is_reward(reward) or not all(map(is_flag, (terminated, truncated))):
                 raise self._wrong("step", returned, FORM)
             self._over = bool(terminated or truncated)
             told = {key: info[key] for key in ("figures", "refused") if key in info}
@@ -170,14 +170,6 @@ class Choices(Plain):
             raise ConfigError(f"{place}: the choices are {choices!r:.60}; give a list of texts, or end the episode")
         self._offered: Sequence[Any] = choices
         return Observation((Message("user", text),), tuple(map(str, choices)))
-
-
-def _is_reward(value: object) -> bool:
-    return hasattr(value, "__float__") and math.isfinite(float(value))
-
-
-def _is_flag(*values: object) -> bool:
-    return all(isinstance(value, bool) or type(value).__name__ == "bool" for value in values)
 
 
 class ToolTasks(DatasetTasks):
@@ -266,7 +258,7 @@ class Tools(Plain):
         if hasattr(self.plain, "get_reward"):
             value = self.plain.get_reward()
             value = await value if inspect.isawaitable(value) else value
-            if not _is_reward(value):
+            if not is_reward(value):
                 raise self._wrong("get_reward", value, "return a number")
             own = [float(value)]
         messages = [{"role": message.role, "content": message.content} for message in self._messages]

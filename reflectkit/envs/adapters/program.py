@@ -221,6 +221,8 @@ class Program(Env):
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the program and wait for its first request. Raises EnvironmentFailure."""
+        if self._run is not None:  # awaited, as other episodes go on meanwhile
+            await self._in_thread(self._run.stop())
         self.close()
         return await self._in_thread(self._begin(task, seed))
 
@@ -252,12 +254,16 @@ class Program(Env):
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
-        own = {"REFLECTKIT_URL": url, "REFLECTKIT_REWARD_FILE": str(self._reward_file)}
         self._row = task.data
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
         command = [re.sub(r"\{(\w+)\}", lambda found: _filled(found, values), part) for part in self.command]
-        own["REFLECTKIT_SEED"] = str(values["seed"])
-        environment = passed | own | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "reflectkit"}
+        environment = passed | {
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": "reflectkit",
+            "REFLECTKIT_URL": url,
+            "REFLECTKIT_REWARD_FILE": str(self._reward_file),
+            "REFLECTKIT_SEED": str(values["seed"]),
+        }
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
         if isinstance(event, _Exit):

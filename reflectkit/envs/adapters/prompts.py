@@ -17,10 +17,10 @@ from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_p
 from reflectkit.files import missing
 from reflectkit.jsonl import read_json_list, read_jsonl
 from reflectkit.registry import code_files, resolve
+from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.types import Message, Observation, Task
 
 FILES = (".json", ".jsonl", ".csv", ".parquet")
-ROLES = ("system", "user", "assistant", "tool")
 NO_MESSAGES = 'a prompt is a text, or messages such as [{"role": "user", "content": "…"}]'
 
 
@@ -149,6 +149,11 @@ def _reward(spec: str) -> tuple[str, Any, float]:
     return name, function, number
 
 
+def is_reward(value: object) -> bool:
+    """Whether `value` is a finite number, of Python or a library."""
+    return hasattr(value, "__float__") and math.isfinite(float(value))
+
+
 async def score(
     specs: Sequence[str], row: Mapping[str, Any], completion: Any, *, own: Sequence[float] = (), **more: Any
 ) -> tuple[float, dict[str, Any]]:
@@ -171,7 +176,7 @@ async def score(
         returned = function(**arguments)
         returned = await returned if inspect.isawaitable(returned) else returned
         value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
-        if value is not None and not (hasattr(value, "__float__") and math.isfinite(float(value))):
+        if value is not None and not is_reward(value):
             raise ConfigError(
                 f"{code_place(function)}: reward function {name} returned {returned!r:.60} for one completion; return a"
                 " list with one number, or None where it does not apply"
