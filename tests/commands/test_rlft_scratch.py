@@ -41,4 +41,4 @@ def test_a_new_model_fits_the_prompts_of_its_env(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["rlft", "--env", "corridor", "--model", "tiny", "--device", "cpu", "--plan"]) == 0
-    assert "warning" not in capsys.readouterr().err
+    assert "warning" not in "".join(capsys.readouterr())
