@@ -186,9 +186,7 @@ def run_blocks(
         for line in block.lines if not block.language else ():
             words = shlex.split(line, comments=True)
             monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
-            if words == ["export", "PYTHONPATH=."]:
-                monkeypatch.syspath_prepend(str(folder))
-            elif words[:2] == ["python", "-m"]:
+            if words[:2] == ["python", "-m"]:
                 monkeypatch.setattr(sys, "argv", words[2:])
                 runpy.run_module(words[2], run_name="__main__")
             elif words[0] == "python":
