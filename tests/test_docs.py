@@ -48,6 +48,7 @@ AFTER_QUICK_START = ["rl", "evaluation"]
 WITH_MODELS = ["acting", "python"]
 QUICK_START = ["rl", "evaluation"]
 QUICK_START = "results/taxi-tiny-fast (the quick start)"
+RECIPE = re.compile(r"as `(\w+\.yaml)`:\n+```yaml\n(.*?)^```$", re.M | re.S)
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -137,7 +138,7 @@ def test_the_page_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_blocks(path, tmp_path, monkeypatch, capsys)
+    run_blocks(path, monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -147,7 +148,7 @@ def test_the_page_runs_after_the_quick_start(
 ) -> None:
     folder = shutil.copytree(quick_start, tmp_path / "folder")
     monkeypatch.chdir(folder)
-    run_blocks(DOCS / f"{name}.md", folder, monkeypatch, capsys, met=(QUICK_START,))
+    run_blocks(DOCS / f"{name}.md", monkeypatch, capsys, met=(QUICK_START,))
 
 
 @pytest.fixture(scope="module")
@@ -165,15 +166,15 @@ def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_blocks(
     path: Path,
-    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     met: Collection[str] = (),
 ) -> None:
-    """Run the blocks of the page at `path` in `folder`, the working directory, but those with needs that are not `met`.
+    """Run the blocks of the page at `path` in the working directory, but those with needs that are not `met`.
     Standard input ends after two lines, which ends a person's play.
     """
     programs = {code: module for module, code in examples(path).items()}
+    recipes = {code: name for name, code in RECIPE.findall(path.read_text("utf-8"))}
     for block in blocks(path.read_text("utf-8")):
         if block.needs is not None and block.needs not in met:
             continue
@@ -181,14 +182,12 @@ def run_blocks(
             Path(f"{programs[block.text]}.py").write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             exec(compile(block.text, str(path), "exec"), {"__name__": path.stem})
-        elif block.language == "yaml":
-            Path("taught.yaml").write_text(block.text, encoding="utf-8")
+        elif block.text in recipes:
+            Path(recipes[block.text]).write_text(block.text, encoding="utf-8")
         for line in block.lines if not block.language else ():
             words = shlex.split(line, comments=True)
             monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
-            if words == ["export", "PYTHONPATH=."]:
-                monkeypatch.syspath_prepend(str(folder))
-            elif words[:2] == ["python", "-m"]:
+            if words[:2] == ["python", "-m"]:
                 monkeypatch.setattr(sys, "argv", words[2:])
                 runpy.run_module(words[2], run_name="__main__")
             elif words[0] == "python":
