@@ -1,6 +1,6 @@
 """rlft: online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state before the policy acts.
 
-The reflector is frozen, or learns in turns with the policy (`--train-reflector`). Without one it is the "SFT + RL" arm.
+The reflector is frozen, or learns in turns with the policy (`--train-reflector`). Without one it is plain RL.
 If killed and started again, it resumes from its last checkpoint. With `--processes N`, or under torchrun or `accelerate
 launch`, several processes play and learn together, with the same result.
 """
@@ -71,15 +71,10 @@ def run(config: RLConfig, progress: Progress) -> Report:
     rl.check_processes(config, processes)
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
-        config = rl.with_models(config, levels, progress)
+        config = rl.with_models(config, levels, validation, progress)
     for warning in rl.warnings_of(config):
         progress.news(f"warning: {warning}")
     rl.check_prompts(config, levels)
-    hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    holds_out = config.problems.file("train") is not None or config.problems.holds_out(hardest)
-    if not holds_out:
-        why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
-        progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
     if config.checkpoints.plan:
         return rl.plan(config, levels, processes, progress)
     inputs = rl.input_files(config, levels, validation)
@@ -90,6 +85,11 @@ def run(config: RLConfig, progress: Progress) -> Report:
     with shared_run("rlft", config, inputs, processes) as current:
         if current.done:
             return current.done
+        hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
+        holds_out = config.problems.file("train") is not None or config.problems.holds_out(hardest)
+        if not holds_out:
+            why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
+            progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
         with rl.chat_reflector(config, current.folder, progress) as chat:
             trainer = rl.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
             progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}")

@@ -170,6 +170,6 @@ class LocalSampler:
 
     def _too_long(self, tokens: int) -> str:
         return (
-            f"the policy's prompt is {tokens} tokens, but its model reads {self.context};"
-            " train one with a larger --max-length"
+            f"the policy's prompt is {tokens} tokens, but its model reads {self.context}; shorten what the env shows,"
+            " or use a model with a longer context (a tiny one: `reflectkit sft --max-length N`)"
         )

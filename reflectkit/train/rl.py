@@ -17,7 +17,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.chat.config import report_damage
 from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.players import ChatReflector
-from reflectkit.config import with_values
+from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.envs import cluster_of
@@ -46,7 +46,15 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import rollout
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.checksums import verify
-from reflectkit.runs.run import checkpoints, recorded_defaults
+from reflectkit.runs.run import (
+    Identity,
+    checkpoints,
+    digest,
+    named_runs,
+    read_record,
+    recorded_defaults,
+    runs_of,
+)
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
@@ -95,17 +103,32 @@ def _level(config: RLConfig, names: Sequence[str], split: str, few: int | None =
     return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
 
 
-def with_models(config: RLConfig, levels: Sequence[Level], progress: Progress) -> RLConfig:
+def with_models(config: RLConfig, levels: Sequence[Level], validation: Level | None, progress: Progress) -> RLConfig:
     """`config` with the checkpoints that runs stand for, and converted or new models."""
+    reflector = players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True)
+    config = with_values(config, reflector=reflector)
     model = players.newest_name(config.policy.model) if config.policy.model else ""
     if model in TINY:
-        model = str(scratch.tiny_model(config, levels, progress))
+        model = _recorded_model(config, levels, validation) or str(scratch.tiny_model(config, levels, progress))
     return with_values(
         config,
         model=model_source(model, config.run.data_dir, progress),
         policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
-        reflector=players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True),
     )
+
+
+def _recorded_model(config: RLConfig, levels: Sequence[Level], validation: Level | None) -> str:
+    """The model that an earlier run with these settings and inputs made of --model tiny; empty if there is none."""
+    for folder in named_runs(config.run) if config.run.name else runs_of(config.run.results_dir, "rlft"):
+        record = read_record(folder)
+        model = Path(record.get("settings", {}).get("model", ""))
+        made = model.parent == config.setup.env_folder / "models" and model.name.startswith(f"{config.policy.model}-")
+        if made and (model / "config.json").is_file():
+            same = with_values(config, model=str(model))
+            inputs = {str(path): digest(path) for path in input_files(same, levels, validation)}
+            if Identity("rlft", identifying(same), inputs, same).fits(record):
+                return str(model)
+    return ""
 
 
 def input_files(config: RLConfig, levels: Sequence[Level], validation: Level | None) -> list[Path]:
@@ -186,7 +209,8 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
             if context is not None and tokens > context:
                 raise ConfigError(
                     f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.policy.start} reads"
-                    f" {context}; use a model with a longer context, or train one with a larger --max-length"
+                    f" {context}; shorten what the env shows, or use a model with a longer context (a tiny one:"
+                    " `reflectkit sft --max-length N`)"
                 )
 
 
@@ -412,7 +436,7 @@ def train(
     facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
     facts |= {"reflector": str(read) if read else None}
     target = folder / f"checkpoint-{trainer.step}"
-    title = "Reflect-RL" if read else "SFT + RL"
+    title = "Reflect-RL" if read else "RL"
     if held_out is not None and trainer.step == 0:
         _measure(held_out, "before", folder, trainer)
     flat = 0
@@ -510,13 +534,16 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool) -> tuple[Table, dict[str, Any]]:
-    """What training did to success on the problems of `level`, or to the reward where the env does not report success.
+    """What training did to success on the problems of `level`, and to the return where that differs from success; to
+    the return alone where the env does not report success.
 
     holds_out: whether training does not use these problems.
     """
     outcomes = read_json(folder / HELD_OUT)
     rows = {name: [row for row in outcomes[name] if not row["aborted"]] for name in outcomes}
-    measure = "return" if any(row["success"] is None for own in rows.values() for row in own) else "success"
+    every = [row for own in rows.values() for row in own]
+    measure = "return" if any(row["success"] is None for row in every) else "success"
+    partial = measure == "success" and any(row["return"] != row["success"] for row in every)
     clusters = {task.id: cluster_of(config.env.name, task) for task in level.tasks}
     named = {"random": "random player", "before": "before training", "after": f"after {config.max_steps} updates"}
     figures, cells = {}, []
@@ -530,16 +557,20 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
             low, high = (rate_interval if measure == "success" else mean_interval)(grouped)
         figures[name] = {measure: mean, "low": low, "high": high, "problems": len(values)}
         ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
-        cells.append((shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), str(len(values))))
+        cells.append([shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), str(len(values))])
+        if partial:
+            figures[name]["return"] = fmean(row["return"] for row in rows[name])
+            cells[-1].append(f"{figures[name]['return']:.3g}")
     title = f"{'Held-out problems' if holds_out else 'Training problems'} ({config.problems.source('validate')})"
-    return Table(title, ("player", measure, "95 % interval", "problems"), tuple(cells)), figures
+    columns = ("player", measure, "95 % interval", "problems", *(["return"] if partial else []))
+    return Table(title, columns, tuple(map(tuple, cells))), figures
 
 
 def no_better_than_random(figures: Mapping[str, Any]) -> bool:
     """Whether the interval after training, as in `held_out_table`, begins below the random player's mean."""
     if not {"random", "after"} <= figures.keys():
         return False
-    measure = "return" if "return" in figures["random"] else "success"
+    measure = "success" if "success" in figures["random"] else "return"
     return bool(figures["after"]["low"] <= figures["random"][measure])
 
 

@@ -93,8 +93,8 @@ class ReflectorConfig(Config):
         None,
         name="reflector",
         help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
-        " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm. With --distill-comments also oracle, the"
-        " env's teacher.",
+        " azure:DEPLOYMENT, local:MODEL); without one it is plain RL. With --distill-comments also oracle, the env's"
+        " teacher.",
         essential=True,
     )
     share_base: bool = option(

@@ -27,11 +27,12 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     """The folder of a model for the env of `levels`, in the env's data folder; the same settings give the same model.
 
     Its tokenizer is made of the prompts that a random player sees, and its context is a quarter longer than the longest
-    of them. Raises ConfigError for an env without choices.
+    of them, or than what they would grow to by the horizon. Raises ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
     writes = config.env.kind.action_kind(config.env.settings) == "text"
-    seen = [] if writes else [observation for level in levels for observation in _explored(level, config.run.seed)]
+    played = [] if writes else [_explored(level, config.run.seed) for level in levels]
+    seen = [observation for episodes in played for episode in episodes for observation in episode]
     if writes or not all(observation.choices for observation in seen):
         raise ConfigError(
             f"--model {config.policy.model} starts from random weights, which learn to choose but not to write, and env"
@@ -41,7 +42,13 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     most = max(len(observation.choices) for observation in seen)
     fixed = len({len(observation.choices) for observation in seen}) == 1
     tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[: most if fixed else 2 * most]], VOCABULARY)
-    longest = max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts)
+    lengths = {prompt: len(prompt_ids(tokenizer, prompt)) for prompt in prompts}
+    longest = max(lengths.values())
+    stages = config.curriculum.stages(config.env.kind.levels[-1])
+    for names, episodes in zip(stages, played, strict=True):  # better players may last longer, and read more
+        shown = [[lengths[policy_prompt(each, None, form)] for each in episode] for episode in episodes]
+        growth = sum(own[-1] - own[0] for own in shown) / max(1, sum(len(own) - 1 for own in shown))
+        longest = max(longest, max(own[0] for own in shown) + int(growth * config.setup.horizon_at(names[-1])))
     context = context_for(longest)
     seed, hybrid = config.run.seed, config.policy.model == "tiny-hybrid"
     digest = hashlib.sha256("\0".join([form, str(seed), str(context), *prompts]).encode()).hexdigest()[:8]
@@ -60,9 +67,12 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     return folder
 
 
-def _explored(level: Level, seed: int) -> list[Observation]:
-    """What a random player sees in problems of `level`."""
+def _explored(level: Level, seed: int) -> list[list[Observation]]:
+    """What a random player sees in problems of `level`, by episode."""
     episodes = [Episode(task, derive(seed, "explore", task.id)) for task in level.tasks[:EXPLORED]]
     played = rollout(episodes, level.make, AnyAction(), width=min(EXPLORED, level.max_concurrency))
-    seen = [turn.observation for trajectory in played for turn in trajectory.turns]
-    return seen + [trajectory.final for trajectory in played if trajectory.final and trajectory.unexecuted_decision]
+    shown = [[turn.observation for turn in trajectory.turns] for trajectory in played]
+    for seen, trajectory in zip(shown, played, strict=True):
+        if trajectory.final and trajectory.unexecuted_decision:
+            seen.append(trajectory.final)
+    return list(filter(None, shown))

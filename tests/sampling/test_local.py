@@ -85,7 +85,7 @@ def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
     assert (refused.token_ids, no_room.token_ids) == ((), ())
     assert f"{policy.context + 1} tokens, but its model reads {policy.context}" in refused.too_long
     assert no_room.too_long
-    with pytest.raises(CheckpointError, match="train one with a larger --max-length"):
+    with pytest.raises(CheckpointError, match="longer context"):
         sample(LocalSampler(policy), longer, text)
 
 
