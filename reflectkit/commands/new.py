@@ -19,35 +19,34 @@ CHOICES = '''"""NAME: an environment with choices."""
 
 import random
 
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+
 
 class CLASS:
-    """Find the hidden number."""
+    """Walk through rooms in which the signs point away from the right door. A wrong door costs a step."""
 
-    horizon = 8
+    choices = list(OPPOSITE)  # what the player can do; a property, if that changes
+    horizon = 5  # most steps of an episode
 
-    def __init__(self, largest: int = 7):  # an argument is a flag: --largest 15
-        self.largest = largest
+    def __init__(self, rooms: int = 3):  # an argument is a flag: --rooms 4
+        self.rooms = rooms
 
-    def reset(self, seed):  # what the player sees first; the seed decides the problem
-        self.wanted = random.Random(seed).randint(1, self.largest)
-        self.low, self.high = 1, self.largest
+    def reset(self, seed):  # returns what the player sees first; the seed decides the problem
+        chance = random.Random(seed)
+        self.signs = [chance.choice(self.choices) for _ in range(self.rooms)]
+        self.room = 0
         return self.text()
 
-    @property
-    def choices(self):  # what the player can do now
-        return [str(number) for number in range(self.low, self.high + 1)]
-
     def step(self, choice):  # returns what the player sees next, the reward, and whether the episode is over
-        number = int(choice)
-        if number < self.wanted:
-            self.low = number + 1
-        elif number > self.wanted:
-            self.high = number - 1
-        done = number == self.wanted
-        return self.text(), 1.0 if done else -0.1, done
+        if choice != OPPOSITE[self.signs[self.room]]:
+            return self.text(), -0.1, False
+        self.room += 1
+        if self.room == self.rooms:
+            return "You are through.", 1.0, True
+        return self.text(), 0.1, False
 
     def text(self):
-        return f"The number is from {self.low} to {self.high}."
+        return f"Room {self.room + 1} of {self.rooms}. The sign points {self.signs[self.room]}."
 '''
 TOOLS = '''"""NAME: an environment with tools, in the form that TRL's environment_factory takes."""
 

@@ -38,15 +38,17 @@ def test_what_it_writes_is_trained_by_the_command_that_it_prints(
 
 
 def answer(body: dict[str, Any]) -> str:
-    """A chat model that adds, and guesses the first number of a range."""
+    """A chat model that adds, walks away from signs, and guesses the first number of a range."""
     told = "\n".join(str(message["content"]) for message in body["messages"][1:])
     if sums := re.findall(r"(\d+) \+ (\d+) =", told):
         return f"Analysis: A sum.\n{sum(map(int, sums[-1]))}"
-    low = re.findall(r"from (\d+)", told)[-1]
+    if signs := re.findall(r"points (\w+)", told):
+        ways = ["north", "south", "east", "west"]
+        return f"Analysis: The other way.\nChoice: {ways.index(signs[-1]) ^ 1}"
     if "Tool guess" in told:
         return "Analysis: Done.\nI guessed."
-    choice = f"Choice: {low}" if "Choice: the number" in told else f'guess {{"number": {low}}}'
-    return f"Analysis: The first.\n{choice}"
+    low = re.findall(r"from (\d+)", told)[-1]
+    return f'Analysis: The first.\nguess {{"number": {low}}}'
 
 
 @pytest.mark.parametrize("kind", ["choices", "tools", "prompts"])
