@@ -35,11 +35,26 @@ NO_VALUES: Mapping[str, Any] = {}
 MORE, LAST = "More settings", "Every command"
 """Panels of the help: a command's own settings that are not essential, and the settings of all commands."""
 RENAMED = {
-    "load_dir": ("policy",), "reflect_load_dir": ("reflector",), "is_cap": ("importance_weight_max",),
+    "load_dir": ("policy", "model"), "reflect_load_dir": ("reflector",), "is_cap": ("importance_weight_max",),
     "width": ("max_concurrency",), "kl": ("kl_coef",), "entropy": ("entropy_coef",),
     "adapter_dir_there": ("server_adapter_dir",), "episodes": ("count", "from_"),
+    "per_device_train_batch_size": ("batch_size", "minibatch"), "per_device_eval_batch_size": ("max_concurrency",),
+    "gradient_accumulation_steps": ("gradient_accumulation", "max_tokens_per_batch"), "max_seq_length": ("max_length",),
+    "model_name": ("model",), "use_8bit": ("quantize",), "use_4bit": ("quantize",), "fp16": ("dtype",),
+    "bf16": ("dtype",), "bnb_4bit_compute_dtype": ("dtype",), "disable_dropout": ("dropout",), "optim": ("optimizer",),
+    "lr_scheduler_type": ("schedule",), "warmup_ratio": ("warmup_steps",), "num_train_epochs": ("epochs",),
+    "save_total_limit": ("keep_checkpoints",), "ckpt_path": ("name",), "trainer": ("algo",), "use_critic": ("algo",),
+    "ppo_clip_coef": ("clip",), "ppo_update_iter": ("epochs",), "critic_update_iter": ("epochs",),
+    "replay_buffer_size": ("replay_size",), "repo_dir": ("repos_dir",), "reflect": ("reflector",),
+    "curriculum_index": ("curriculum",), "depth_curriculum": ("curriculum",), "taxi_curriculum": ("curriculum",),
+    "merge_after_first_k": ("merge_after",),
 }  # fmt: skip
-"""Former names of settings, each with its present names in the commands."""
+"""Former names of settings, and those of the original toolkit, each with its present names in the commands."""
+NOT_NEEDED = (
+    "shrink_head", "discretize_actions", "sandbox_dir", "disable_alfworld", "mode", "use_nested_quant", "logging_steps",
+    "bnb_4bit_quant_type", "critic_update_freq", "reflect_model_name", "cache_dir",
+)  # fmt: skip
+"""Settings of the original toolkit without a counterpart."""
 
 
 class Config(BaseModel):
@@ -300,10 +315,15 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
     """The error for `name`, which is not among the settings `names` of `where`, with `kind` as the class of its
     settings: its new name, the choice that has it, or the nearest name.
     """
-    names = list(names)
-    if renamed := [new for new in RENAMED.get(name, ()) if new in names]:
+    names, brought = list(names), choices(kind)
+    known = {*names, *(leaf.name for rows in brought.values() for leaf in rows)}
+    if renamed := [new for new in RENAMED.get(name, ()) if new in known]:
         return ConfigError(f"{flag(name)} is now {flag(renamed[0])}")
-    if owners := [owner for owner, rows in choices(kind).items() if name in {leaf.name for leaf in rows}]:
+    if name in NOT_NEEDED:
+        return ConfigError(f"{flag(name)} is not needed here; leave it out")
+    if name == "reflector" and "policy" in names:
+        return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
+    if owners := [owner for owner, rows in brought.items() if name in {leaf.name for leaf in rows}]:
         owned = f"{flag(name)} is a setting of {' and '.join(owners)}; leave it out"
         return ConfigError(f"{where}: {owned}" if where else owned)
     return unknown_name(f"setting of {where or 'this'}", name, names)

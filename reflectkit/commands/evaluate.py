@@ -194,7 +194,7 @@ class EvaluateConfig(Config):
                 )
             return self
         if not self.policy:
-            raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
+            raise ConfigError("evaluate needs at least one --policy: NAME=CHECKPOINT, random, …")
         entrants = self.entrants
         names, reflectors = [player.name for player in entrants], [player.reflector for player in entrants]
         if twice := [name for name in names if names.count(name) > 1]:

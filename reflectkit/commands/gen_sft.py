@@ -105,7 +105,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
         )
         if not steps:
-            raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
+            made = f"`reflectkit gen-trajectory --env {config.env.name}`"
+            raise DataError(source, f"no record has a demonstration; generate some with {made}")
         for fault, number in faults.items():
             progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
         right = [step for step in steps if step.note != "mistake"]

@@ -236,6 +236,8 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.mask == "none" and non_default(self, "mask_ratio"):
+            raise ConfigError("--mask-ratio is a setting of a mask; add --off-policy-mask, or leave it out")
         if not self.objective.compares_groups:
             return self
         own = [leaf.name for leaf in leaves(type(self.settings))]
