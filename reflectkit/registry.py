@@ -25,7 +25,7 @@ def resolve(
     kind: str, name: str, table: Mapping[str, Any], group: str = "", fits: Callable[[type], bool] = lambda _: True
 ) -> Any:
     """The object called `name`: from `table`, at "package.module:Attribute" or "folder/file.py:Attribute" (a file
-    alone: its first class that `fits`), or from the entry points of `group` of an installed package.
+    alone: its only class that `fits`), or from the entry points of `group` of an installed package.
 
     Raises
     ------
@@ -54,8 +54,12 @@ def resolve(
         raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
     if not colon:
         values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        if found := next((value for value in values if isinstance(value, type) and fits(value)), None):
-            return found
+        found = [value for value in values if isinstance(value, type) and fits(value)]
+        if len(found) > 1:
+            names = ", ".join(value.__name__ for value in found)
+            raise UnknownNameError(f"{name} defines several ({names}); write {name}:{found[0].__name__}, or another")
+        if found:
+            return found[0]
         raise UnknownNameError(f"{name} defines no class that is an {kind}; name what it defines, {name}:NAME")
     try:
         return getattr(module, attribute)

@@ -400,11 +400,10 @@ class RLConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _rate(cls, values: dict[str, Any]) -> dict[str, Any]:
-        optim, policy = values.get("optim", {}), values.get("policy", {})
-        if not isinstance(optim, dict) or not isinstance(policy, dict) or optim.get("learning_rate") is not None:
-            return values
-        rate = RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
-        return values | {"optim": optim | {"learning_rate": rate}}
+        optim, policy = dict(values.get("optim", {})), dict(values.get("policy", {}))
+        if optim.get("learning_rate") is None:
+            optim["learning_rate"] = RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
+        return values | {"optim": optim}
 
     @property
     def setup(self) -> EnvSetup:

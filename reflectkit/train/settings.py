@@ -34,8 +34,9 @@ class OptimizerConfig(Config):
 
     @property
     def rate(self) -> float:
-        """The peak learning rate."""
-        return self.learning_rate or LEARNING_RATE
+        """The peak learning rate; the settings of each command set one."""
+        assert self.learning_rate is not None
+        return self.learning_rate
 
 
 class LoraConfig(Config):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any
 
 from reflectkit.env import Env
 
@@ -16,3 +18,9 @@ def adapted(kind: type) -> type[Env]:
     from reflectkit.envs.adapters import plain
 
     return plain.env_of_class(kind)
+
+
+def env_type(base: type[Env], title: str, **attributes: Any) -> type[Env]:
+    """A class like `base` with these attributes. title: its name, made fit for that of a data folder."""
+    name = re.sub(r"[^\w.]+", "-", title).strip("-")
+    return type(name, (base,), attributes | {"__doc__": base.__doc__, "__module__": base.__module__})

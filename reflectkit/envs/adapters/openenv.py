@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, check_choice, check_task
+from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.openenv_schema import Actions, actions_of, observation_text, result_text, tools_of
 from reflectkit.envs.conversation import spoken
 from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
@@ -283,8 +284,7 @@ def env_of(name: str) -> type[Env]:
     """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
     if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
-    title = re.sub(r"[^\w.]+", "-", f"openenv-{name}").strip("-")  # of the env's data folder
-    return type(title, (OpenEnv,), {"server": Server(name), "__doc__": OpenEnv.__doc__, "__module__": __name__})
+    return env_type(OpenEnv, f"openenv-{name}", server=Server(name))
 
 
 def headers() -> dict[str, str]:

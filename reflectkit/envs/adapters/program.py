@@ -26,6 +26,7 @@ from pydantic import field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset
+from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.endpoint import (
     LOOPBACK,
     Answer,
@@ -357,4 +358,4 @@ def env_of(rest: str) -> type[Env]:
         raise ConfigError(f"--env program: {error}: {rest:.80}") from None
     if not command:
         raise ConfigError('--env program: write the command, e.g. program:"python my_agent.py {task}"')
-    return type("Program", (Program,), {"__module__": __name__, "__doc__": Program.__doc__, "command": command})
+    return env_type(Program, "Program", command=command)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
+from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.prompts import FILES, DatasetTasks, prompt_messages
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.types import Message, Observation, Task, ToolUse
@@ -112,5 +112,4 @@ def maker(name: str) -> Any:
 @cache
 def env_of(name: str) -> type[Env]:
     """The env of skyrl-gym's `name`."""
-    title = re.sub(r"[^\w.]+", "-", f"skyrl-{name}")  # of the env's data folder
-    return type(title, (SkyRL,), {"id": name, "__doc__": SkyRL.__doc__, "__module__": __name__})
+    return env_type(SkyRL, f"skyrl-{name}", id=name)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import re
 from collections.abc import Awaitable
 from functools import cache
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qsl
 
 from reflectkit.env import Action, Env, StepResult, check_task
+from reflectkit.envs.adapters import env_type
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.tools import PLAIN, parse
@@ -193,5 +193,4 @@ def content_of(result: Any) -> list[Any]:
 @cache
 def env_of(name: str) -> type[Env]:
     """The env of a taskset."""
-    title = re.sub(r"[^\w.]+", "-", f"verifiers-{name}")  # of the env's data folder
-    return type(title, (Verifiers,), {"id": name, "__doc__": Verifiers.__doc__, "__module__": __name__})
+    return env_type(Verifiers, f"verifiers-{name}", id=name)
