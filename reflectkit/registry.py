@@ -54,7 +54,7 @@ def resolve(
         raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
     if not colon:
         values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        found = [value for value in values if isinstance(value, type) and fits(value)]
+        found = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
         if len(found) > 1:
             names = ", ".join(value.__name__ for value in found)
             raise UnknownNameError(f"{name} defines several ({names}); write {name}:{found[0].__name__}, or another")

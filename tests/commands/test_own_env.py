@@ -250,6 +250,11 @@ def test_an_edit_of_what_an_env_imports_from_its_package_makes_a_new_run(
         ("", "no_such_module:Lock", "no module named 'no_such_module'; install it, or give the file"),
         ("", "{module}_2.py:Lock", "{module}_2.py: no such file or folder; did you mean {module}.py?"),
         ("nothing = 1", "{module}.py", "{module}.py defines no class that is an env"),
+        (
+            "class A:\n    def reset(self):\n        pass\nclass B(A):\n    pass",
+            "{module}.py",
+            "{module}.py defines several (A, B); write {module}.py:A, or another",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
