@@ -56,8 +56,8 @@ def resolve(
         values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
         found = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
         if len(found) > 1:
-            names = ", ".join(value.__name__ for value in found)
-            raise UnknownNameError(f"{name} defines several ({names}); write {name}:{found[0].__name__}, or another")
+            listed = ", ".join(value.__name__ for value in found)
+            raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{found[0].__name__}, or another")
         if found:
             return found[0]
         raise UnknownNameError(f"{name} defines no class that is an {kind}; name what it defines, {name}:NAME")
