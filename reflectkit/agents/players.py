@@ -133,6 +133,8 @@ def _hint(text: str, names: Sequence[str]) -> str:
     folders = {folder.name: folder for folder in sorted(Path("results").glob("**/")) if checkpoints(folder)}
     if closest := difflib.get_close_matches(_run_name(Path(text.partition("+")[0])), folders, n=1):
         return f"; did you mean {closest[0]}={folders[closest[0]]}?"
+    if text.startswith("results/"):
+        return "; there is no such run"
     return f"; a chat model is openai:{text} or local:{text}, and a model in a folder or on the hub NAME={text}"
 
 

@@ -57,8 +57,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         role = "policy" if config.reflector.load_dir else "plain"
-        facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
-        save_player(folder, LoadedModel(model, tokenizer, role, answer=form), facts)
+        save_player(folder, LoadedModel(model, tokenizer, role, answer=form))
     weights = sum(weight.numel() for weight in model.parameters())
     progress.news(
         f"--model {config.policy.model}: {weights / 1e6:.1f} M random weights in {folder}, a context of"
