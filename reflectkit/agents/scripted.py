@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.env import Agent, Context, Teacher, teacher_of
+from reflectkit.env import Action, Agent, Context, Teacher, teacher_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.seeding import generator
 from reflectkit.tools import PLAIN, parse, use_of
@@ -33,7 +33,13 @@ class Demonstrator:
         wrong = teacher.mistakes()
         if wrong and chance.random() < self.noise:
             return Decision(chance.choice(wrong), reflection, note="mistake")
-        return Decision(teacher.action(), reflection, note="correction" if after_mistake else "positive")
+        return Decision(_best(teacher), reflection, note="correction" if after_mistake else "positive")
+
+
+def _best(teacher: Teacher) -> Action:
+    """The teacher's action. Calls without a text are written in the plain form, as records keep the text."""
+    action = teacher.action()
+    return use_of(action.calls) if isinstance(action, ToolUse) and action.calls and not action.text else action
 
 
 class Recovery:
@@ -50,7 +56,7 @@ class Recovery:
         chance = generator(context.seed, "slip")
         if slips := teacher.slips():
             return Decision(chance.choice(slips), teacher.comment(chance), note="mistake")
-        return Decision(teacher.action(), teacher.comment(chance), note="positive")
+        return Decision(_best(teacher), teacher.comment(chance), note="positive")
 
 
 class RandomAgent:
@@ -77,7 +83,7 @@ class Oracle:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The env's own answer."""
-        return Decision(teacher_of(context.env, "action").action())
+        return Decision(_best(teacher_of(context.env, "action")))
 
 
 class Baseline:
@@ -150,7 +156,7 @@ class Relabel(Marker):
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
         teacher = teacher_of(context.env, "action", "note", "comment")
-        reflection, best = teacher.comment(generator(context.seed, "demonstrator")), teacher.action()
+        reflection, best = teacher.comment(generator(context.seed, "demonstrator")), _best(teacher)
         self.best.append(observation.choices[best] if observation.choices and isinstance(best, int) else "")
         return replace(await super().decide(observation, context), reflection=reflection)
 

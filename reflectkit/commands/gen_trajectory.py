@@ -140,10 +140,11 @@ class GenTrajectoryConfig(Config):
             raise ConfigError(f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives")
         if self.level:
             check_level(self.env.name, self.level)
-        if teacher.is_oracle and not kind.teacher_type.has(*DEMONSTRATES):
+        lacking = [f"{name}()" for name in DEMONSTRATES if not kind.teacher_type.has(name)]
+        if teacher.is_oracle and lacking:
             raise ConfigError(
-                f"env '{self.env.name}' has no oracle teacher; let a chat model act and comment, --teacher"
-                " openai:MODEL or local:MODEL: its successful episodes are kept"
+                f"the teacher of env '{self.env.name}' lacks {' and '.join(lacking)}; add that, or let a chat model act"
+                " and comment, --teacher openai:MODEL or local:MODEL: its successful episodes are kept"
             )
         if self.oracle_acts:
             self.env.require_teacher()
