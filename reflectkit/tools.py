@@ -41,8 +41,10 @@ MAX_NAME = 80  # characters of an unknown name that are compared with known ones
 MAX_PROBLEMS = 20  # reported for one call
 
 SPACE = re.compile(r"\s*")
-BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
-NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
+PYTHON_MARKS = (PYTHON_TAG, "<|python_start|>", "<|python_end|>")  # the last two are Llama 4's
+PYTHON_MARK = re.compile("|".join(map(re.escape, PYTHON_MARKS)))
+BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{PYTHON_MARK.pattern})*")
+NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{PYTHON_MARK.pattern}")
 NAME = r"[\w.-]{1,80}"
 CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
@@ -249,7 +251,8 @@ def _hermes(text: str) -> Iterator[_Piece]:
 
 def _llama(text: str) -> Iterator[_Piece]:
     if not text.lstrip().startswith(("{", "[")):
-        text = text.partition(PYTHON_TAG)[2]
+        mark = PYTHON_MARK.search(text)
+        text = text[mark.end() :] if mark else ""
     position = 0
     while (position := _skip(BETWEEN_LLAMA, text, position)) < len(text):
         try:

@@ -33,7 +33,7 @@ from reflectkit.tools import (
     OPENED,
     PLAIN,
     PLAIN_RULES,
-    PYTHON_TAG,
+    PYTHON_MARKS,
     THOUGHT,
     TURN_RULES,
     CallForm,
@@ -84,7 +84,7 @@ class Dialogue:
         self.form: Form = self._find_form(shown) if PROBE.name in shown else PLAIN
         self.unknown_form = PROBE.name in shown and self.form == PLAIN
         family = self.form if isinstance(self.form, CallForm) else None
-        own = family.own_marks if family else {OPENED, CLOSED, PYTHON_TAG, *THOUGHT}
+        own = family.own_marks if family else {OPENED, CLOSED, *PYTHON_MARKS, *THOUGHT}
         self._foreign_marks = _pattern(marks - own)
         self._family = family if family and family.parts else None
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -280,7 +280,7 @@ class Dialogue:
         """The form of calls that the template asks for in `shown`, with a tool, or in which it shows a call."""
         if OPENED in shown and '"arguments"' in shown:
             return HERMES
-        if "<|start_header_id|>" in shown:
+        if "<|start_header_id|>" in shown or "<|header_start|>" in shown:
             return LLAMA
         call = {"type": "function", "function": {"name": PROBE.name, "arguments": {}}}
         said = {"role": "assistant", "content": "", "tool_calls": [call]}

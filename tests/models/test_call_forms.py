@@ -1,4 +1,4 @@
-"""Every chat template of TRL that shows a tool, with stand-in vocabularies that have its marks as special tokens.
+"""Every chat template of TRL and transformers that shows a tool, with stand-in vocabularies that have its marks.
 
 What is rendered is what the template renders, a call comes back, and the sampled tokens of a turn are kept where the
 template leaves the turn as it was. `docs/call-formats.md` has the table.
@@ -16,6 +16,7 @@ import pytest
 import trl
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
+from transformers.models.llama4.processing_llama4 import chat_template as llama4
 
 from reflectkit.agents.players import unknown_call_forms
 from reflectkit.envs.conversation import spoken
@@ -28,7 +29,7 @@ from reflectkit.types import Message, Observation, ToolCall, ToolSpec
 from tests.models.test_chat import FORGETFUL
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
-SHIPPED = sorted(path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training"))
+TEMPLATES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))} | {"llama4": llama4}
 TABLE = Path(__file__).parents[2] / "docs/call-formats.md"
 ROWS = re.findall(r"\| (\w+) \| [^|]+ \| (\w+) \| (.+) \| (.+) \| (.+) \|", TABLE.read_text(encoding="utf-8"))[1:]
 MARK = re.compile(r"<\|[^<>|\s]+\|>|<\|\"\|>|<\|?[a-z_]+\|?>|</[a-z_]+>|\[gMASK\]")
@@ -70,7 +71,7 @@ FOUND, NEXT = Message("tool", "found", name="keep_it"), Message("user", "And?")
 
 @cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
-    template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    template = TEMPLATES[name]
     tokenizer = build_tokenizer(["Please keep it"] * 3, [" 0"])
     marks = sorted({*MARK.findall(template), *(end for end in (*ENDS, NO_END) if end in template), "<|end|>", "<s>"})
     tokenizer.add_tokens([AddedToken(mark, special="|" in mark) for mark in marks])
@@ -100,7 +101,7 @@ class Turn:
     """One call after HISTORY, as the template itself writes it."""
 
     def __init__(self, name: str, thought: str = "", calls: tuple[ToolCall, ...] = (EASY,)) -> None:
-        off = not thought and SWITCH in (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+        off = not thought and SWITCH in TEMPLATES[name]
         self.dialogue, self.calls = Dialogue(tokenizer_of(name), thinking="off" if off else "on"), calls
         self.messages = [*map(raw, HISTORY), raw(Message("assistant", ""), calls, thought)]
         self.seen = Observation(HISTORY, tools=TOOLS)
@@ -143,11 +144,11 @@ def word(kept: bool) -> str:
 
 
 def test_the_table_has_every_template_that_shows_a_tool() -> None:
-    dialogues = {name: Dialogue(tokenizer_of(name)) for name in SHIPPED}
+    dialogues = {name: Dialogue(tokenizer_of(name)) for name in TEMPLATES if not name.endswith("_training")}
     assert not [name for name, dialogue in dialogues.items() if dialogue.unknown_form]
     forms = {name: getattr(dialogue.form, "name", dialogue.form) for name, dialogue in dialogues.items()}
     assert {name: form for name, form, *_ in ROWS} == {name: form for name, form in forms.items() if form != PLAIN}
-    assert len(ROWS) == 28
+    assert len(ROWS) == 29
 
 
 @pytest.mark.parametrize(("name", "form", "calls", "loop", "user"), ROWS)
@@ -192,7 +193,7 @@ def test_hidden_thoughts_are_not_shown(name: str) -> None:
 def test_the_templates_calls_are_read(name: str) -> None:
     """What the template makes of two calls with awkward arguments, as far as it can tell them."""
     dialogue = Dialogue(tokenizer_of(name))
-    calls = CALLS[:1] if dialogue.form == "llama" or name == "gptoss" else CALLS
+    calls = CALLS[:1] if name.startswith(("llama3", "gptoss")) else CALLS
     if getattr(dialogue.form, "name", "") == "python":  # quotes are not escaped
         hard = HARD | {"text": "Zoë, 😀", "thing": {"a": [1]}, "place": {"city": "ü"}}
         calls = (ToolCall("keep_it", hard), CALLS[1])
