@@ -36,7 +36,8 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     if writes or not all(observation.choices for observation in seen):
         raise ConfigError(
             f"--model {config.policy.model} starts from random weights, which learn to choose but not to write, and env"
-            f" '{config.env.name}' has states without choices; give --model FOLDER_OR_ID"
+            f" '{config.env.name}' has states without choices; give --model FOLDER_OR_ID,"
+            " or as --policy what `reflectkit sft` made of demonstrations"
         )
     prompts = sorted({policy_prompt(observation, None, form) for observation in seen})
     most = max(len(observation.choices) for observation in seen)
