@@ -89,7 +89,7 @@ format: $(TEST_INSTALLED) ## Format the code
 type: $(TEST_INSTALLED) ## Check the types
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## Reproduce the table in docs/results.md: four arms, three seeds
+bench: $(INSTALLED) ## Four arms of DangerousTaxi on three seeds
 	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
 
 bench-peers: $(INSTALLED) ## Time updates against TRL's, and against the published code: ARGS="--original FOLDER"
