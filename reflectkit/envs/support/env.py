@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from reflectkit.config import Config, option
 from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, UserSettings
 from reflectkit.envs.support.hearing import agrees, heard, names, numbers, statements
-from reflectkit.envs.support.policy import POLICY, QUESTIONS, RULES, UserRequest, complete, refuses, rules_named
+from reflectkit.envs.support.policy import POLICY, QUESTIONS, RULES, UserRequest, refuses, rules_named
 from reflectkit.envs.support.shop import (
     CUSTOMERS,
     DELIVERED,
@@ -49,7 +49,6 @@ from reflectkit.tools import use_of
 from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse, from_json
 
 SCRIPTED = "scripted"
-NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
 FACT_QUESTIONS = {
     "identity": "What is your email?",
     "order": "Which order is it?",
@@ -136,7 +135,7 @@ class SupportTeacher(ConversationTeacher):
 
     def action(self) -> ToolUse:
         """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
-        self._need_script()
+        self.check(self.env.settings, scripted=self.env.user is None)
         persona, (step, subject) = self.env.persona, self.need
         request = persona.current
         facts = {**request.facts, **persona.revealed}
@@ -144,7 +143,16 @@ class SupportTeacher(ConversationTeacher):
         if step == "ask":
             return ToolUse(FACT_QUESTIONS[subject])
         if step == "look up":
-            return use_of([self._look_up(subject, facts)])
+            name, email = persona.identity.name, persona.identity.email
+            call, arguments = {
+                "customer": ("find_customer", {"email": email})
+                if email
+                else ("find_customer_by_name", {"name": name, "city": persona.identity.city}),
+                "order": ("get_order", {"order": facts.get("order")}),
+                "account": ("get_customer", {"customer": self.env.conduct.customer}),
+                "product": ("get_product", {"product": request.product}),
+            }[subject]
+            return use_of([ToolCall(call, arguments)])
         if step == "do":
             return use_of(request.actions[:1])
         if step == "confirm":
@@ -159,18 +167,6 @@ class SupportTeacher(ConversationTeacher):
             said = f"We have {told} left" if told.isdigit() else f"The {facts['item']} in {facts['option']} is {told}"
         return ToolUse(f"{said}. Anything else?")
 
-    def _look_up(self, subject: str, facts: Mapping[str, str]) -> ToolCall:
-        identity = self.env.persona.identity
-        if subject == "customer" and identity.email:
-            return ToolCall("find_customer", {"email": identity.email})
-        if subject == "customer":
-            return ToolCall("find_customer_by_name", {"name": identity.name, "city": identity.city})
-        if subject == "order":
-            return ToolCall("get_order", {"order": facts["order"]})
-        if subject == "account":
-            return ToolCall("get_customer", {"customer": self.env.conduct.customer})
-        return ToolCall("get_product", {"product": self.env.persona.current.product})
-
     def mistakes(self) -> list[ToolUse]:
         """Needless actions, which spoil nothing."""
         wrong = [use_of([ToolCall("list_products", {})]), ToolUse("One moment.")]
@@ -180,7 +176,7 @@ class SupportTeacher(ConversationTeacher):
 
     def comment(self, generator: random.Random) -> str:
         """What is known, what the policy says, and what is missing. Raises ConfigError unless the user is scripted."""
-        self._need_script()
+        self.check(self.env.settings, scripted=self.env.user is None)
         step, subject = self.need
         persona, conduct = self.env.persona, self.env.conduct
         parts = [f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)]
@@ -200,14 +196,10 @@ class SupportTeacher(ConversationTeacher):
         return " ".join([*parts, f"Missing: {missing}."])
 
     @classmethod
-    def check(cls, settings: Any) -> None:
+    def check(cls, settings: Any, *, scripted: bool = True) -> None:
         """Raises ConfigError unless the user is scripted."""
-        if settings.user != SCRIPTED:
-            raise ConfigError(NO_ORACLE)
-
-    def _need_script(self) -> None:
-        if self.env.user is not None:
-            raise ConfigError(NO_ORACLE)
+        if settings.user != SCRIPTED or not scripted:
+            raise ConfigError("the oracle of env 'support' reads the scripted user's mind; leave out --user")
 
 
 MOST_NUMBERS = 4
@@ -267,48 +259,6 @@ class Conduct:
         return not self.products.isdisjoint({request.product, *ids})
 
 
-def truth(database: ShopDatabase, requests: Sequence[UserRequest], where: str) -> Ledger:
-    """The records after all that is to be done. Raises DataError for a call that cannot be."""
-    ledger = Ledger(database)
-    for call in (call for request in requests for call in request.actions):
-        done, message = execute(ledger, call)
-        if not done:
-            raise DataError(where, f"its call {call.name} cannot be done: {message}", field="data.requests")
-    return ledger
-
-
-def judge(
-    ledger: Ledger,
-    expected: Ledger,
-    requests: Sequence[UserRequest],
-    missing_facts: Sequence[str],
-    conduct: Conduct,
-    satisfied: bool,
-) -> dict[str, bool]:
-    """What was wrong with a finished conversation; it was a success if nothing was.
-
-    missing_facts: the `untold` ones. satisfied: neither did the user leave nor the steps run out.
-    """
-    changes, right = ledger.differences(), expected.differences()
-    return {
-        # A record that was to be changed was changed otherwise, or was not, or a colleague was to take over.
-        "wrong_change": any(changes[record] != right[record] for record in changes.keys() & right.keys()),
-        "missing_change": bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
-        # A record was changed that was to stay as it was.
-        "forbidden_change": bool(changes.keys() - right.keys()),
-        # The user was not told something that they asked for, or why their wish was refused.
-        "fact_not_told": bool(missing_facts),
-        # It ended without a satisfied user: the user left, the steps ran out, or a needless escalation.
-        "gave_up": not satisfied or (ledger.escalated and not expected.escalated),
-        # A record was changed before it was known who the user is, or it never was known.
-        "unidentified": conduct.hasty or not (conduct.found or ledger.escalated),
-        # A record was changed without the user's yes.
-        "unconfirmed": conduct.unconfirmed,
-        # A wish was refused, or a question answered, without a look at the order or the product that it depends on.
-        "not_looked_up": not all(conduct.has_looked_up(request) for request in requests),
-    }
-
-
 def untold(requests: Sequence[UserRequest], replies: Sequence[Sequence[str]]) -> list[str]:
     """The facts that the user was not told, each by its first wording, and the reasons of refusals. replies: what the
     user heard during each request. Questions tell nothing, nor does a reply with more numbers, or refusals with more
@@ -342,17 +292,6 @@ def _tells(request: UserRequest, stated: str, alternatives: Sequence[str]) -> bo
     )
 
 
-def changes_json(ledger: Ledger) -> list[dict[str, Any]]:
-    """The changes of the records, for people to read, and whether a colleague took over."""
-    changes = [
-        {"record": name, "field": field, "before": before, "after": after}
-        for (_, name), fields in ledger.differences().items()
-        for field, (before, after) in fields.items()
-    ]
-    taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
-    return [*changes, taken] if ledger.escalated else changes
-
-
 class SupportSettings(UserSettings):
     """The env's settings."""
 
@@ -378,7 +317,7 @@ class DeskTask:
     database: ShopSource
     customer: str
     user: UserIdentity
-    requests: Annotated[tuple[Annotated[UserRequest, AfterValidator(complete)], ...], Field(min_length=1)]
+    requests: Annotated[tuple[UserRequest, ...], Field(min_length=1)]
 
 
 class Requests(Taskset):
@@ -434,7 +373,12 @@ class Support(ConversationEnv):
         if content.customer not in database.tables["customers"]:
             raise DataError(task.id, "is no customer of the database", field="data.customer")
         self._requests = content.requests
-        self._expected = truth(database, self._requests, task.id)
+        self._expected = Ledger(database)
+        """The records after all that is to be done."""
+        for call in (call for request in self._requests for call in request.actions):
+            done, message = execute(self._expected, call)
+            if not done:
+                raise DataError(task.id, f"its call {call.name} cannot be done: {message}", field="data.requests")
         self.ledger = Ledger(database)
         self._instructions = instructions(content.user, self._requests)
         self.persona = Persona(content.user, self._requests, generator(seed, "user"))
@@ -468,15 +412,32 @@ class Support(ConversationEnv):
         return agrees(heard(words[-1]))
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
+        ledger, expected, conduct = self.ledger, self._expected, self.conduct
+        changes, right = ledger.differences(), expected.differences()
         missing_facts = untold(self._requests, self._replies())
-        satisfied = ended and not self.persona.has_left
-        wrong = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct, satisfied)
+        wrong = {
+            # A record that was to be changed was changed otherwise, or was not, or a colleague was to take over.
+            "wrong_change": any(changes[record] != right[record] for record in changes.keys() & right.keys()),
+            "missing_change": bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
+            # A record was changed that was to stay as it was.
+            "forbidden_change": bool(changes.keys() - right.keys()),
+            # The user was not told something that they asked for, or why their wish was refused.
+            "fact_not_told": bool(missing_facts),
+            # It ended without a satisfied user: the user left, the steps ran out, or a needless escalation.
+            "gave_up": not ended or self.persona.has_left or (ledger.escalated and not expected.escalated),
+            # A record was changed before it was known who the user is, or it never was known.
+            "unidentified": conduct.hasty or not (conduct.found or ledger.escalated),
+            # A record was changed without the user's yes.
+            "unconfirmed": conduct.unconfirmed,
+            # A wish was refused, or a question answered, without a look at the order or the product it depends on.
+            "not_looked_up": not all(map(conduct.has_looked_up, self._requests)),
+        }
         success = not any(wrong.values())
         return float(success), {
             "figures": {name: float(value) for name, value in wrong.items()},
             "success": success,
-            "changes": changes_json(self.ledger),
-            "expected": changes_json(self._expected),
+            "changes": ledger.listed(),
+            "expected": expected.listed(),
             "untold": missing_facts,
         }
 

@@ -47,34 +47,35 @@ class Rule:
     needs_look_up: bool = True
 
 
-def _rule(why: str, words: str, *more: str, needs_look_up: bool = True) -> Rule:
-    """words: separated by commas. more: further words."""
-    return Rule(why, (*filter(None, words.split(", ")), *more), needs_look_up)
-
-
 RULES: Mapping[RuleName, Rule] = {
-    "shipped": _rule("it has shipped", "shipped, dispatched, on its way, not pending, no longer pending"),
-    "late": _rule(
+    "shipped": Rule("it has shipped", ("shipped", "dispatched", "on its way", "not pending", "no longer pending")),
+    "late": Rule(
         f"{RETURN_DAYS} days have passed",
-        f"{RETURN_DAYS}, thirty, too long ago, too late, too many days, return period, return window",
+        (str(RETURN_DAYS), "thirty", "too long ago", "too late", "too many days", "return period", "return window"),
     ),
-    "stock": _rule("that option is sold out", "sold out, out of stock, not in stock, unavailable, not available"),
-    "reason": _rule("that reason does not count", "reason", *REASONS, "by mistake", needs_look_up=False),
-    "payment": _rule(
+    "stock": Rule(
+        "that option is sold out", ("sold out", "out of stock", "not in stock", "unavailable", "not available")
+    ),
+    "reason": Rule("that reason does not count", ("reason", *REASONS, "by mistake"), needs_look_up=False),
+    "payment": Rule(
         "refunds go to the payment method of the order",
-        "payment, paid with, paid by, original method, same method, was paid",
+        ("payment", "paid with", "paid by", "original method", "same method", "was paid"),
     ),
-    "owner": _rule(
+    "owner": Rule(
         "it is not your own order",
-        "your own, not yours, another customer, different customer, not your, does not belong, doesn't belong,"
-        " someone else, somebody else",
+        (
+            *("your own", "not yours", "not your", "does not belong", "doesn't belong"),
+            *("another customer", "different customer", "someone else", "somebody else"),
+        ),
     ),
-    "credit": _rule(
+    "credit": Rule(
         f"it was not {LATE_DAYS} days late",
-        f"{LATE_DAYS} days, {LATE_DAYS} or more, three days, three or more, not late, days late, late enough, on time,"
-        " in time",
+        (
+            *(f"{LATE_DAYS} days", f"{LATE_DAYS} or more", "three days", "three or more"),
+            *("not late", "days late", "late enough", "on time", "in time"),
+        ),
     ),
-    "goodwill": _rule("the only credit is for a late delivery", "", needs_look_up=False),
+    "goodwill": Rule("the only credit is for a late delivery", (), needs_look_up=False),
 }
 
 
@@ -122,19 +123,6 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "danger": ("Your {product} caught fire and hurt my hand.", "I cut my hand badly on your {product}."),
 }
 """How each request begins; the user's facts come when they are asked for."""
-FACTS: Mapping[str, tuple[str, ...]] = {
-    "cancel": ("order", "reason"),
-    "address": ("order", "address"),
-    "payment": ("order", "payment"),
-    "swap": ("order", "item", "option"),
-    "return": ("order", "item"),
-    "exchange": ("order", "item", "option"),
-    "move": ("address",),
-    "credit": ("order",),
-    "paid": ("order",),
-    "stock": ("item", "option"),
-}
-"""The facts that a request must have, by kind; none if it is not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +154,6 @@ class UserRequest:
     def final(self) -> dict[str, str]:
         """The facts after the change of mind."""
         return {**self.facts, **self.revised}
-
-
-def complete(request: UserRequest) -> UserRequest:
-    """`request`, if it has the facts that its kind needs and the user revises only these. Raises ValueError."""
-    if missing := [name for name in FACTS.get(request.kind, ()) if name not in request.facts]:
-        raise ValueError(f"a request of kind {request.kind!r} lacks the fact {missing[0]!r}")
-    if unknown := [name for name in request.facts if name not in {*FACTS["swap"], "reason", "address", "payment"}]:
-        raise ValueError(f"{unknown[0]!r:.40} is no fact of a request")
-    if not request.revised.keys() <= request.facts.keys():
-        raise ValueError("a fact is revised that the request does not have")
-    return request
 
 
 def wording(kind: str, chance: random.Random, **names: str) -> str:

@@ -116,6 +116,16 @@ class Ledger:
                 differing[table, name] = fields
         return differing
 
+    def listed(self) -> list[Record]:
+        """The differences for people to read, and whether a colleague took over."""
+        changes = [
+            {"record": name, "field": field, "before": before, "after": after}
+            for (_, name), fields in self.differences().items()
+            for field, (before, after) in fields.items()
+        ]
+        taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
+        return [*changes, taken] if self.escalated else changes
+
 
 def euros(amount: float) -> float:
     """`amount` in whole cents, without a fraction where there is none, so that it is written in one way only."""
@@ -152,7 +162,7 @@ def shop(seed: int, customers: int = CUSTOMERS) -> ShopDatabase:
         for payment in payments:
             tables["payments"][payment] = {"customer": customer, "kind": chance.choice(KINDS)}
         orders = [f"W{next(order_numbers)}" for _ in range(chance.randint(2, 5))]
-        address = _address(chance)
+        address = an_address(chance)
         for order in orders:
             tables["orders"][order] = {"customer": customer} | _order(payments, address, items, products, chance)
         tables["customers"][customer] = {
@@ -188,15 +198,9 @@ def _assortment(chance: random.Random) -> tuple[dict[str, Record], dict[str, Rec
     return products, items
 
 
-def _address(chance: random.Random) -> str:
+def an_address(chance: random.Random) -> str:
+    """An address anywhere."""
     return f"{chance.randint(1, 99)} {chance.choice(STREETS)} Street, {chance.choice(CITIES)}"
-
-
-def another_address(chance: random.Random, than: str) -> str:
-    """An address other than `than`."""
-    while (address := _address(chance)) == than:
-        pass
-    return address
 
 
 def _order(

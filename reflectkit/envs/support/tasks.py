@@ -23,7 +23,7 @@ from reflectkit.envs.support.shop import (
     TEN,
     Record,
     ShopDatabase,
-    another_address,
+    an_address,
     city_of,
     shop,
 )
@@ -78,17 +78,15 @@ class Shopper:
         product, _, option = self.items[item]["name"].partition(", ")
         return product, option
 
-    def options(self, item: str, *, stocked: bool) -> list[str]:
-        """The other items of the same product that are, or are not, in stock. Raises UnfitError if there is none."""
+    def option(self, item: str, *, stocked: bool) -> str:
+        """Another item of the same product that is, or is not, in stock. Raises UnfitError."""
         others = [other for other in self.tables["products"][self.items[item]["product"]]["items"] if other != item]
-        fitting = [
-            other
-            for other in others
-            if (self.items[other]["stock"] > 1 if stocked else self.items[other]["stock"] == 0)
-        ]
-        if not fitting:
-            raise UnfitError
-        return fitting
+        stock = {other: self.items[other]["stock"] for other in others}
+        return self.choice([other for other in others if (stock[other] > 1 if stocked else stock[other] == 0)])
+
+    def kind_of(self, payment: str) -> str:
+        """How a user calls a payment method."""
+        return str(self.tables["payments"][payment]["kind"])
 
     def other_payment(self, order: Record) -> str:
         """A payment method of the customer that the order does not have, of a kind that they have once."""
@@ -96,13 +94,11 @@ class Shopper:
         others = [name for name in self.record["payments"] if name != order["payment"]]
         return self.choice([name for name in others if kinds.count(self.kind_of(name)) == 1])
 
-    def kind_of(self, payment: str) -> str:
-        """How a user calls a payment method."""
-        return str(self.tables["payments"][payment]["kind"])
-
-    def address(self, than: str) -> str:
-        """An address other than `than`."""
-        return another_address(self.chance, than)
+    def address(self, record: Record) -> str:
+        """An address other than that of an order or a customer."""
+        while (address := an_address(self.chance)) == record["address"]:
+            pass
+        return address
 
     def wish(
         self,
@@ -111,15 +107,19 @@ class Shopper:
         call: ToolCall | None = None,
         *,
         revised: Mapping[str, str] | None = None,
-        told: str = "",
+        told: float | None = None,
+        product: str = "",
     ) -> UserRequest:
-        """A request that the policy allows, and the call that does it."""
+        """A request that the policy allows, and the call that does it. told: an amount that the user must be told."""
         calls = () if call is None else (call,)
-        return UserRequest(kind, wording(kind, self.chance), facts, revised or {}, calls, ((told,),) if told else ())
+        say = wording(kind, self.chance)
+        return UserRequest(
+            kind, say, facts, revised or {}, calls, () if told is None else ((f"{told:g}",),), "", product
+        )
 
-    def forbidden(self, kind: Kind, facts: Mapping[str, str], rule: RuleName) -> UserRequest:
+    def forbidden(self, kind: Kind, facts: Mapping[str, str], rule: RuleName, product: str = "") -> UserRequest:
         """A request that a rule forbids."""
-        return UserRequest(kind, wording(kind, self.chance), facts, rule=rule)
+        return UserRequest(kind, wording(kind, self.chance), facts, rule=rule, product=product)
 
 
 def is_recent(order: Record) -> bool:
@@ -127,188 +127,114 @@ def is_recent(order: Record) -> bool:
     return bool(order["days_since_delivery"] <= RETURN_DAYS)
 
 
-def money(euros: float) -> str:
-    """An amount as agents tell it."""
-    return f"{euros:g}"
-
-
-Wish = Callable[[Shopper], UserRequest]
-"""A wish of a shopper. Raises UnfitError where they have nothing that it could be about."""
-
-
-# ------------------------------------------------------------------------------------------------ what is allowed
-
-
-def _cancel(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(PENDING)
-    first, then = shopper.chance.sample(REASONS, 2)
-    call = ToolCall("cancel_order", {"order": order, "reason": then})
-    facts = {"order": order, "reason": first}
-    return shopper.wish("cancel", facts, call, revised={"reason": then}, told=money(record["paid"]))
-
-
-def _address(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(PENDING)
-    first, then = shopper.address(record["address"]), shopper.address(record["address"])
-    call = ToolCall("change_address", {"order": order, "address": then})
-    return shopper.wish("address", {"order": order, "address": first}, call, revised={"address": then})
-
-
-def _payment(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(PENDING)
-    payment = shopper.other_payment(record)
-    call = ToolCall("change_payment", {"order": order, "payment": payment})
-    return shopper.wish("payment", {"order": order, "payment": shopper.kind_of(payment)}, call)
-
-
-def _swap(shopper: Shopper) -> UserRequest:
-    return _replacement(shopper, "swap", "swap_item", *shopper.order(PENDING))
-
-
-def _exchange(shopper: Shopper) -> UserRequest:
-    return _replacement(shopper, "exchange", "exchange_item", *shopper.order(DELIVERED, is_recent))
-
-
-def _replacement(shopper: Shopper, kind: Kind, tool: str, order: str, record: Record) -> UserRequest:
-    """Another option of an item."""
-    item = shopper.chance.choice(record["items"])
-    options = shopper.options(item, stocked=True)
-    first, then = (shopper.chance.choice(options) for _ in range(2))
-    shopper.moved |= {item, then}
-    product, option = shopper.split(first)
-    revised = {"option": shopper.split(then)[1]} if then != first else {}
-    call = ToolCall(tool, {"order": order, "item": item, "new_item": then})
-    paid = record["paid"] - shopper.items[item]["price"] + shopper.items[then]["price"]
-    facts = {"order": order, "item": product, "option": option}
-    return replace(shopper.wish(kind, facts, call, revised=revised, told=money(paid)), product=product)
-
-
-def _return(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(DELIVERED, is_recent)
-    first, then = (shopper.chance.choice(record["items"]) for _ in range(2))
-    call = ToolCall("return_item", {"order": order, "item": then, "payment": record["payment"]})
-    facts = {"order": order, "item": shopper.split(first)[0]}
-    revised = {"item": shopper.split(then)[0]} if then != first else {}
-    return shopper.wish("return", facts, call, revised=revised, told=money(shopper.items[then]["price"]))
-
-
-def _move(shopper: Shopper) -> UserRequest:
-    first, then = shopper.address(shopper.record["address"]), shopper.address(shopper.record["address"])
-    call = ToolCall("move_customer", {"customer": shopper.customer, "address": then})
-    return shopper.wish("move", {"address": first}, call, revised={"address": then})
-
-
-def _credit(shopper: Shopper) -> UserRequest:
-    order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] >= LATE_DAYS)
-    return shopper.wish("credit", {"order": order}, ToolCall("credit", {"order": order}), told=str(TEN))
-
-
-def _paid(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(shopper.chance.choice((PENDING, SHIPPED, DELIVERED)))
-    return shopper.wish("paid", {"order": order}, told=money(record["paid"]))
-
-
-def _stock(shopper: Shopper) -> UserRequest:
-    item = shopper.chance.choice(list(shopper.items))
+def allowed(shopper: Shopper, kind: str) -> UserRequest:
+    """A request of this kind that the policy allows. Raises UnfitError where the shopper has nothing that it could be
+    about.
+    """
+    chance, items = shopper.chance, shopper.items
+    match kind:
+        case "cancel":
+            order, record = shopper.order(PENDING)
+            first, then = chance.sample(REASONS, 2)
+            call = ToolCall("cancel_order", {"order": order, "reason": then})
+            facts = {"order": order, "reason": first}
+            return shopper.wish("cancel", facts, call, revised={"reason": then}, told=record["paid"])
+        case "address":
+            order, record = shopper.order(PENDING)
+            first, then = shopper.address(record), shopper.address(record)
+            call = ToolCall("change_address", {"order": order, "address": then})
+            return shopper.wish("address", {"order": order, "address": first}, call, revised={"address": then})
+        case "payment":
+            order, record = shopper.order(PENDING)
+            payment = shopper.other_payment(record)
+            call = ToolCall("change_payment", {"order": order, "payment": payment})
+            return shopper.wish("payment", {"order": order, "payment": shopper.kind_of(payment)}, call)
+        case "swap" | "exchange":  # another option of an item
+            order, record = shopper.order(PENDING) if kind == "swap" else shopper.order(DELIVERED, is_recent)
+            item = chance.choice(record["items"])
+            first, then = (shopper.option(item, stocked=True) for _ in range(2))
+            shopper.moved |= {item, then}
+            product, option = shopper.split(first)
+            facts = {"order": order, "item": product, "option": option}
+            revised = {"option": shopper.split(then)[1]} if then != first else {}
+            call = ToolCall(f"{kind}_item", {"order": order, "item": item, "new_item": then})
+            paid = record["paid"] - items[item]["price"] + items[then]["price"]
+            return shopper.wish(kind, facts, call, revised=revised, told=paid, product=product)
+        case "return":
+            order, record = shopper.order(DELIVERED, is_recent)
+            first, then = (chance.choice(record["items"]) for _ in range(2))
+            call = ToolCall("return_item", {"order": order, "item": then, "payment": record["payment"]})
+            facts = {"order": order, "item": shopper.split(first)[0]}
+            revised = {"item": shopper.split(then)[0]} if then != first else {}
+            return shopper.wish("return", facts, call, revised=revised, told=items[then]["price"])
+        case "move":
+            first, then = shopper.address(shopper.record), shopper.address(shopper.record)
+            call = ToolCall("move_customer", {"customer": shopper.customer, "address": then})
+            return shopper.wish("move", {"address": first}, call, revised={"address": then})
+        case "credit":
+            order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] >= LATE_DAYS)
+            return shopper.wish("credit", {"order": order}, ToolCall("credit", {"order": order}), told=TEN)
+        case "paid":
+            order, record = shopper.order(chance.choice((PENDING, SHIPPED, DELIVERED)))
+            return shopper.wish("paid", {"order": order}, told=record["paid"])
+    item = chance.choice(list(items))  # how many are in stock
     shopper.asked.add(item)
     product, option = shopper.split(item)
-    stock = shopper.items[item]["stock"]
+    stock = items[item]["stock"]
     told = ((str(stock),),) if stock else ((*RULES["stock"].words, "0", "none"),)
-    say = wording("stock", shopper.chance, product=product, option=option)
+    say = wording("stock", chance, product=product, option=option)
     return UserRequest("stock", say, {"item": product, "option": option}, told=told, product=product)
 
 
-ALLOWED: Mapping[Kind, Wish] = {
-    "cancel": _cancel,
-    "address": _address,
-    "payment": _payment,
-    "swap": _swap,
-    "return": _return,
-    "exchange": _exchange,
-    "move": _move,
-    "credit": _credit,
-    "paid": _paid,
-    "stock": _stock,
-}
+FORBIDDEN = (
+    "cancel shipped", "cancel for a bad reason", "redirect shipped", "swap for sold out", "return late",
+    "return elsewhere", "someone else's", "credit in time", "danger",
+)  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- what is forbidden
-
-
-def _cancel_shipped(shopper: Shopper) -> UserRequest:
-    order, _ = shopper.order(SHIPPED)
-    return shopper.forbidden("cancel", {"order": order, "reason": shopper.chance.choice(REASONS)}, "shipped")
-
-
-def _cancel_for_a_bad_reason(shopper: Shopper) -> UserRequest:
-    order, _ = shopper.order(PENDING)
-    return shopper.forbidden("cancel", {"order": order, "reason": "cheaper elsewhere"}, "reason")
-
-
-def _redirect_shipped(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(SHIPPED)
-    return shopper.forbidden("address", {"order": order, "address": shopper.address(record["address"])}, "shipped")
-
-
-def _swap_for_sold_out(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(PENDING)
-    wanted = shopper.chance.choice(shopper.options(shopper.chance.choice(record["items"]), stocked=False))
-    shopper.asked.add(wanted)
-    product, option = shopper.split(wanted)
-    facts = {"order": order, "item": product, "option": option}
-    return replace(shopper.forbidden("swap", facts, "stock"), product=product)
-
-
-def _return_late(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(DELIVERED, lambda record: not is_recent(record))
-    item, _ = shopper.split(shopper.chance.choice(record["items"]))
-    return shopper.forbidden("return", {"order": order, "item": item}, "late")
-
-
-def _return_elsewhere(shopper: Shopper) -> UserRequest:
-    order, record = shopper.order(DELIVERED, is_recent)
-    payment = shopper.kind_of(shopper.other_payment(record))
-    if payment == shopper.kind_of(record["payment"]):
-        raise UnfitError
-    item, _ = shopper.split(shopper.chance.choice(record["items"]))
-    request = shopper.forbidden("return", {"order": order, "item": item, "payment": payment}, "payment")
-    return replace(request, say=wording("elsewhere", shopper.chance, payment=payment))
-
-
-def _someone_elses(shopper: Shopper) -> UserRequest:
-    orders = shopper.tables["orders"]
-    order = shopper.chance.choice(list(orders))
-    if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
-        raise UnfitError
-    return shopper.forbidden("cancel", {"order": order, "reason": shopper.chance.choice(REASONS)}, "owner")
-
-
-def _credit_in_time(shopper: Shopper) -> UserRequest:
-    order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] < LATE_DAYS)
-    return shopper.forbidden("credit", {"order": order}, "credit")
-
-
-def _danger(shopper: Shopper) -> UserRequest:
-    """The wish that a colleague must hear."""
-    product = shopper.tables["products"][shopper.chance.choice(sorted(shopper.tables["products"]))]["name"]
-    say = wording("danger", shopper.chance, product=product)
+def forbidden(shopper: Shopper, wish: str) -> UserRequest:
+    """One of the `FORBIDDEN` wishes, or the one that a colleague must hear. Raises UnfitError."""
+    chance = shopper.chance
+    match wish:
+        case "cancel shipped":
+            order, _ = shopper.order(SHIPPED)
+            return shopper.forbidden("cancel", {"order": order, "reason": chance.choice(REASONS)}, "shipped")
+        case "cancel for a bad reason":
+            order, _ = shopper.order(PENDING)
+            return shopper.forbidden("cancel", {"order": order, "reason": "cheaper elsewhere"}, "reason")
+        case "redirect shipped":
+            order, record = shopper.order(SHIPPED)
+            return shopper.forbidden("address", {"order": order, "address": shopper.address(record)}, "shipped")
+        case "swap for sold out":
+            order, record = shopper.order(PENDING)
+            wanted = shopper.option(chance.choice(record["items"]), stocked=False)
+            shopper.asked.add(wanted)
+            product, option = shopper.split(wanted)
+            return shopper.forbidden("swap", {"order": order, "item": product, "option": option}, "stock", product)
+        case "return late":
+            order, record = shopper.order(DELIVERED, lambda record: not is_recent(record))
+            item, _ = shopper.split(chance.choice(record["items"]))
+            return shopper.forbidden("return", {"order": order, "item": item}, "late")
+        case "return elsewhere":
+            order, record = shopper.order(DELIVERED, is_recent)
+            payment = shopper.kind_of(shopper.other_payment(record))
+            if payment == shopper.kind_of(record["payment"]):
+                raise UnfitError
+            item, _ = shopper.split(chance.choice(record["items"]))
+            request = shopper.forbidden("return", {"order": order, "item": item, "payment": payment}, "payment")
+            return replace(request, say=wording("elsewhere", chance, payment=payment))
+        case "someone else's":
+            orders = shopper.tables["orders"]
+            order = chance.choice(list(orders))
+            if orders[order]["customer"] == shopper.customer or orders[order]["status"] != PENDING:
+                raise UnfitError
+            return shopper.forbidden("cancel", {"order": order, "reason": chance.choice(REASONS)}, "owner")
+        case "credit in time":
+            order, _ = shopper.order(DELIVERED, lambda record: record["late_days"] < LATE_DAYS)
+            return shopper.forbidden("credit", {"order": order}, "credit")
+    product = shopper.tables["products"][chance.choice(sorted(shopper.tables["products"]))]["name"]
+    say = wording("danger", chance, product=product)
     return UserRequest("danger", say, actions=(ToolCall(ESCALATE, {"reason": "hurt"}),))
-
-
-FORBIDDEN: tuple[Wish, ...] = (
-    _cancel_shipped,
-    _cancel_for_a_bad_reason,
-    _redirect_shipped,
-    _swap_for_sold_out,
-    _return_late,
-    _return_elsewhere,
-    _someone_elses,
-    _credit_in_time,
-    _danger,
-)
-
-
-# -------------------------------------------------------------------------------------------------------- the tasks
 
 
 def make_task(seed: int, number: int, level: str, database: ShopDatabase, source: Mapping[str, Any]) -> Task:
@@ -347,24 +273,24 @@ def _drawn(level: str, database: ShopDatabase, chance: random.Random) -> tuple[s
                 return customer, mood, _requests(level, Shopper(database, customer, chance), wishes, mood)
 
 
-def _wishes(level: str, chance: random.Random) -> list[Wish]:
+def _wishes(level: str, chance: random.Random) -> list[str]:
     """What the user wants, before it is known who they are."""
     if level == ONE:
-        return [ALLOWED[chance.choice(CHANGES)]]
+        return [chance.choice(CHANGES)]
     if level == REFUSE:
         return [chance.choice(FORBIDDEN)]
     first = chance.choice(CHANGES)  # one change at least
     others = chance.sample([kind for kind in (*CHANGES, *QUESTIONS) if kind != first], chance.choice((1, 1, 2)))
-    wishes = [ALLOWED[kind] for kind in (first, *others)]
+    wishes: list[str] = [first, *others]
     if chance.random() < FORBIDDEN_AS_WELL:
         wishes[-1] = chance.choice(FORBIDDEN)
     chance.shuffle(wishes)
     return wishes
 
 
-def _requests(level: str, shopper: Shopper, wishes: Sequence[Wish], mood: str) -> list[UserRequest]:
+def _requests(level: str, shopper: Shopper, wishes: Sequence[str], mood: str) -> list[UserRequest]:
     """The requests of one task. Raises UnfitError."""
-    requests = [wish(shopper) for wish in wishes]
+    requests = [forbidden(shopper, wish) if wish in FORBIDDEN else allowed(shopper, wish) for wish in wishes]
     if shopper.moved & shopper.asked:
         raise UnfitError  # the stock would depend on what was done before
     able = [place for place, request in enumerate(requests) if request.revised]
