@@ -11,23 +11,18 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from reflectkit.commands import STAGES, is_own, summary
-from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.errors import NO_ROOM, ConfigError, ReflectkitError, UnknownNameError, user_code_line
 from reflectkit.text import visible
 from reflectkit.version import VERSION
 
-if TYPE_CHECKING:
-    import typer
-
-STOPPED = "stopped; run the same command again to resume"
-STOPPED_PLAY = "stopped; finished episodes are kept"
-NAME_WIDTH = 20  # of names in lists
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
+BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class Stages(TyperGroup):
@@ -111,38 +106,32 @@ def _list(
     ] = False,
 ) -> None:
     """List environments and recipes."""
-    if configs:
-        from reflectkit.files import launch_config, launch_configs
+    from reflectkit.files import launch_config, launch_configs
 
-        if name is not None:
-            say(str(launch_config(name)))
-            return
+    if name is not None and not configs:
+        raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
+    if name is not None:
+        say(str(launch_config(name)))
+        return
+    if configs:
         say('configs: accelerate launch --config_file "$(reflectkit list --configs NAME)" -m reflectkit rlft …')
         for config, about in launch_configs().items():
             say(f"  {config:<12} {about}\n  {'':<12} {launch_config(config)}")
         return
-    if name is not None:
-        raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
-    from reflectkit.cli.display import Screen
     from reflectkit.envs import env_class, env_names
     from reflectkit.recipe import load_recipe, recipe_names
 
-    console = Screen()
-
-    def show(name: str, text: str) -> None:
-        console.say(f"  {name:<{NAME_WIDTH}} {text}")
-
-    console.say("environments: reflectkit play --env NAME, with its levels and settings in --env NAME --help")
+    say("environments: reflectkit play --env NAME, with its levels and settings in --env NAME --help")
     for env in env_names():
         try:
             kind = env_class(env)
             about = vars(kind).get("__doc__") or f"levels: {', '.join(kind.levels)}"
-            show(env, about.strip().splitlines()[0])
         except ReflectkitError as error:  # of another package
-            show(env, str(error))
-    console.say("recipes: reflectkit run NAME, with its steps and parameters in run NAME --help")
-    for recipe_name in recipe_names():
-        show(recipe_name, load_recipe(recipe_name).description)
+            about = str(error)
+        say(f"  {env:<20} {about.strip().splitlines()[0]}")
+    say("recipes: reflectkit run NAME, with its steps and parameters in run NAME --help")
+    for recipe in recipe_names():
+        say(f"  {recipe:<20} {load_recipe(recipe).description}")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -150,38 +139,22 @@ def run(arguments: Sequence[str]) -> int:
     prepare()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        return _closed_pipe()
-    except OSError as error:  # from the device behind standard output
-        return explain(error)
-
-
-def _run(arguments: Sequence[str]) -> int:
-    message = STOPPED_PLAY if arguments[:1] == ["play"] else STOPPED
-    try:
         outcome = app(args=list(arguments), prog_name="reflectkit", standalone_mode=False)
-        code = outcome if isinstance(outcome, int) else 0
-        return print_error(message, code) if code == 130 else code  # typer's own code for Ctrl-C
-    except (KeyboardInterrupt, typer.Abort):
-        return print_error(message, 130)
-    except SystemExit as leaving:  # from typer after a completion, or from typer or rich on a closed pipe
-        return _closed_pipe() if isinstance(leaving.__context__, BrokenPipeError) else int(leaving.code or 0)
-    except Exception as error:
-        if interrupted(error):
-            return print_error(message, 130)
-        return explain(error, with_traceback="--traceback" in arguments)
-
-
-def _closed_pipe() -> int:
-    """Standard output is a closed pipe, as with `| head -1`: exit quietly, as other programs do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what is still in the buffer
-    return 141
-
-
-BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+        sys.stdout.flush()
+        if outcome == 130:  # typer's code for Ctrl-C
+            raise KeyboardInterrupt
+        return outcome if isinstance(outcome, int) else 0
+    except BaseException as error:
+        # typer and rich end the process when the pipe is closed
+        if BrokenPipeError in (type(error), isinstance(error, SystemExit) and type(error.__context__)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what is still in the buffer
+            return 141
+        if isinstance(error, typer.Abort) or _interrupted(error):
+            kept = "finished episodes are kept" if arguments[:1] == ["play"] else "run the same command again to resume"
+            return print_error(f"stopped; {kept}", 130)
+        if isinstance(error, SystemExit):  # after a completion
+            return int(error.code or 0)
+        return _explain(error, with_traceback="--traceback" in arguments)
 
 
 def prepare() -> None:
@@ -210,46 +183,34 @@ def print_error(text: str, code: int) -> int:
     return code
 
 
-def explain(error: BaseException, *, with_traceback: bool = False) -> int:
+def _explain(error: BaseException, *, with_traceback: bool) -> int:
     """Print `error` as one line; returns the exit code. with_traceback: print its traceback as well."""
     import traceback
 
-    from reflectkit.errors import ReflectkitError
     from reflectkit.keys import masked
 
     if with_traceback:
         say(masked("".join(traceback.format_exception(error))).rstrip(), sys.stderr)
+    number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, ReflectkitError):
         return print_error(str(error), 2)
-    if hasattr(error, "format_message") and not error.format_message().strip():
-        return 2  # no command was given, and the help was printed already
-    return print_error(*_reason(error))
-
-
-def _reason(error: BaseException) -> tuple[str, int]:
-    """What to print for an error that is not ours, and the exit code."""
-    import typer
-
-    from reflectkit.errors import NO_ROOM, user_code_line
-
-    number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, typer.TyperException):
-        return _usage(error), 2
+        return print_error(_usage(error), 2) if error.format_message().strip() else 2  # the help was printed already
     if number in NO_ROOM or "No space left" in str(error):
         what = "a file exceeds this shell's limit (`ulimit -f`)" if number == errno.EFBIG else "the disk is full"
-        return f"{what}; free some space and run the same command again to resume", 2
+        return print_error(f"{what}; free some space and run the same command again to resume", 2)
     if isinstance(error, OSError) and number in BAD_PATH:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
-        return f"{path}: {error.strerror}; choose another location or change its permissions", 2
+        return print_error(f"{path}: {error.strerror}; choose another location or change its permissions", 2)
     if isinstance(error, MemoryError):
-        return "out of memory; close other programs or use smaller settings", 2
+        return print_error("out of memory; close other programs or use smaller settings", 2)
     summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
     if line := user_code_line(error):
-        return f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2
-    return f"{summary} (internal error; `reflectkit --traceback …` shows the traceback)", 1
+        return print_error(f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2)
+    return print_error(f"{summary} (internal error; `reflectkit --traceback …` shows the traceback)", 1)
 
 
-def interrupted(error: BaseException) -> bool:
+def _interrupted(error: BaseException) -> bool:
     """Whether Ctrl-C caused `error`: an interrupted import may end in another error."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
@@ -260,17 +221,15 @@ def interrupted(error: BaseException) -> bool:
 def _usage(error: typer.TyperException) -> str:
     """What is wrong in the command line; of a flag of another choice, or a former one, what to do."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoSuchOption" and context and context.parent:
-        from reflectkit.commands import config_class, is_own
+    stage = context.info_name if context else ""
+    if type(error).__name__ == "NoSuchOption" and stage in STAGES:
+        from reflectkit.commands import config_class
         from reflectkit.config import leaves, unknown_setting
-        from reflectkit.errors import UnknownNameError
 
-        written, stage = str(getattr(error, "option_name", "")), context.info_name
-        kind = None if stage == "list" or is_own(stage) else config_class(stage)
-        if kind is not None:
-            name = written.removeprefix("--").removeprefix("no-").replace("-", "_")
-            known = unknown_setting(kind, name, [leaf.name for leaf in leaves(kind)], "")
-            if not isinstance(known, UnknownNameError):
-                return str(known)
+        kind = config_class(stage)
+        name = str(getattr(error, "option_name", "")).removeprefix("--").removeprefix("no-").replace("-", "_")
+        known = unknown_setting(kind, name, [leaf.name for leaf in leaves(kind)], "")
+        if not isinstance(known, UnknownNameError):
+            return str(known)
     help_command = f"{context.command_path if context else 'reflectkit'} --help"
     return f"{error.format_message().rstrip('.')} (see `{help_command}`)"

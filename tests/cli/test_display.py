@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.cli.display import Screen, show
+from reflectkit.cli.command import Screen, show
 from reflectkit.console import Report, Table
 
 ROWS = tuple(
