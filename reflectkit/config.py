@@ -15,14 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -31,7 +24,6 @@ from reflectkit.errors import ConfigError, DataError, unknown_name
 Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
 """The default of a setting without one."""
-NO_VALUES: Mapping[str, Any] = {}
 MORE, LAST = "More settings", "Every command"
 """Panels of the help: a command's own settings that are not essential, and the settings of all commands."""
 RENAMED = {
@@ -55,6 +47,8 @@ NOT_NEEDED = (
     "bnb_4bit_quant_type", "critic_update_freq", "reflect_model_name", "cache_dir",
 )  # fmt: skip
 """Settings of the original toolkit without a counterpart."""
+GONE: dict[str, str] = {}
+"""Settings that earlier versions had, each with what to do instead."""
 
 
 class Config(BaseModel):
@@ -149,17 +143,22 @@ def chosen_by(*by: str, settings: Callable[..., type[Config]], names: Callable[[
     return Field(default_factory=dict, validate_default=True, json_schema_extra=extra)
 
 
-def _extra(field: FieldInfo) -> Mapping[str, Any]:
-    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+def _extra(field: FieldInfo, key: str, default: Any = None) -> Any:
+    return field.json_schema_extra.get(key, default) if isinstance(field.json_schema_extra, dict) else default
 
 
 def _choice(field: FieldInfo) -> Choice | None:
-    choice: Any = _extra(field).get("choice")
-    return choice if isinstance(choice, Choice) else None
+    choice: Choice | None = _extra(field, "choice")
+    return choice
 
 
 def _name(attribute: str, field: FieldInfo) -> str:
-    return str(_extra(field).get("name") or attribute)
+    return _extra(field, "name") or attribute
+
+
+def _sub_config(field: FieldInfo) -> type[Config] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Config) else None
 
 
 def flag(name: str) -> str:
@@ -212,26 +211,21 @@ class Leaf:
     @property
     def is_argument(self) -> bool:
         """Whether it is an argument of the command instead of a flag."""
-        return bool(_extra(self.field).get("argument"))
-
-    @property
-    def is_essential(self) -> bool:
-        """Whether `--help` shows it."""
-        return self.default is REQUIRED or self.is_argument or bool(_extra(self.field).get("essential"))
+        return bool(_extra(self.field, "argument"))
 
     @property
     def is_identity(self) -> bool:
         """Whether it belongs to a run's identity."""
-        return bool(_extra(self.field).get("identity", True))
+        return bool(_extra(self.field, "identity", True))
 
 
-def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Leaf]:
+def leaves(kind: type[Config], values: Mapping[str, Any] | None = None) -> list[Leaf]:
     """The settings of the tree `kind`, with those that the choices in `values` (by flat name) bring.
 
     Raises UnknownNameError for an unknown choice, and ConfigError if a choice's setting has a name that is taken.
     """
     found: dict[str, Leaf] = {}
-    for leaf in _leaves(kind, values, None, (), None, ()):
+    for leaf in _leaves(kind, values or {}, None, (), None, ()):
         if leaf.name in found:
             owner = found[leaf.name].panel or leaf.panel
             raise ConfigError(f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it")
@@ -253,12 +247,13 @@ def _leaves(
         default = field.default if defaults is None else getattr(defaults, attribute)
         place = (*path, attribute)
         if choice := _choice(field):
-            names = {name: _name(name, kind.model_fields[name]) for name in choice.by}
-            owner = " and ".join(f"{name} '{chosen[attribute]}'" for attribute, name in names.items())
-            yield from _leaves(choice.made(chosen), values, None, place, owner, tuple(names.values()))
+            names = [_name(name, kind.model_fields[name]) for name in choice.by]
+            owner = " and ".join(f"{name} '{chosen[by]}'" for by, name in zip(choice.by, names, strict=True))
+            yield from _leaves(choice.made(chosen), values, None, place, owner, tuple(names))
         elif inner := _sub_config(field):
-            inner_defaults = default if isinstance(default, Config) else None
-            yield from _leaves(inner, values, inner_defaults, place, heading(inner), by)
+            yield from _leaves(
+                inner, values, default if isinstance(default, Config) else None, place, heading(inner), by
+            )
         else:
             name = _name(attribute, field)
             chosen[attribute] = values.get(name, default)
@@ -271,18 +266,14 @@ def panels(rows: Iterable[Leaf]) -> dict[str | None, list[Leaf]]:
     A command that marks none of its own settings as essential has only such. The arguments and the required ones come
     first, and the settings of every command last.
     """
-    rows = list(rows)
-    marks_none = not any(_extra(leaf.field).get("essential") for leaf in rows if leaf.panel is None)
+    rows = sorted(rows, key=lambda leaf: (not leaf.is_argument, leaf.default is not REQUIRED))
+    marks_none = not any(_extra(leaf.field, "essential") for leaf in rows if leaf.panel is None)
     found: dict[str | None, list[Leaf]] = {None: []}
-    for leaf in sorted(rows, key=lambda leaf: (not leaf.is_argument, leaf.default is not REQUIRED)):
-        essential = leaf.is_essential or (leaf.panel is None and marks_none)
+    for leaf in rows:
+        needed = leaf.default is REQUIRED or leaf.is_argument or _extra(leaf.field, "essential")
+        essential = needed or (leaf.panel is None and marks_none)
         found.setdefault(None if essential else leaf.panel or MORE, []).append(leaf)
     return {title: found[title] for title in sorted(found, key=lambda title: title == LAST)}
-
-
-def _sub_config(field: FieldInfo) -> type[Config] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Config) else None
 
 
 def heading(kind: type[Config]) -> str:
@@ -321,6 +312,8 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
         return ConfigError(f"{flag(name)} is now {flag(renamed[0])}")
     if name in NOT_NEEDED:
         return ConfigError(f"{flag(name)} is not needed here; leave it out")
+    if name in GONE:
+        return ConfigError(f"{flag(name)} is gone; {GONE[name]}")
     if name == "reflector" and "policy" in names:
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
     if owners := [owner for owner, rows in brought.items() if name in {leaf.name for leaf in rows}]:
@@ -352,22 +345,18 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise _explained(error, rows, where) from None
-
-
-def _explained(error: ValidationError, rows: Iterable[Leaf], where: str) -> ConfigError:
-    """The first problem as one line with the flag, the value and what is allowed."""
-    first = error.errors(include_url=False)[0]
-    leaf = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
+        first = error.errors(include_url=False)[0]
+    # the first problem as one line with the flag, the value and what is allowed
+    found = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
     text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
-    if leaf is None:
-        return ConfigError(prefix + text)
+    if found is None:
+        raise ConfigError(prefix + text)
     if first["type"] == "literal_error" and isinstance(value, str):
-        return unknown_name(leaf.shown, value, [str(each) for each in literals(leaf.hint) if each])
+        raise unknown_name(found.shown, value, [str(each) for each in literals(found.hint) if each])
     if first["type"] == "value_error":
-        return ConfigError(f"{prefix}{leaf.shown} {text}")
+        raise ConfigError(f"{prefix}{found.shown} {text}")
     got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
-    return ConfigError(f"{prefix}{leaf.shown} {text.replace('Input should', 'must')}, got {got}")
+    raise ConfigError(f"{prefix}{found.shown} {text.replace('Input should', 'must')}, got {got}")
 
 
 def literals(hint: Any) -> list[Any]:
@@ -384,7 +373,7 @@ def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
         value = getattr(config, attribute)
         if isinstance(value, Config):
             found |= flat(value, identity_only=identity_only)
-        elif not identity_only or _extra(field).get("identity", True):
+        elif not identity_only or _extra(field, "identity", True):
             found[_name(attribute, field)] = value
     return found
 

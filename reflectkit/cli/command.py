@@ -112,7 +112,9 @@ def _function(
     parameters = []
 
     def add(name: str, annotation: Any, default: Any = None) -> None:
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
 
     for title, leaf in ((title, leaf) for title, rows in by_panel.items() for leaf in rows):
         required = leaf.default is REQUIRED
