@@ -47,7 +47,10 @@ NOT_NEEDED = (
     "bnb_4bit_quant_type", "critic_update_freq", "reflect_model_name", "cache_dir",
 )  # fmt: skip
 """Settings of the original toolkit without a counterpart."""
-GONE: dict[str, str] = {}
+GONE = {
+    "live": "read metrics.jsonl, or track the run with --report-to tensorboard",
+    "reach": "read metrics.jsonl, in which each line is an update",
+}
 """Settings that earlier versions had, each with what to do instead."""
 
 

@@ -9,14 +9,15 @@ with a t interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.evals.plot import Curve, area
+from reflectkit.evals.plot import Curve
 from reflectkit.evals.stats import mean_interval, mean_p
 from reflectkit.evals.tables import Json, completed, differences, p_columns, pooled
 from research.forest import Interval
@@ -243,3 +244,60 @@ def effects_table(found: Sequence[Effect]) -> Table:
 
 def _points(value: float) -> str:
     return f"{round(value, 1) + 0.0:+.1f}"  # no -0.0
+
+
+def area(places: Sequence[float], values: Sequence[float]) -> float:
+    """The mean height of the curve between its first and last place, by the trapezoidal rule.
+
+    >>> area([0, 10, 20], [0.0, 1.0, 1.0])
+    0.75
+    """
+    points = list(zip(places, values, strict=True))
+    if len(points) == 1:
+        return values[0]
+    parts = ((right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(points))
+    return sum(parts) / (places[-1] - places[0])
+
+
+def curve_figures(
+    curves: Mapping[str, Sequence[Curve]], wanted: float, *, same_seeds: bool = True
+) -> dict[str, dict[str, Any]]:
+    """By run: `area` and `reached` (where it first reaches `wanted`, or None), one per seed; `low` and `high` of the
+    mean area minus that of the first run, paired by seed (t interval), if there are two seeds or more of both.
+
+    same_seeds: whether all runs have the same seeds, in the same order; otherwise they are not paired.
+    """
+    figures: dict[str, dict[str, Any]] = {}
+    for name, seeds in curves.items():
+        figures[name] = {
+            "area": [area(*curve) for curve in seeds],
+            "reached": [_first_reaching(curve, wanted) for curve in seeds],
+        }
+    first, *others = figures
+    for name in others:
+        pairs = zip(figures[name]["area"], figures[first]["area"], strict=False)
+        gaps = [mine - its for mine, its in pairs]
+        if same_seeds and len(gaps) > 1 and len(curves[name]) == len(curves[first]):
+            low, high = mean_interval([[gap] for gap in gaps])
+            figures[name] |= {"difference": fmean(gaps), "low": low, "high": high}
+    return figures
+
+
+def _first_reaching(curve: Curve, wanted: float) -> float | None:
+    return next((place for place, value in zip(*curve, strict=True) if value >= wanted), None)
+
+
+def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: float, against: str) -> Table:
+    """`curve_figures` as a table."""
+    columns = ("run", "seeds", "mean height", f"minus {next(iter(figures))}", f"{against} to {wanted:g}, median")
+    rows = []
+    for name, summary in figures.items():
+        gap = (
+            f"{summary['difference']:+.3f} ({summary['low']:+.3f} to {summary['high']:+.3f})"
+            if "low" in summary
+            else ""
+        )
+        middle = median(math.inf if place is None else place for place in summary["reached"])
+        reached = f"{middle:g}" if math.isfinite(middle) else "not reached"
+        rows.append((name, str(len(summary["area"])), f"{fmean(summary['area']):.3f}", gap, reached))
+    return Table(f"Area below the curve of {figure}, and when it reaches {wanted:g}", columns, tuple(rows))

@@ -17,13 +17,15 @@ from reflectkit.cli.main import main
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.plot import curve_figures, curve_table, draw_curves
+from reflectkit.evals.plot import draw_curves
 from reflectkit.evals.tables import figures_tables, markdown, table
 from reflectkit.jsonl import text_of, write_text
 from reflectkit.runs.run import RunConfig, open_run
 from research.effects import (
     EQUIVALENT,
     LEGEND,
+    curve_figures,
+    curve_table,
     curves,
     effects,
     effects_table,

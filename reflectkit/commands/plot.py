@@ -1,12 +1,10 @@
 """plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.
 
-A run that resumed from another one's checkpoint (`--resume-from`) continues its curve. `--live` follows a run in the
-terminal.
+A run that resumed from another one's checkpoint (`--resume-from`) continues its curve.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -18,19 +16,10 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.plot import (
-    Curve,
-    curve_figures,
-    curve_table,
-    draw_bars,
-    draw_curves,
-    number_in,
-    read_curves,
-)
-from reflectkit.jsonl import is_locked, read_json, read_jsonl
+from reflectkit.evals.plot import Curve, draw_bars, draw_curves, read_curves
+from reflectkit.jsonl import read_json
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.text import distinct_names
-from reflectkit.types import LARGEST
 
 EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
@@ -38,16 +27,8 @@ EXAMPLES = (
     " --figure return --against tokens",
     "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success --figure"
     " compression --out parts.svg",
-    "reflectkit plot --runs ours=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl' --smooth 1"
-    " --reach 0.9",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
-    "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
 )
-FOLLOWED = ("success_rate", "return", "loss")
-POLL_S = 1.0  # seconds between looks at a run that is followed
-IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
-
-
 TRAITS = Traits(reports=True, arms=("runs",))
 
 
@@ -67,32 +48,21 @@ class PlotConfig(Config):
         "episodes", help="Horizontal axis: episodes, step, tokens or seconds."
     )
     smooth: int = option(10, help="Size of the moving average, in updates.", ge=1)
-    reach: float = option(
-        0.0,
-        help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither.",
-        ge=0,
-        le=LARGEST,
-    )
     out: Path | None = option(
         None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder.", essential=True
     )
-    live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if bool(self.runs) == bool(self.evals):
             raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
-        if self.evals and (given := non_default(self, "against", "smooth", "reach")):
+        if self.evals and (given := non_default(self, "against", "smooth")):
             raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
         if len(self.figure) > 1 and self.evals:
             raise ConfigError("--evals takes a single --figure")
-        if self.live and not self.runs:
-            raise ConfigError("--live needs --runs NAME=FOLDER")
-        if self.out is not None and self.out.suffix not in (".png", ".svg"):
-            raise ConfigError(f"--out {self.out}: must end in .png or .svg")
-        if self.out is not None and self.out.is_dir():
-            raise ConfigError(f"--out {self.out}: is a folder; choose another name")
+        if self.out is not None and (self.out.suffix not in (".png", ".svg") or self.out.is_dir()):
+            raise ConfigError(f"--out {self.out}: name a file that ends in .png or .svg")
         for text in self.runs:
             parse_run(text)
         return self
@@ -109,8 +79,6 @@ def parse_run(text: str) -> tuple[str, Path]:
 
 def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
-    if config.live:
-        return _follow(*parse_run(config.runs[0]), config.figure, progress)
     named = [parse_run(text) for text in config.runs]
     inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:
@@ -126,27 +94,23 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             current.tables.append(Table(f"Bars in {out}", ("policy", "level", figure), cells))
             return current.finish({f"{name} {level}": mean for (name, level), mean in means.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
-        for figure in dict.fromkeys(config.figure or ("success_rate",)):
+        for figure in config.figure or ("success_rate",):
+            panels[figure] = {name: [] for name, _ in named}
             read = read_curves([path for _, path in named], figure, config.against, config.smooth)
             for (name, _), curve in zip(named, read, strict=True):
-                panels.setdefault(figure, {}).setdefault(name, []).append(curve)
+                panels[figure][name].append(curve)
         draw_curves(panels, config.against, config.smooth, out)
         ends = {
             figure: {name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()}
             for figure, curves in panels.items()
         }
         columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
-        rows = tuple(
-            (name, str(len(seeds)), *(f"{ends[figure][name]:.3f}" for figure in panels))
-            for name, seeds in next(iter(panels.values())).items()
-        )
-        current.tables.append(Table(f"Learning curves in {out}", columns, rows))
-        if config.reach:
-            summed = {figure: curve_figures(curves, config.reach) for figure, curves in panels.items()}
-            current.tables += [
-                curve_table(figures, figure, config.reach, config.against) for figure, figures in summed.items()
-            ]
-            return current.finish({"last": ends, "curves": summed}, [out])
+        names = [name for name, _ in named]
+        rows = [
+            (name, str(names.count(name)), *(f"{ends[figure][name]:.3f}" for figure in panels))
+            for name in dict.fromkeys(names)
+        ]
+        current.tables.append(Table(f"Learning curves in {out}", columns, tuple(rows)))
         return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
 
 
@@ -168,30 +132,3 @@ def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[
         if not bars:
             raise DataError(path, f"has no figure; available: {', '.join(own)}", field=figure)
     return bars
-
-
-def _follow(name: str, path: Path, wanted: Sequence[str], progress: Progress) -> Report:
-    """Show the latest figures of the run with the metrics `path` until it ends or no process works on it. Raises
-    DataError if there is no run.
-    """
-    if not path.with_name("config.json").is_file():
-        raise DataError(path.parent, "no such run; give the folder that rlft writes to")
-    total = read_json(path.with_name("config.json"))["settings"].get("max_steps", 0)
-    seen = idle = 0
-    newest: dict[str, float] = {}
-    with progress.bar(name, total) as bar:
-        while True:
-            ended = path.with_name("report.json").is_file()
-            rows = [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
-            step = int(number_in(path, len(rows), rows[-1], "step")) if rows else 0
-            if rows and step != seen:
-                shown = wanted or FOLLOWED
-                newest = {figure: float(rows[-1][figure]) for figure in shown if figure in rows[-1]}
-                bar.advance(step - seen, **newest)
-                seen, idle = step, 0
-            idle += not ended and not is_locked(path.parent)
-            if idle > IDLE_POLLS:
-                progress.news(f"no process is working on {path.parent}; the command that started it resumes it")
-            if ended or idle > IDLE_POLLS:
-                return Report("plot", path.parent, {"updates": seen} | newest)
-            time.sleep(POLL_S)

@@ -379,7 +379,7 @@ def pool_seeds(
     plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
     if plots := [settings for settings in plots if settings["runs"]]:  # in the form of the first
         outputs.append(current.folder / "curves.png")
-        settings = {name: plots[0][name] for name in ("figure", "against", "smooth", "reach") if name in plots[0]}
+        settings = {name: plots[0][name] for name in ("figure", "against", "smooth") if name in plots[0]}
         settings |= {
             "runs": [text for one in plots for text in one["runs"]],
             "out": outputs[-1],

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from reflectkit.console import Table
 from reflectkit.errors import DataError
-from reflectkit.evals.stats import mean_interval
 from reflectkit.jsonl import read_json, read_jsonl, replacing
 from reflectkit.prompts import one_line
 from reflectkit.text import visible
@@ -34,29 +30,29 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
     in updates.
 
     A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env, where no episode
-    came far enough to report it. Raises DataError.
+    came far enough to report it. Validation is always at one level. Raises DataError.
     """
     runs = [_rows_of(path) for path in paths]
-    by_env: dict[str | Path, list[Rows]] = {}
+    when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
+    played: dict[Any, list[dict[str, Any]]] = {}
     for path, rows in zip(paths, runs, strict=True):
-        by_env.setdefault(_env_of(path), []).append(rows)
-    for same in by_env.values():
-        _complete(same, figure)
+        env = _settings(path).get("env", path)
+        for _, _, row in rows.values():
+            if f"{when}success_rate" in row:
+                played.setdefault((env, None if when else row.get("level")), []).append(row)
+    for same in played.values():
+        if any(name in (row.get(f"{when}{NAMED}") or ()) for row in same):
+            for row in same:
+                row.setdefault(figure, 0.0)
     curves = [_curve(path, rows, figure, against) for path, rows in zip(paths, runs, strict=True)]
     return [(places, smooth(values, window)) for places, values in curves]
 
 
-def _env_of(path: Path) -> str | Path:
-    """What env a run has played, with the digests of its code where it is the user's own; `path` if nothing says so."""
-    record = _record(path)
-    code = {file: digest for file, digest in record["inputs"].items() if file.endswith(".py")}
-    return f"{record['settings']['env']} {sorted(code.items())}" if "env" in record["settings"] else path
-
-
-def _record(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings and inputs of the run with these metrics, as far as its config.json says."""
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of the run with these metrics, as far as its config.json says."""
     place = path.with_name("config.json")
-    return {"settings": {}, "inputs": {}} | (read_json(place) if place.is_file() else {})
+    settings: dict[str, Any] = read_json(place)["settings"] if place.is_file() else {}
+    return settings
 
 
 def chained(path: Path) -> list[Path]:
@@ -64,16 +60,15 @@ def chained(path: Path) -> list[Path]:
     cycle.
     """
     chain = [path]
-    while start := _record(chain[0])["settings"].get("resume_from"):
+    while start := _settings(chain[0]).get("resume_from"):
         bases = (*chain[0].absolute().parents, Path())  # it is relative to where the run was started, above the run
         places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
         before = next((place for place in places if place.is_file()), None)
         if before is None:
             break
         if before in chain:
-            raise DataError(
-                path, f"resumed from {before}, and that one from it; one of their config.json files is wrong"
-            )
+            fix = "one of their config.json files is wrong"
+            raise DataError(path, f"resumed from {before}, and that one from it; {fix}")
         chain.insert(0, before)
     return chain
 
@@ -82,23 +77,9 @@ def _rows_of(path: Path) -> Rows:
     """The updates of `path` and of the runs that it resumed from. Raises DataError."""
     rows: Rows = {}
     for part in chained(path):
-        entries = [(part, line, dict(row)) for line, row in read_jsonl(part)]
-        first = min((number_in(part, line, row, "step") for part, line, row in entries), default=0)
-        rows = {step: entry for step, entry in rows.items() if step < first}
-        rows |= {int(number_in(part, line, row, "step")): (part, line, row) for part, line, row in entries}
+        new = {int(number_in(part, line, row, "step")): (part, line, dict(row)) for line, row in read_jsonl(part)}
+        rows = {step: entry for step, entry in rows.items() if step < min(new)} | new
     return rows
-
-
-def _complete(runs: Sequence[Rows], figure: str) -> None:
-    """Set the env's `figure` to 0 in the updates in which no episode came far enough to report it, at the levels at
-    which the env has it. Validation is always at one level.
-    """
-    when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
-    every = [row for rows in runs for _, _, row in rows.values() if f"{when}success_rate" in row]
-    levels = {None if when else row.get("level") for row in every if name in (row.get(f"{when}{NAMED}") or ())}
-    for row in every:
-        if (None if when else row.get("level")) in levels:
-            row.setdefault(figure, 0.0)
 
 
 def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:
@@ -111,8 +92,6 @@ def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[floa
         if figure in row or not in_some:
             values.append(float(number_in(part, line, row, figure)))
             places.append(total if against in SUMMED else float(number_in(part, line, row, against)))
-    if not values:
-        raise DataError(path, "has no update yet")
     return places, values
 
 
@@ -128,63 +107,6 @@ def number_in(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
 def smooth(values: list[float], window: int) -> list[float]:
     """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`."""
     return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
-
-
-def area(places: Sequence[float], values: Sequence[float]) -> float:
-    """The mean height of the curve between its first and last place, by the trapezoidal rule.
-
-    >>> area([0, 10, 20], [0.0, 1.0, 1.0])
-    0.75
-    """
-    points = list(zip(places, values, strict=True))
-    if len(points) == 1:
-        return values[0]
-    parts = ((right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(points))
-    return sum(parts) / (places[-1] - places[0])
-
-
-def curve_figures(
-    curves: Mapping[str, Sequence[Curve]], wanted: float, *, same_seeds: bool = True
-) -> dict[str, dict[str, Any]]:
-    """By run: `area` and `reached` (where it first reaches `wanted`, or None), one per seed; `low` and `high` of the
-    mean area minus that of the first run, paired by seed (t interval), if there are two seeds or more of both.
-
-    same_seeds: whether all runs have the same seeds, in the same order; otherwise they are not paired.
-    """
-    figures: dict[str, dict[str, Any]] = {}
-    for name, seeds in curves.items():
-        figures[name] = {
-            "area": [area(*curve) for curve in seeds],
-            "reached": [_first_reaching(curve, wanted) for curve in seeds],
-        }
-    first, *others = figures
-    for name in others:
-        pairs = zip(figures[name]["area"], figures[first]["area"], strict=False)
-        gaps = [mine - its for mine, its in pairs]
-        if same_seeds and len(gaps) > 1 and len(curves[name]) == len(curves[first]):
-            low, high = mean_interval([[gap] for gap in gaps])
-            figures[name] |= {"difference": fmean(gaps), "low": low, "high": high}
-    return figures
-
-
-def _first_reaching(curve: Curve, wanted: float) -> float | None:
-    return next((place for place, value in zip(*curve, strict=True) if value >= wanted), None)
-
-
-def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: float, against: str) -> Table:
-    """`curve_figures` as a table."""
-    columns = ("run", "seeds", "mean height", f"minus {next(iter(figures))}", f"{against} to {wanted:g}, median")
-    rows = []
-    for name, summary in figures.items():
-        gap = (
-            f"{summary['difference']:+.3f} ({summary['low']:+.3f} to {summary['high']:+.3f})"
-            if "low" in summary
-            else ""
-        )
-        middle = median(math.inf if place is None else place for place in summary["reached"])
-        reached = f"{middle:g}" if math.isfinite(middle) else "not reached"
-        rows.append((name, str(len(summary["area"])), f"{fmean(summary['area']):.3f}", gap, reached))
-    return Table(f"Area below the curve of {figure}, and when it reaches {wanted:g}", columns, tuple(rows))
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind

@@ -1,4 +1,4 @@
-"""plot: chained runs, axes, bars, following a run; and what it refuses."""
+"""plot: chained runs, axes and bars; and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.errors import DataError
-from reflectkit.evals.plot import area, chained, curve_figures, curve_table, read_curves, smooth
+from reflectkit.evals.plot import chained, read_curves, smooth
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 
 
@@ -57,13 +57,10 @@ def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
         chained(first / "metrics.jsonl")
 
 
-def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path) -> None:
     run = made(tmp_path / "1_rlft", range(1, 3))
     write_jsonl(run / "metrics.jsonl", [{"step": 1, "episodes": 8, "entropy": 0.5}, {"step": 2, "episodes": 16}])
-    write_json(run / "report.json", {})
     assert curve(run, "entropy") == ([8], [0.5])
-    assert main(["plot", "--runs", f"now={run}", "--live", "--figure", "entropy"]) == 0
-    assert capsys.readouterr().out == "now: 2 of 9\n"
 
 
 def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,36 +85,6 @@ def test_bars_of_an_evaluation(
         assert read_json(Path(f"results/{figure}/report.json"))["figures"]["oracle long"] == 1.0
 
 
-def test_areas_are_paired_by_seed() -> None:
-    assert area([128, 256, 512], [0.0, 0.5, 1.0]) == pytest.approx((128 * 0.25 + 256 * 0.75) / 384)
-    flat = {"plain": (0.1, 0.5, 0.6), "ours": (0.3, 0.6, 0.8)}
-    curves = {name: [([0.0, 10.0], [value, value]) for value in values] for name, values in flat.items()}
-    figures = curve_figures(curves, 0.6)
-    # gaps 0.2, 0.1, 0.2: mean 1/6, standard error 0.05774 / sqrt(3) = 1/30, t(0.975, 2) = 4.3027
-    ours = figures["ours"]
-    assert ours["difference"] == pytest.approx(1 / 6)
-    assert (ours["low"], ours["high"]) == pytest.approx((1 / 6 - 4.30265 / 30, 1 / 6 + 4.30265 / 30), abs=1e-5)
-    assert [ours["reached"], figures["plain"]["reached"]] == [[None, 0, 0], [None, None, 0]]
-    assert [row[-1] for row in curve_table(figures, "success", 0.6, "episodes").rows] == ["not reached", "0"]
-
-
 def test_smooth() -> None:
     assert smooth([1, 3, 5, 7], 2) == [1, 2, 4, 6]
     assert smooth([1e17, 1, 2, 3], 1) == [1e17, 1, 2, 3]
-
-
-def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = made(tmp_path / "1_rlft", range(1, 6))
-    write_json(run / "report.json", {})
-    assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
-    assert capsys.readouterr().out == "now: 5 of 9  success_rate 0.5\n"
-    write_jsonl(
-        run / "metrics.jsonl", [{"step": 4, "loss": 2.0}, {"step": 8, "loss": 1.0}]
-    )  # as sft writes, not every step
-    capsys.readouterr()
-    assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
-    assert capsys.readouterr().out == "now: 8 of 9  loss 1\n"
-    assert main(["plot", "--runs", f"now={tmp_path}", "--live"]) == 2, (
-        "a folder that is no run would be followed for ever"
-    )
-    assert main(["plot", "--runs", f"now={tmp_path / 'none'}", "--live"]) == 2

@@ -15,11 +15,10 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_compared
 from reflectkit.errors import DataError
-from reflectkit.evals.plot import curve_figures
 from reflectkit.evals.tables import pooled
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.seeding import generator
-from research.effects import Effect, curves, effects, success_rows
+from research.effects import Effect, area, curve_figures, curve_table, curves, effects, success_rows
 from research.packs import MOST_STEPS, Seed, read_pack, write_pack
 from research.seeds import seed_differences
 
@@ -212,3 +211,16 @@ def test_what_is_published_says_what_the_pages_say() -> None:
                 for line in page.splitlines()
             ), row
     assert sum(path.stat().st_size for path in PUBLISHED.rglob("*")) < 20_000_000
+
+
+def test_areas_are_paired_by_seed() -> None:
+    assert area([128, 256, 512], [0.0, 0.5, 1.0]) == pytest.approx((128 * 0.25 + 256 * 0.75) / 384)
+    flat = {"plain": (0.1, 0.5, 0.6), "ours": (0.3, 0.6, 0.8)}
+    curves = {name: [([0.0, 10.0], [value, value]) for value in values] for name, values in flat.items()}
+    figures = curve_figures(curves, 0.6)
+    # gaps 0.2, 0.1, 0.2: mean 1/6, standard error 0.05774 / sqrt(3) = 1/30, t(0.975, 2) = 4.3027
+    ours = figures["ours"]
+    assert ours["difference"] == pytest.approx(1 / 6)
+    assert (ours["low"], ours["high"]) == pytest.approx((1 / 6 - 4.30265 / 30, 1 / 6 + 4.30265 / 30), abs=1e-5)
+    assert [ours["reached"], figures["plain"]["reached"]] == [[None, 0, 0], [None, None, 0]]
+    assert [row[-1] for row in curve_table(figures, "success", 0.6, "episodes").rows] == ["not reached", "0"]
