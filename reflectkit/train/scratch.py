@@ -68,11 +68,13 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
 
 
 def _explored(level: Level, seed: int) -> list[list[Observation]]:
-    """What a random player sees in problems of `level`, by episode."""
+    """What a random player sees in problems of `level`, by episode. Raises ConfigError if no episode began."""
     episodes = [Episode(task, derive(seed, "explore", task.id)) for task in level.tasks[:EXPLORED]]
     played = rollout(episodes, level.make, AnyAction(), width=min(EXPLORED, level.max_concurrency))
     shown = [[turn.observation for turn in trajectory.turns] for trajectory in played]
     for seen, trajectory in zip(shown, played, strict=True):
         if trajectory.final and trajectory.unexecuted_decision:
             seen.append(trajectory.final)
+    if not any(shown):
+        raise ConfigError(f"no episode of a random player began: {played[0].reason}")
     return list(filter(None, shown))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.envs import make
+from reflectkit.envs import data_folder, make
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
@@ -126,11 +128,53 @@ def test_what_fails_is_aborted_and_has_no_reward(play: Play, code: str, reason: 
     assert "\n" not in episode.reason
 
 
-def test_a_missing_program_is_aborted(tmp_path: Path) -> None:
-    (episode,) = rollout(
-        [Episode(Task("a", "program", "all", "", {}), 0)], lambda: make("program:no-such-program", 3), Scripted(WORDS)
-    )
-    assert "exit code 127; its output ends: no-such-program: No such file" in episode.reason
+def start(command: str) -> None:
+    task = Task("a", "program", "all", "", {})
+    rollout([Episode(task, 0)], lambda: make(f"program:{command}", 3), Scripted(WORDS))
+
+
+def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "text").chmod(0o755)
+    for command, reason in (
+        ("no-such-program", "No such file"),
+        (f"{tmp_path}", "Permission denied"),
+        (f"{tmp_path}/text", "Exec format error"),
+        ("python no_such_agent.py", "no file no_such_agent.py"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            start(command)
+
+
+def test_too_few_open_files_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*command: Any, **how: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", refused)
+    with pytest.raises(ConfigError, match="cannot start true: Too many open files; run fewer episodes at once"):
+        start("true")
+
+
+def test_as_many_open_files_as_the_system_allows() -> None:
+    code = """
+import resource
+from reflectkit.envs import make
+from reflectkit.eventloop import run_sync
+from reflectkit.types import Task
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+try:
+    run_sync(make("program:true", 5).reset(Task("a", "program", "all", "", {}), 0))
+except Exception as error:
+    print(error, resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "the program ended without a request (300, 300)\n", done.stderr
+
+
+def test_each_program_has_its_own_folder() -> None:
+    first, second = (data_folder(f"program:/bin/python -m {name} {{seed}}", Path("data")) for name in ("a.one", "b"))
+    assert (first, second) == (Path("data/program-python-m-a.one-seed"), Path("data/program-python-m-b-seed"))
 
 
 def children() -> list[str]:
@@ -259,11 +303,9 @@ def test_a_dropped_connection_is_no_step(play: Play) -> None:
 
 def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:
     """The supervisor notices that its input was closed."""
-    import subprocess
-
     code = f"""
 import asyncio, os
-from reflectkit.envs import make
+from reflectkit.envs import data_folder, make
 from reflectkit.types import Task
 env = make("program:{sys.executable} {tmp_path}/agent.py", 5)
 from reflectkit.eventloop import run_sync

@@ -12,8 +12,10 @@ import json
 import math
 import os
 import re
+import resource
 import secrets
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Coroutine, Mapping
@@ -53,6 +55,8 @@ PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 """In the name of an environment variable that no program gets."""
 SUPERVISOR = str(Path(__file__).with_name("supervise.py"))
+LONGEST_TITLE = 80
+"""Characters of the name of a program's folders."""
 CLOSED = "the episode is over"
 
 
@@ -123,15 +127,18 @@ class _Run:
         self.posted = value
 
     async def start(self, command: list[str], environment: Mapping[str, str], memory: int) -> None:
-        """Start the program."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+        """Start the program. Raises ConfigError if no process can be started."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot start {command[0]}: {error.strerror}; run fewer episodes at once") from None
         self._watching = asyncio.ensure_future(self._watch(self._process))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
@@ -177,6 +184,9 @@ class _Endpoint:
         """The port; the server runs until the process ends."""
         if self._port is None:
             self._port = asyncio.get_running_loop().create_future()
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            with contextlib.suppress(ValueError, OSError):  # some systems allow fewer than they say
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             self._serving = asyncio.ensure_future(self._serve(self._port))
         return await self._port
 
@@ -221,7 +231,9 @@ class Program(Env):
         return "tools"
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Start the program and wait for its first request. Raises EnvironmentFailure."""
+        """Start the program and wait for its first request. Raises EnvironmentFailure, and ConfigError if it cannot be
+        started.
+        """
         if self._run is not None:  # awaited, as other episodes go on meanwhile
             await self._in_thread(self._run.stop())
         self.close()
@@ -268,6 +280,8 @@ class Program(Env):
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
         if isinstance(event, _Exit):
+            if event.code == -signal.SIGUSR1:
+                raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
             self._fail_if_failed(event)
             raise EnvironmentFailure(f"the program ended without a request{_last_line(event)}")
         self._first = len(event.request.observation.messages)
@@ -358,4 +372,7 @@ def env_of(rest: str) -> type[Env]:
         raise ConfigError(f"--env program: {error}: {rest:.80}") from None
     if not command:
         raise ConfigError('--env program: write the command, e.g. program:"python my_agent.py {task}"')
-    return env_type(Program, "Program", command=command)
+    if command[1:] and command[1].endswith(".py") and not Path(command[1]).exists():
+        raise ConfigError(f"--env program: no file {command[1]}; check the command")
+    title = "-".join(["program", *(Path(part).name for part in command)])
+    return env_type(Program, title[:LONGEST_TITLE], command=command)

@@ -1,6 +1,6 @@
 """Runs a program in a process group of its own, which ends when the program does, or when standard input is closed, as
 it is when the process that started this one is killed. Arguments: the most memory in bytes (0: no limit), and the
-program with its arguments.
+program with its arguments. If the program cannot be started, this one says why and ends by SIGUSR1.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ try:
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=enter_group)
 except OSError as error:
     os.write(1, f"{command[0]}: {error.strerror}\n".encode())
-    os._exit(127)
+    signal.raise_signal(signal.SIGUSR1)
+    raise
 
 
 def end_group() -> None:
