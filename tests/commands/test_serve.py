@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,15 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 class Scripted:
-    """A session that answers the same to all, and keeps what it was asked."""
+    """A session that answers with one action after the other, the last again and again, and keeps what it was asked."""
 
-    def __init__(self, action: ToolUse) -> None:
-        self.conversations, self.action, self.asked = Conversations(), action, list[ChatRequest]()
+    def __init__(self, *actions: ToolUse) -> None:
+        self.conversations, self.actions, self.asked = Conversations(), actions, list[ChatRequest]()
         self.rewards: list[float] = []
 
     async def answer(self, request: ChatRequest) -> Answer:
         self.asked.append(request)
-        return Answer(self.action, tokens=(7, 3), limit=3)
+        return Answer(self.actions[min(len(self.asked), len(self.actions)) - 1], tokens=(7, 3), limit=3)
 
     def reward(self, value: float) -> None:
         self.rewards.append(value)
@@ -94,7 +95,7 @@ def test_calls_are_the_same_streamed_or_not_and_get_their_text_back(served: Any)
     client.chat.completions.create(model="m", messages=[*HELLO, said, result], tools=TOOLS)
     asked = session.asked[-1]
     assert asked.unmatched == 0
-    assert [part.content for part in asked.observation.messages] == ["Hello", session.action.text, "red"]
+    assert [part.content for part in asked.observation.messages] == ["Hello", session.actions[0].text, "red"]
     assert asked.observation.messages[2].name == "look"
     said["content"] = "Something else."
     client.chat.completions.create(model="m", messages=[*HELLO, said, result], tools=TOOLS)
@@ -109,7 +110,46 @@ def test_the_answer_ends_before_a_stop_and_thoughts_are_not_shown(served: Any) -
     assert answer.choices[0].finish_reason == "length"
     repeated: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
     client.chat.completions.create(model="m", messages=repeated)
-    assert session.asked[-1].observation.messages[1].content == session.action.text
+    assert session.asked[-1].observation.messages[1].content == session.actions[0].text
+
+
+@pytest.mark.skipif(not any(distributions(name="openai-agents")), reason="needs the package openai-agents")
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_of_the_agents_sdk_runs_unchanged(served: Any, streamed: bool) -> None:
+    """In a process of its own, without the SDK's tracing, which would send to OpenAI."""
+    code = f"""
+import asyncio
+from agents import Agent, Runner, function_tool, set_default_openai_api
+set_default_openai_api("chat_completions")
+
+@function_tool
+def look(box: int) -> str:
+    "Look into a box."
+    return f"Box {{box}} is red."
+
+async def streamed(agent):
+    run = Runner.run_streamed(agent, "Which box is red?")
+    async for event in run.stream_events():
+        pass
+    return run
+
+agent = Agent(name="finder", instructions="Find the box.", tools=[look], model="m")
+run = asyncio.run(streamed(agent)) if {streamed} else Runner.run_sync(agent, "Which box is red?")
+print(run.final_output)
+"""
+    session = Scripted(use_of([ToolCall("look", {"box": 2})]), ToolUse("Box 2."))
+    environment = os.environ | {"OPENAI_BASE_URL": f"{served(session)}/v1", "OPENAI_API_KEY": "any"}
+    environment |= {"OPENAI_AGENTS_DISABLE_TRACING": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "Box 2.\n", done.stderr
+    first, second = session.asked
+    assert [message.role for message in first.observation.messages] == ["system", "user"]
+    assert [tool.name for tool in first.observation.tools] == ["look"]
+    assert [message.content for message in second.observation.messages[2:]] == [
+        session.actions[0].text,
+        "Box 2 is red.",
+    ]
+    assert second.unmatched == 0
 
 
 def post(url: str, body: bytes, **headers: str) -> tuple[int, str]:
