@@ -92,8 +92,8 @@ type: $(TEST_INSTALLED) ## Check the types
 bench: $(INSTALLED) ## Four arms of DangerousTaxi on three seeds
 	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
 
-bench-peers: $(INSTALLED) ## Time updates against TRL's, and against the published code: ARGS="--original FOLDER"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(ARGS)
+bench-peers: $(INSTALLED) ## Time rollouts and updates against TRL: MODEL=smollm2-135m, or MODEL=tiny for a quick look
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --model $(or $(MODEL),smollm2-135m) $(ARGS)
 
 bench-growth: $(INSTALLED) ## Memory and time of an update by its episodes and by the length of prompts
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.growth $(ARGS)

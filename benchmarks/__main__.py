@@ -1,5 +1,5 @@
-"""`make bench-peers`: the table, against TRL, against transformers' `generate`, and with `--original FOLDER` against
-the published code. With `--profile`: where the time of our updates goes.
+"""`make bench-peers MODEL=smollm2-135m`: the speed of rollouts and updates against TRL's GRPOTrainer and transformers'
+`generate`, and with `--original FOLDER` against the published code.
 """
 
 from __future__ import annotations
@@ -13,43 +13,36 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import decoding, original, shares, trl_peer
-from benchmarks.common import HEAD, prepared_players
+from benchmarks import original
+from benchmarks.common import HEAD
+from benchmarks.scenes import SCENES, Bench
+from reflectkit.console import Quiet
 from reflectkit.models.hub import silence_libraries
 
 
 def main() -> None:
     """Measure, and print each line as it is there."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--original", type=Path, help="checkout of github.com/zhourunlong/Reflect-RL; without: only TRL"
-    )
-    parser.add_argument("--policy", type=Path, help="checkpoint of the policy; trained if not given")
-    parser.add_argument("--reflector", type=Path, help="checkpoint of the reflector; trained if not given")
-    parser.add_argument("--work-dir", type=Path, default=Path("build/bench-peers"), help="where players are trained")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each line")
+    parser.add_argument("--model", default="smollm2-135m", help="tiny, or as in `rlft --model`, with LoRA of rank 16")
+    parser.add_argument("--only", choices=SCENES, nargs="*", default=SCENES, help="parts of the table")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each line")
     parser.add_argument("--seed", type=int, default=0, help="of the episodes")
-    parser.add_argument("--profile", action="store_true", help="show where the time of our updates goes, and no more")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where a packaged model is converted")
+    parser.add_argument("--original", type=Path, help="checkout of github.com/zhourunlong/Reflect-RL")
     given = parser.parse_args()
     torch.set_num_threads(1)
     silence_libraries()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*rollout_func.*")  # that it is experimental
-    trained = prepared_players(given.work_dir) if not (given.policy and given.reflector) else {}
-    policy, reflector = ((getattr(given, name) or trained[name]).resolve() for name in ("policy", "reflector"))
-    if given.profile:
-        for line in shares.lines(policy, given.seed):
-            print(line, flush=True)
-        return
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))
-    print(f"{versions}; {datetime.date.today()}; one thread, CPU time; median (range) of {given.rounds} rounds")
+    print(f"{given.model}, float32; {versions}; {datetime.date.today()}; one thread; {given.rounds} rounds")
     print(HEAD, flush=True)
-    for line in trl_peer.lines(policy, reflector, given.rounds, given.seed):
-        print(line, flush=True)
-    for line in decoding.lines(reflector, given.rounds):
-        print(line, flush=True)
+    bench = Bench(given.model, given.rounds, given.seed, given.data_dir, Quiet())
+    for name in given.only:
+        for line in SCENES[name](bench):
+            print(line, flush=True)
     if given.original:
-        for line in original.lines(given.original, policy, given.rounds, given.seed):
+        for line in original.lines(given.original, given.rounds, given.seed):
             print(line, flush=True)
 
 

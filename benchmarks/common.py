@@ -1,25 +1,25 @@
-"""What both comparisons share: the players, the episodes, our side of a round, and the table of the ratios.
+"""What all comparisons share: the players, our side of a round, the figures of a round, and the table.
 
 A round is one update: episodes are played, then learnt from. Both sides have the same weights, environment, prompts and
-episodes, and take turns in one process with one thread. Time is CPU time, so that other work on the machine counts as
+tokens, and take turns in one process with one thread. Time is CPU time, so that other work on the machine counts as
 little as possible. The learning rate is 0: all the work of an update is done, and every round starts from the same
-weights. A ratio is the other side's time divided by ours, the median over rounds.
+weights.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import ctypes
 import random
 import statistics
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+import psutil
+
+from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
@@ -31,90 +31,86 @@ from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.types import Sample, Task, Trajectory
 
-RECIPE = Path(__file__).with_name("players.yaml")
 PARTS = ("rollout", "update")
+SIDES = ("theirs", "ours")
 
 
 @dataclass
 class Rounds:
-    """CPU seconds of each side, by part ("rollout", "update"), one value per round.
+    """What each part of each side took, one value a round.
 
-    left_out: rounds without values, since the two sides did not do the same.
+    seconds: CPU seconds by side and part. peaks: bytes of memory at most, over what was resident before the part. bare:
+    the time of bare passes over the same tokens, divided by ours, in some of the rounds. tokens: of the rows that are
+    learnt. left_out: rounds without values, because the sides did not do the same.
     """
 
-    theirs: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
-    ours: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    seconds: dict[str, dict[str, list[float]]] = field(default_factory=lambda: _empty())
+    peaks: dict[str, dict[str, list[float]]] = field(default_factory=lambda: _empty())
+    bare: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    tokens: int = 0
     left_out: int = 0
+
+    @contextlib.contextmanager
+    def measure(self, side: str, part: str) -> Iterator[None]:
+        """Add the CPU time and the peak memory of the block."""
+        trim()
+        before = resident()
+        with Watch() as watch:
+            started = time.process_time()
+            yield
+            self.seconds[side][part].append(time.process_time() - started)
+        self.peaks[side][part].append(max(0, watch.highest - before))
+
+    def compare(self, part: str, passes: Callable[[], None]) -> None:
+        """Add the time of the bare `passes`, divided by ours of the last round."""
+        started = time.process_time()
+        passes()
+        self.bare[part].append((time.process_time() - started) / self.seconds["ours"][part][-1])
 
     def ratios(self, *parts: str) -> list[float]:
         """Their time divided by ours, in each round, over the sum of `parts`."""
-        sides = [[sum(row) for row in zip(*(side[part] for part in parts), strict=True)] for side in self.sides]
-        return [their / our for their, our in zip(*sides, strict=True)]
-
-    @property
-    def sides(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        """Both sides' seconds: theirs, ours."""
-        return self.theirs, self.ours
-
-    @property
-    def overall(self) -> float:
-        """Their time divided by ours, over all rounds together."""
-        theirs, ours = (sum(map(sum, side.values())) for side in self.sides)
-        return theirs / ours
+        theirs, ours = (
+            [sum(values) for values in zip(*(self.seconds[side][part] for part in parts), strict=True)]
+            for side in SIDES
+        )
+        return [their / our for their, our in zip(theirs, ours, strict=True)]
 
     def leave_out(self) -> None:
-        """Forget the times of the last round, which both sides have finished."""
-        for side in self.sides:
-            for values in side.values():
-                del values[-1:]
+        """Forget the values of the last round."""
+        for table in (self.seconds, self.peaks):
+            for parts in table.values():
+                for values in parts.values():
+                    del values[-1:]
         self.left_out += 1
 
     def clear(self) -> None:
         """Forget all rounds."""
-        for side in self.sides:
-            for values in side.values():
-                values.clear()
-        self.left_out = 0
+        self.seconds, self.peaks, self.left_out = _empty(), _empty(), 0
 
 
-@contextmanager
-def timed(seconds: list[float]) -> Iterator[None]:
-    """Append the CPU time of the block to `seconds`."""
-    started = time.process_time()
-    yield
-    seconds.append(time.process_time() - started)
+def _empty() -> dict[str, dict[str, list[float]]]:
+    return {side: {part: [] for part in PARTS} for side in SIDES}
 
 
 @dataclass
 class Ours:
-    """Our side of the rounds.
+    """Our side of the rounds: what `rlft` runs.
 
-    reflector: None without comments. memo: of its comments: "cold" is empty in every round, "warm" has those of the
-    round that warms up, and "kept" is empty after it and has those of all rounds since. comment_tokens: the most that
-    a comment has. width: episodes played at once; 0: all. max_tokens: of a micro-batch.
+    width: episodes played at once; 0: all. max_tokens: of a micro-batch. max_new_tokens: of a text.
     """
 
     policy: LoadedModel
-    reflector: LoadedModel | None
     make: Callable[[], Env]
-    memo: str = "cold"
-    comment_tokens: int = 100
     width: int = 0
     max_tokens: int = 16384
+    max_new_tokens: int = 64
 
     def __post_init__(self) -> None:
         settings = Settings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
         self.learner = Learner(self.policy, settings)
         self.sampler = LocalSampler(self.policy)
-        self.agent = TwoPlayerAgent(self.sampler, self.new_reflector())
+        self.agent = TwoPlayerAgent(self.sampler, max_new_tokens=self.max_new_tokens)
         self.version = 0
-
-    def new_reflector(self) -> Reflector | None:
-        """A reflector that has not commented yet."""
-        if self.reflector is None:
-            return None
-        sampler = LocalSampler(self.reflector, frozen=True, rank=0)
-        return Reflector(sampler, max_new_tokens=self.comment_tokens)
 
     def play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
         """Play `episodes` with weights that have just changed."""
@@ -122,24 +118,18 @@ class Ours:
         run_sync(self.sampler.publish(self.policy, self.version))
         return rollout(episodes, self.make, self.agent, width=self.width or len(episodes))
 
-    def learn(self, played: Sequence[Trajectory]) -> list[Sample]:
-        """One update by REINFORCE with the mean return as its baseline. Returns its rows."""
+    def rows(self, played: Sequence[Trajectory]) -> list[Sample]:
+        """The rows of `played`, with the mean return as their baseline."""
         estimates = objective("reinforce", normalize=False).estimate(played)
-        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns}
+        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
         labels = {choices: self.agent.labels(choices) for choices in offered}
-        samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
+        return batch.rows(played, estimates.advantages, estimates.returns, labels)
+
+    def learn(self, played: Sequence[Trajectory]) -> list[Sample]:
+        """One update by REINFORCE. Returns its rows."""
+        samples = self.rows(played)
         self.learner.update(samples, random.Random(0))
         return samples
-
-    def round(self, episodes: Sequence[Episode], rounds: Rounds) -> list[Trajectory]:
-        """Play and learn, timed."""
-        if self.memo == "cold":
-            self.agent.reflector = self.new_reflector()
-        with timed(rounds.ours["rollout"]):
-            played = self.play(episodes)
-        with timed(rounds.ours["update"]):
-            self.learn(played)
-        return played
 
 
 def different_starts(
@@ -151,7 +141,7 @@ def different_starts(
     Episodes do not depend on each other, so batches are picked from a pool whose lengths are known.
     """
     chance = random.Random(seed)
-    picked = chance.sample(list(tasks), min(len(tasks), 12 * size))
+    picked = chance.sample(list(tasks), min(len(tasks), 4 * size))
     pool = [Episode(task, derive(seed, task.id), task.id) for task in picked]
     turns = {episode.seed: len(played.turns) for episode, played in zip(pool, ours.play(pool), strict=True)}
     found: dict[int, list[list[Episode]]] = {}
@@ -167,12 +157,9 @@ def different_starts(
 
 def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int) -> list[Episode]:
     """`size` episodes from the same start, of 3 turns or more on average, in all a multiple of `multiple`."""
-    pool = [
-        Episode(task, derive(seed, task.id)) for task in random.Random(seed).sample(list(tasks), min(len(tasks), 96))
-    ]
-    longest = sorted(ours.play(pool), key=lambda played: -len(played.turns))[: 2 * size]
+    chance = random.Random(seed)
     for attempt in range(400):
-        task = longest[attempt % len(longest)].task
+        task = chance.choice(tasks)
         drawn = [Episode(task, derive(seed, attempt, index), task.id, start=attempt) for index in range(size)]
         total = sum(len(trajectory.turns) for trajectory in ours.play(drawn))
         if total >= 3 * size and total % multiple == 0:
@@ -180,32 +167,64 @@ def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple:
     raise SystemExit(f"no group of {size} episodes has 3 turns or more on average, in all a multiple of {multiple}")
 
 
-def prepared_players(folder: Path) -> dict[str, Path]:
-    """The checkpoints of the recipe next to this file by the names of its steps, trained in `folder` if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "reflectkit", "run", str(RECIPE.resolve())]
-    subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(RECIPE.parents[1])})
-    checkpoints = sorted((folder / "results" / "players").glob("*/checkpoint-*"), key=lambda path: path.stat().st_mtime)
-    return {checkpoint.parent.name: checkpoint.resolve() for checkpoint in checkpoints}
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def trim() -> None:
+    """Give freed memory back to the system, so that what is resident is in use."""
+    with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+class Watch:
+    """Looks at the memory every 10 ms while the context is open. highest: the most that was seen, in bytes."""
+
+    def __enter__(self) -> Watch:
+        self.highest, self._over = 0, threading.Event()
+        self._looks = threading.Thread(target=self._look, daemon=True)
+        self._looks.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._looks.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.01):
+            self.highest = max(self.highest, resident())
+
+
+COLUMNS = (
+    "theirs / ours", "rollout", "update", "both", "CPU seconds a round", "tokens/s", "peak memory, MiB",
+    "bare passes / our rollout", "bare passes / our update",
+)  # fmt: skip
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def row(name: str, rounds: Rounds) -> str:
-    """A line of the table: median (lowest to highest) of each ratio; empty for a part that was not measured."""
+    """A line of the table: median (lowest to highest) of each ratio; empty for what was not measured."""
     if rounds.left_out:
         name = f"{name}; left out: {rounds.left_out} rounds that were not played alike"
-    parts = [part for part in PARTS if rounds.ours[part]]
+    parts = [part for part in PARTS if rounds.seconds["ours"][part]]
     if not parts:
-        return f"| {name} | | | | |"
-    cells = {part: _cell(rounds.ratios(part)) for part in parts}
-    both = _cell(rounds.ratios(*PARTS)) if len(parts) == len(PARTS) else ""
-    seconds = [statistics.median(map(sum, zip(*(side[part] for part in parts), strict=True))) for side in rounds.sides]
-    shown = " | ".join([*(cells.get(part, "") for part in PARTS), both])
-    return f"| {name} | {shown} | {seconds[0]:.2f} / {seconds[1]:.2f} |"
+        return f"| {name} |{' |' * (len(COLUMNS) - 1)}"
+    cells = [_cell(rounds.ratios(part)) if part in parts else "" for part in PARTS]
+    cells.append(_cell(rounds.ratios(*PARTS)) if len(parts) == len(PARTS) else "")
+    seconds = [
+        statistics.median(map(sum, zip(*(rounds.seconds[side][part] for part in parts), strict=True))) for side in SIDES
+    ]
+    cells.append(" / ".join(f"{value:.2f}" for value in seconds))
+    cells.append(" / ".join(f"{rounds.tokens / value:.0f}" for value in seconds) if rounds.tokens else "")
+    peaks = [max(statistics.median(rounds.peaks[side][part]) for part in parts) for side in SIDES]
+    cells.append(" / ".join(f"{value / 2**20:.0f}" for value in peaks))
+    for part in PARTS:
+        bare = rounds.bare[part]
+        cells.append(f"{statistics.median(bare):.0%} ({min(bare):.0%} to {max(bare):.0%})" if bare else "")
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def _cell(ratios: Sequence[float]) -> str:
     """The median of some ratios, and the lowest and highest."""
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-HEAD = "| theirs / ours | rollout | update | both | CPU seconds a round |\n|---|---|---|---|---|"

@@ -18,17 +18,15 @@ import logging
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from benchmarks.common import Ours
+from benchmarks.common import Ours, Watch, resident
 from benchmarks.rl import player
 from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import env_class, make
@@ -82,7 +80,7 @@ def measured(episodes: int, words: int) -> dict[str, float]:
         return Filled(env, words) if words else env
 
     policy = player("tiny", tasks, new, seed=0)
-    ours = Ours(policy, None, new, width=WIDTH, max_tokens=MAX_TOKENS)
+    ours = Ours(policy, new, width=WIDTH, max_tokens=MAX_TOKENS)
 
     def update(count: int, version: int) -> dict[str, float]:
         started = time.process_time()
@@ -107,29 +105,6 @@ def measured(episodes: int, words: int) -> dict[str, float]:
         figures = update(episodes, 1)
     each = 1000 * (figures["rollout"] + figures["update"]) / figures["rows"]
     return figures | {"each": each, "memory": (watch.highest - before) / 2**20}
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(psutil.Process().memory_info().rss)
-
-
-class Watch:
-    """Looks at the memory every 10 ms while the context is open. highest: the most that was seen, in bytes."""
-
-    def __enter__(self) -> Watch:
-        self.highest, self._over = 0, threading.Event()
-        self._looks = threading.Thread(target=self._look, daemon=True)
-        self._looks.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._looks.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.01):
-            self.highest = max(self.highest, resident())
 
 
 HEAD = (

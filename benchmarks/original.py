@@ -1,7 +1,7 @@
 """Speed against the published Reflect-RL code, in turns in one process. Its checkout is given, and is not changed:
 
     git clone https://github.com/zhourunlong/Reflect-RL
-    make bench-peers ARGS="--original Reflect-RL"
+    make bench-peers MODEL=tiny ARGS="--original Reflect-RL"
 
 Their side is `batched_answer`, `calc_Q_values` and `PGTrainer.train` of that checkout; ours is what `rlft` runs. Each
 round, their side plays (its actions come from torch's own generator); ours then scores the same prompts itself and
@@ -34,10 +34,11 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from benchmarks.common import Ours, Rounds, row, timed
+from benchmarks.common import Ours, Rounds, row
+from benchmarks.rl import player
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import result_of
-from reflectkit.models.load import LoadedModel, load_player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
@@ -185,16 +186,19 @@ def measure(theirs: Theirs, ours: Ours, batches: Sequence[Sequence[Episode]]) ->
     follower = Follower(ours.sampler, {})
     ours.agent.policy = follower
     for number, episodes in enumerate(batches):
-        with timed(rounds.theirs["rollout"]):
+        with rounds.measure("theirs", "rollout"):
             logs = theirs.play(episodes)
-        with timed(rounds.theirs["update"]), open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
+        with rounds.measure("theirs", "update"), open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
             theirs.trainer.train(logs)
         follower.taken = {
             derive(episode.seed, "turn", place): int(turn["generation"]["content"])
             for episode, log in zip(episodes, logs, strict=True)
             for place, turn in enumerate(log)
         }
-        played = ours.round(episodes, rounds)
+        with rounds.measure("ours", "rollout"):
+            played = ours.play(episodes)
+        with rounds.measure("ours", "update"):
+            ours.learn(played)
         if not alike(logs, played):
             rounds.leave_out()
         turns += sum(map(len, logs))
@@ -216,8 +220,8 @@ def alike(theirs: Sequence[Sequence[dict[str, Any]]], ours: Sequence[Trajectory]
     return True
 
 
-def lines(folder: Path, policy: Path, rounds: int, seed: int) -> Iterator[str]:
-    """The lines of the table, one after the other. folder: the checkout."""
+def lines(folder: Path, rounds: int, seed: int) -> Iterator[str]:
+    """The lines of the table, one after the other, with the model of 1 M parameters. folder: the checkout."""
     kind = env_class("taxi")
     level = kind.levels[-1]
 
@@ -233,6 +237,6 @@ def lines(folder: Path, policy: Path, rounds: int, seed: int) -> Iterator[str]:
                 [Episode(task, derive(seed, number, task.id)) for task in chance.sample(problems, size)]
                 for number in range(rounds + 1)
             ]
-            theirs = Theirs(evaluate, trainer, load_player(policy, "policy", device="cpu"), new, rows)
-            times, turns = measure(theirs, Ours(load_player(policy, "policy", device="cpu"), None, new), batches)
+            mine, other = (player("tiny", problems, new, seed) for _ in range(2))
+            times, turns = measure(Theirs(evaluate, trainer, other, new, rows), Ours(mine, new), batches)
             yield row(f"the published code: {name}, {turns / rounds:.0f} turns", times)
