@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Ours, different_starts, one_group, row
+from benchmarks.common import Ours, Rounds, different_starts, one_group, row
 from benchmarks.rl import player
 from benchmarks.trl_peer import Chooser, Writer, measure
 from reflectkit.console import Progress
@@ -26,8 +26,10 @@ STARTS, GROUP = 4, 8
 """Episodes of a round, from different starts and from one."""
 MICRO = 4
 """Rows of a micro-batch."""
-PROMPTS, TOKENS = 8, 128
+PROMPTS, TOKENS = 4, 128
 """Single-turn prompts of a round, and the tokens of each answer."""
+BATCHED, BATCHED_TOKENS = 8, 32
+"""The same for continuous batching."""
 
 
 @dataclass
@@ -121,4 +123,24 @@ def answers(bench: Bench) -> Iterator[str]:
     yield row(f"{PROMPTS} single-turn prompts, {TOKENS} tokens each, theirs by `generate`", rounds)
 
 
-SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {"taxi": taxi, "answers": answers}
+def batching(bench: Bench) -> Iterator[str]:
+    """Rollouts alone, against transformers' continuous batching."""
+    tasks = sums(BATCHED, bench.seed)
+    mine, other = bench.player(), bench.player()  # `generate_batch` changes the model's attention
+    ours = answering(mine, BATCHED_TOKENS)
+    episodes = [Episode(task, derive(bench.seed, task.id)) for task in tasks]
+    prompts = {played.task.id: list(played.turns[0].decision.prompt_ids) for played in ours.play(episodes)}
+    theirs = Writer(other, lambda episode: prompts[episode.task.id], BATCHED_TOKENS, continuous=True)
+    rounds = Rounds()
+    for number in range(bench.rounds + 1):
+        with rounds.measure("theirs", "rollout"):
+            theirs.play(other.model, episodes)
+        with rounds.measure("ours", "rollout"):
+            ours.play(episodes)
+        if number == 0:  # a warm-up
+            rounds.clear()
+    rounds.tokens = BATCHED * BATCHED_TOKENS
+    yield row(f"{BATCHED} single-turn prompts, {BATCHED_TOKENS} tokens each, theirs by `generate_batch`", rounds)
+
+
+SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {"taxi": taxi, "answers": answers, "batching": batching}

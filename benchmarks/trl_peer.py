@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import ContinuousBatchingConfig, GenerationConfig, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import floor
@@ -103,16 +103,21 @@ def start(episode: Episode) -> int:
 
 @dataclass
 class Writer:
-    """Texts by transformers' `generate`. prompts: of each episode. tokens: of each text; nothing ends it early."""
+    """Texts by transformers' `generate`, or by `generate_batch`: continuous batching. prompt: of an episode. tokens:
+    of each text; nothing ends it early.
+    """
 
     policy: LoadedModel
     prompt: Callable[[Episode], list[int]]
     tokens: int
+    continuous: bool = False
 
     @torch.no_grad()
     def play(self, model: Any, episodes: Sequence[Episode]) -> list[Row]:
         """A text for each episode."""
         prompts = [self.prompt(episode) for episode in episodes]
+        if self.continuous:
+            return self._continuous(model, prompts)
         input_ids, mask = left_pad(prompts, self.policy.pad_id, torch.device("cpu"))
         config = model.generation_config  # a copy would get its empty `eos_token_id` from the model's again
         config.eos_token_id, config.pad_token_id = None, self.policy.pad_id
@@ -122,6 +127,25 @@ class Writer:
         written = model.generate(input_ids=input_ids, attention_mask=mask)[:, input_ids.shape[1] :].tolist()
         model.train(was_training)
         return [Row(prompt, line, [0.0] * len(line)) for prompt, line in zip(prompts, written, strict=True)]
+
+    def _continuous(self, model: Any, prompts: list[list[int]]) -> list[Row]:
+        """With blocks for all texts at once; the defaults reserve most of the memory, and take twice as long."""
+        block = 64
+        settings = ContinuousBatchingConfig(
+            block_size=block,
+            num_blocks=sum(-(-(len(prompt) + self.tokens) // block) for prompt in prompts),
+            max_batch_tokens=max(64, sum(map(len, prompts))),
+        )
+        config = GenerationConfig(
+            max_new_tokens=self.tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=self.policy.pad_id
+        )
+        written = model.generate_batch(
+            prompts, generation_config=config, continuous_batching_config=settings, progress_bar=False
+        )
+        return [
+            Row(prompt, text.generated_tokens, [0.0] * self.tokens)
+            for prompt, text in zip(prompts, written.values(), strict=True)
+        ]
 
 
 def trl_row(sample: Sample) -> Row:
