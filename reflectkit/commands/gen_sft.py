@@ -1,7 +1,10 @@
-"""gen-sft: write the five SFT files by replaying the training split's demonstrations through the environment."""
+"""gen-sft: write the five SFT files by replaying the training split's demonstrations through the environment, or from
+logged conversations.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,9 +13,9 @@ from pydantic import model_validator
 
 from reflectkit.agents.players import model_folders, resolve_model_path
 from reflectkit.commands import Traits
-from reflectkit.config import Config, option, with_values
+from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.demonstrations import drawn_records, replayed_lessons
+from reflectkit.data.demonstrations import drawn_records, logged_lessons, replayed_lessons
 from reflectkit.data.sft_rows import Lesson, joined, mismatched, plain_row, policy_row, reflection_row, think_row
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
@@ -29,8 +32,9 @@ EXAMPLES = (
     "reflectkit gen-sft --env taxi --comments both --reflector results/taxi-tiny/reflector/checkpoint-700"
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
+    "reflectkit gen-sft --env 'program:python agent.py {seed}' --log logs.jsonl",
 )
-
+NOT_WITH_LOG = ("task_file", "demonstrations", "answer", "repeats")
 
 TRAITS = Traits(writes_data=True, makes_arm=True, output="out_dir")
 
@@ -41,6 +45,12 @@ class GenSFTConfig(Config):
     env: EnvConfig
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
+    log: Path | None = option(
+        None,
+        help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form; or the file of"
+        " serve --record.",
+        essential=True,
+    )
     demonstrations: int = option(
         0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0, essential=True
     )
@@ -80,6 +90,8 @@ class GenSFTConfig(Config):
         if (self.comments in ("teacher", "nothing")) != (self.reflector is None):
             needs = "takes no" if self.reflector else "needs"
             raise ConfigError(f"--comments {self.comments} {needs} --reflector")
+        if self.log is not None and (given := non_default(self, *NOT_WITH_LOG)):
+            raise ConfigError(f"{flag(given[0])}: with --log no environment is played; leave it out")
         return self
 
 
@@ -88,22 +100,25 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
     completion a line; and sft_think, of a comment and then the action, where there are no tools and conversations.
     """
-    source = config.task_file or config.setup.folder / "train.json"
+    source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
     config = with_values(
         config, reflector=resolve_model_path(config.reflector, config.run.data_dir, progress, reflects=True)
     )
     reflector = model_folders([config.reflector])
-    records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
+    records = [] if config.log else drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     with open_run(
         "gen-sft", config, [source, *reflector, *config.setup.input_files(record.task for record in records)]
     ) as current:
         if current.done:
             return current.done
-        steps, faults = replayed_lessons(
-            config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
-        )
+        if config.log:
+            steps, faults = logged_lessons(config.log), Counter[str]()
+        else:
+            steps, faults = replayed_lessons(
+                config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
+            )
         if not steps:
             made = f"`reflectkit gen-trajectory --env {config.env.name}`"
             raise DataError(source, f"no record has a demonstration; generate some with {made}")

@@ -19,13 +19,16 @@ from reflectkit.data.episodes import read_episodes
 from reflectkit.data.sft_rows import Lesson, lessons
 from reflectkit.data.trajectories import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
 from reflectkit.env import Agent, Env, Teacher
+from reflectkit.envs.adapters.endpoint import Conversations, RequestError
 from reflectkit.envs.setup import EnvSetup, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
-from reflectkit.prompts import answers
+from reflectkit.jsonl import dumps, read_jsonl
+from reflectkit.prompts import answers, one_line
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Status, Task, Trajectory
+from reflectkit.tools import use_of
+from reflectkit.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory, Turn, from_json
 
 REPLAYED_TWICE = 8  # demonstrations, to see whether the env is the same each time
 
@@ -244,7 +247,7 @@ def replayed_lessons(
                         for number, (turn, other) in enumerate(zip(played.turns, again.turns, strict=True)):
                             if (turn.observation, turn.reward) != (other.observation, other.reward):
                                 raise not_repeatable(setup.env_name, record.task.id, number)
-                    replayed = lessons([played], answer)
+                    replayed = lessons([played.turns], answer)
                     if demonstration.visited:
                         steps += _taught(replayed, demonstration)
                     elif demonstration.negative:
@@ -255,6 +258,43 @@ def replayed_lessons(
                         steps += replayed
                 bar.advance()
     return steps, faults
+
+
+def logged_lessons(path: Path) -> list[Lesson]:
+    """The lessons of logged conversations. A line is one of them, `{messages, tools}` in OpenAI's form, or an answer
+    that `serve --record` kept. The words of a message that calls are the comment on the state before it.
+
+    Raises DataError.
+    """
+    logged: list[list[Turn]] = []
+    served: dict[str, list[Turn]] = {}
+    for number, row in read_jsonl(path):
+        if "decision" in row:
+            seen = from_json(Observation, row.get("observation"), path=path, line=number)
+            decision = from_json(Decision, row["decision"], path=path, line=number)
+            said, action = [_plainly(message) for message in seen.messages], decision.action
+            if isinstance(action, ToolUse) and action.calls:
+                decision = replace(decision, action=use_of(action.calls))
+            turn = Turn(replace(seen, messages=tuple(said)), decision, 0.0)
+            served.setdefault(str(row.get("session")), []).append(turn)
+        elif "reward" not in row:
+            try:
+                seen = Conversations().read(dumps({"model": "", "messages": [], **row}).encode()).observation
+            except RequestError as error:
+                raise DataError(path, str(error), line=number) from None
+            said = [_plainly(message) for message in seen.messages]
+            logged.append([])
+            for at, (message, original) in enumerate(zip(said, seen.messages, strict=True)):
+                if message.role == "assistant":
+                    use = ToolUse(message.content, message.calls)
+                    comment = one_line(original.content) if message.calls else ""
+                    logged[-1].append(Turn(replace(seen, messages=tuple(said[:at])), Decision(use, comment), 0.0))
+    return lessons([*logged, *served.values()])
+
+
+def _plainly(message: Message) -> Message:
+    """`message` with its calls in the form in which models are fine-tuned."""
+    return replace(message, content=use_of(message.calls).text) if message.calls else message
 
 
 def _taught(replayed: list[Lesson], demonstration: Demonstration) -> list[Lesson]:

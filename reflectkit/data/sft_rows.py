@@ -30,7 +30,7 @@ from reflectkit.prompts import (
     thinking_prompt,
     with_comments,
 )
-from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Trajectory
+from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Turn
 
 ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
@@ -62,12 +62,12 @@ class Lesson:
         return answers(self.observation.choices, self.form).index(self.completion)
 
 
-def lessons(trajectories: Sequence[Trajectory], form: str = ANSWERS[0]) -> list[Lesson]:
-    """The steps of `trajectories`, in order; choices are answered with "label" or "text". Raises ConfigError."""
+def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[Lesson]:
+    """The steps of `episodes`, in order; choices are answered with "label" or "text". Raises ConfigError."""
     steps: list[Lesson] = []
-    for trajectory in trajectories:
+    for turns in episodes:
         earlier: list[Lesson] = []
-        for turn in trajectory.turns:
+        for turn in turns:
             decision = turn.decision
             step = Lesson(
                 turn.observation,

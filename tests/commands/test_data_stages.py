@@ -12,9 +12,10 @@ import torch
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.cli.main import main
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
-from reflectkit.jsonl import read_jsonl
+from reflectkit.jsonl import read_jsonl, write_jsonl
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
@@ -126,3 +127,44 @@ def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_co
     assert lines["sft.jsonl"] == lines["sft_policy.jsonl"] == len(notes) - notes.count("mistake")
     assert lines["sft_reflection.jsonl"] == len(notes)
     assert lines["sft_policy_positive.jsonl"] == lines["sft_reflection_positive.jsonl"] == notes.count("positive")
+
+
+ASKED = {"role": "user", "content": "Which box?"}
+LOOK = {"type": "function", "function": {"name": "look", "arguments": '{"box":2}'}}
+LOGGED = [
+    {"messages": [ASKED, {"role": "assistant", "content": "Try\n2.", "tool_calls": [{"id": "a", **LOOK}]},
+        {"role": "tool", "tool_call_id": "a", "content": "Red."}, {"role": "assistant", "content": "Box 2."}]},
+    {"session": "s", "observation": {"messages": [ASKED], "replies": True},
+        "decision": {"action": {"text": "<call/>", "calls": [{"name": "look", "arguments": {"box": 2}}]},
+            "reflection": "Try 2."}},
+    {"session": "s", "reward": 1.0},
+]  # fmt: skip
+
+
+def test_logged_conversations_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words before a call are the comment. Calls are written as fine-tuned models do."""
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(Path("log"), LOGGED)
+    assert main(["gen-sft", "--env", "program:true", "--log", "log"]) == 0
+    first = {"prompt": "User: Which box?\nAgent:", "completion": ' look {"box": 2}'}
+    later = {"prompt": "\nTool look: Red.\nAgent:", "completion": " Box 2."}
+    commented = {"prompt": "User: Which box?\nReflection: Try 2.\nAgent:", "completion": ' look {"box": 2}'}
+    silent = {"prompt": "\nTool look: Red.\nReflection: \nAgent:", "completion": " Box 2."}
+    found = {
+        name: [row for _, row in read_jsonl(Path(f"data/program-true/{name}.jsonl"))] for name in ("sft", "sft_policy")
+    }
+    assert found["sft"] == [first | {"then": [later]}, first]
+    assert found["sft_policy"] == [commented | {"then": [silent]}, commented]
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    command = ["gen-sft", "--env", "program:true", "--data-dir", str(tmp_path), "--log", str(log)]
+    for row, reason in (
+        ({"messages": [{"role": "king"}]}, "log:1: messages.0.role"),
+        ({"text": "Hi"}, "log:1: messages: List should have at least 1 item"),
+        ({"decision": {}}, "log:1: expected a JSON object, found NoneType"),
+    ):
+        write_jsonl(log, [row])
+        assert reason in error_of(command, capsys)
+    assert "--repeats: with --log no environment is played" in error_of([*command, "--repeats", "2"], capsys)

@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.data.demonstrations import logged_lessons
+from reflectkit.data.sft_rows import lessons
 from reflectkit.envs import data_folder, make
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel
@@ -242,6 +244,15 @@ def tiny(seed: int, role: str | None) -> LoadedModel:
     return LoadedModel(build_model(tokenizer, 4096, seed), tokenizer, role)
 
 
+def test_the_programs_own_log_teaches_what_the_episode_does(play: Play, tmp_path: Path) -> None:
+    log = f'open({str(tmp_path / "log")!r}, "w").write(json.dumps({{"messages": messages, "tools": TOOLS}}))'
+    (episode,) = play(f"{LOOKS}\n{log}\nprint(1)", Scripted(LOOK, LOOK, WORDS), arguments="'{task}'")
+    assert episode.reason == ""
+    logged = logged_lessons(tmp_path / "log")
+    assert logged == lessons([episode.turns])
+    assert [lesson.completion for lesson in logged] == [' look {"box": 2}', ' look {"box": 2}', " Box 2."]
+
+
 def sampled_rows(episode: Trajectory) -> list[Any]:
     numbers = [[1.0] * len(episode.turns)]
     return batch.rows([episode], numbers, numbers, {})
@@ -305,6 +316,8 @@ def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:
     """The supervisor notices that its input was closed."""
     code = f"""
 import asyncio, os
+from reflectkit.data.demonstrations import logged_lessons
+from reflectkit.data.sft_rows import lessons
 from reflectkit.envs import data_folder, make
 from reflectkit.types import Task
 env = make("program:{sys.executable} {tmp_path}/agent.py", 5)

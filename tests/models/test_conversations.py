@@ -42,7 +42,10 @@ def player_of(template: str | None, role: str | None) -> LoadedModel:
     if template is not None:
         tokenizer = make_tokenizer(template)
     else:
-        texts = [row["prompt"] + row["completion"] for row in map(plain_row, lessons(demonstrations(brief=True)))]
+        texts = [
+            row["prompt"] + row["completion"]
+            for row in map(plain_row, lessons([episode.turns for episode in demonstrations(brief=True)]))
+        ]
         tokenizer = build_tokenizer(texts, [], 700)
     return LoadedModel(build_model(tokenizer, 8192, 0), tokenizer, role)
 
@@ -105,7 +108,7 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
     """A model is trained on the very tokens that it reads when it plays: each row's prompts are the agent's own."""
     for noise in (0.0, 0.5):
         played = demonstrations(noise, brief=True)
-        steps = lessons(played)
+        steps = lessons([episode.turns for episode in played])
         rows = joined(
             [policy_row(s, s.reflection, [e.reflection for e in s.earlier]) for s in steps if s.note != "mistake"]
         )
@@ -116,7 +119,7 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
         encoded = encode(path, read_rows(path), tokenizer, role="policy")
         dialogue = Dialogue(tokenizer, plain=True)
         for row, trajectory in zip(encoded, played, strict=True):
-            shown = [s for s in lessons([trajectory]) if s.note != "mistake"]
+            shown = [s for s in lessons([trajectory.turns]) if s.note != "mistake"]
             last = shown[-1]
             prompt = policy_row(last, last.reflection, [e.reflection for e in last.earlier])["prompt"]
             whole = [*tokenizer(dialogue.conversation(prompt))["input_ids"]]
