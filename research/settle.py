@@ -1,0 +1,258 @@
+"""settle: the experiments of `research/experiments/does-reflection-help.md`, step by step.
+
+Each step is a reflectkit command with a name; a finished one is skipped, so the same command resumes a killed run. Run
+from the repository's root:
+
+    python -m research.settle B --only memory --seeds 1 2
+    python -m research.settle B --only memory --seeds 1 2 --table
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectkit.cli.main import main
+from reflectkit.data.sft_rows import FILE_OF_ROLE
+from reflectkit.envs import PROBLEMS, env_class
+from reflectkit.envs.setup import EnvSetup
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from research.dagger import visited_rows, write_rows
+
+RESULTS, DATA, PACKS = Path("results/settle"), Path("data/settle"), Path("research/experiments/episodes")
+GROUPS = (("sft", "distilled", "dagger"), ("grpo", "grpo-distilled"))
+"""The arms of experiment B in the order in which they run; each group is evaluated when it is trained."""
+ARMS = tuple(arm for group in GROUPS for arm in group)
+NAMES = {
+    "start": "start",
+    "sft": "SFT",
+    "distilled": "SFT + distillation",
+    "dagger": "SFT + DAgger",
+    "grpo": "GRPO",
+    "grpo-distilled": "GRPO + distillation",
+}
+COMPARED = (("distilled", "sft"), ("grpo-distilled", "grpo"), ("dagger", "sft"), ("distilled", "dagger"))
+
+
+@dataclass(frozen=True)
+class World:
+    """Settings of experiment B in one env.
+
+    level: of training and test. kept: levels of the problems. tasks: flags of gen-task. sft: flags of each SFT. start:
+    flags of the first one. steps: of an arm's SFT. rl: flags of each rlft. updates: with a teacher; GRPO alone makes a
+    third more, as no teacher reads. visited: episodes of DAgger. held_out: problems. measure: compared, if not success.
+    """
+
+    env: str
+    title: str
+    level: str
+    kept: tuple[str, ...]
+    tasks: str
+    start: str
+    sft: str
+    steps: int
+    rl: str
+    updates: int
+    visited: int
+    held_out: str
+    measure: str
+
+
+WORLDS = {
+    "memory": World(
+        env="research.observed:ObservedMemory",
+        title="Memory",
+        level="short",
+        kept=("short",),
+        tasks="--instances 600 --long-instances 0",
+        start="--model tiny-hybrid --vocabulary 1200 --copy-steps 400 --max-steps 500 --learning-rate 1.5e-3",
+        sft="--max-length 640 --batch-size 3 --share-prefixes",
+        steps=100,
+        rl="--episodes 32 --minibatch 16 --max-new-tokens 64",
+        updates=4,
+        visited=80,
+        held_out="validate.json",
+        measure="accuracy",
+    ),
+    "desk": World(
+        env="research.observed:ObservedSupport",
+        title="Service desk",
+        level="all",
+        kept=("one", "refuse"),
+        tasks="--instances 800 --customers 3000",
+        start="--model tiny-hybrid --vocabulary 1600 --copy-steps 400 --max-steps 400 --learning-rate 2e-3",
+        sft="--max-length 2560 --batch-size 8 --share-prefixes",
+        steps=40,
+        rl="--episodes 32 --minibatch 8 --max-new-tokens 48",
+        updates=7,
+        visited=40,
+        held_out="validate.json",
+        measure="",
+    ),
+}
+
+
+def say(text: str) -> None:
+    """A line of the log, with the processor time of this process."""
+    print(f"{time.strftime('%H:%M:%S')} {time.process_time():6.0f} s  {text}", flush=True)
+
+
+class Steps:
+    """The commands of one seed of one world. folder: its results. data: its data."""
+
+    def __init__(self, world: str, seed: int, fast: bool) -> None:
+        name = f"{world}-{seed}{'-fast' if fast else ''}"
+        self.world, self.seed, self.fast = WORLDS[world], seed, fast
+        self.folder, self.data = RESULTS / name, DATA / name
+        kind = env_class(self.world.env)
+        self.setup = EnvSetup(self.world.env, self.data, kind.Settings(brief=True))
+        self.rows = self.setup.folder
+
+    def run(self, name: str, command: str, *flags: object, plays: bool = True) -> None:
+        """One command, unless it is finished. plays: whether it makes envs."""
+        if (self.folder / name / "report.json").is_file():
+            return
+        say(f"{self.folder.name}: {name}")
+        shared = ["--seed", self.seed, "--data-dir", self.data, "--results-dir", self.folder, "--name", name]
+        before = time.process_time()
+        line = [command, "--env", self.world.env, *(["--brief"] if plays else []), *flags, *shared]
+        if code := main([str(part) for part in line]):
+            sys.exit(code)
+        seconds = {"processor_seconds": round(time.process_time() - before, 1)}
+        write_json(self.folder / name / "cost.json", seconds)
+
+    def made(self, path: Path, make: Callable[[], None]) -> None:
+        """A file, unless it is there."""
+        if not path.is_file():
+            say(f"{self.folder.name}: {path.name}")
+            make()
+
+    def prepare(self) -> None:
+        """Problems, demonstrations, rows of both kinds, and the start: a policy that acts with and without comments."""
+        world, rows = self.world, self.rows
+        count = ["--instances", 40] if self.fast else []
+        self.run("tasks", "gen-task", *world.tasks.split(), *count, plays=False)
+        problems = rows / PROBLEMS
+        listed = read_json(problems)
+        if any(task["level"] not in world.kept for task in listed):
+            write_json(problems, [task for task in listed if task["level"] in world.kept])
+        self.run("demonstrations", "gen-trajectory", "--level", world.level)
+        self.run("split", "split", plays=False)
+        self.run("rows", "gen-sft")
+        both = rows / "sft_both.jsonl"
+        plain, commented = rows / FILE_OF_ROLE["plain"], rows / FILE_OF_ROLE["policy"]
+        self.made(both, lambda: write_rows(both, _read(plain), _read(commented)))
+        small = ["--copy-steps", 5, "--max-steps", 10] if self.fast else []
+        start = [*world.start.split(), *world.sft.split(), *small]
+        self.run("start", "sft", "--role", "policy", "--task-file", both, *start, plays=False)
+
+    def train(self, arm: str) -> None:
+        """One arm, from the start."""
+        world, rows = self.world, self.rows
+        start, plain = self.folder / "start", rows / FILE_OF_ROLE["plain"]
+        if arm in ("sft", "dagger"):
+            file = plain
+            if arm == "dagger":
+                file = rows / "sft_dagger.jsonl"
+                self.made(file, lambda: write_rows(file, _read(plain), self._visited()))
+            steps = 10 if self.fast else world.steps
+            flags = [*world.sft.split(), "--max-steps", steps, "--learning-rate", "1e-3"]
+            self.run(arm, "sft", "--role", "plain", "--model", start, "--task-file", file, *flags, plays=False)
+            return
+        flags = ["--policy", start, *world.rl.split(), "--validate-problems", 0, "--entropy-coef", 0]
+        flags += ["--curriculum", world.level]
+        taught = ["--reflector", "oracle", "--distill-comments"]
+        if arm == "distilled":
+            flags += ["--algo", "none", *taught, 1, "--learning-rate", "5e-4"]
+        else:
+            flags += ["--algo", "grpo", "--group-size", 8, "--learning-rate", "3e-4"]
+            flags += [*taught, 0.5] if arm == "grpo-distilled" else []
+        updates = 2 if self.fast else world.updates * (4 if arm == "grpo" else 3) // 3
+        self.run(arm, "rlft", *flags, "--max-steps", updates)
+
+    def _visited(self) -> Sequence[object]:
+        (start,) = (self.folder / "start").glob("checkpoint-*")
+        episodes = 8 if self.fast else self.world.visited
+        return visited_rows(self.setup, self.rows / "train.json", start, episodes, self.seed)
+
+    def evaluate(self, arms: Sequence[str]) -> None:
+        """The arms of a group on held-out problems, without comments and with them; with the first, also the start."""
+        played, players = list(arms), []
+        if arms == GROUPS[0]:
+            played, players = ["start", *arms], ["random", "oracle"]
+        for arm in played:
+            model = self.folder / arm
+            players += [f"{NAMES[arm]}={model}"]
+            players += [f"{NAMES[arm]} with comments={model}+oracle"] if arm in ("start", "distilled") else []
+        flags = [part for player in players for part in ("--policy", player)]
+        flags += [part for level in self.world.kept for part in ("--level", level)]
+        flags += ["--max-new-tokens", 64, *(["--problems", 8] if self.fast else [])]
+        self.run(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / self.world.held_out, *flags)
+
+
+def _read(path: Path) -> list[object]:
+    return [row for _, row in read_jsonl(path)]
+
+
+def costs(folder: Path, arms: Iterable[str]) -> list[str]:
+    """Processor time and trained tokens of each arm that has run, as rows of a table."""
+    lines = []
+    for arm in ("start", *arms, *(f"evaluation-{group[0]}" for group in GROUPS)):
+        if not (folder / arm / "cost.json").is_file():
+            continue
+        seconds = read_json(folder / arm / "cost.json")["processor_seconds"]
+        try:
+            rows = [row for _, row in read_jsonl(folder / arm / "metrics.jsonl")]
+        except DataError:
+            rows = []
+        tokens = rows[-1].get("num_tokens") or sum(row.get("tokens", 0) for row in rows) if rows else 0
+        lines.append(f"| {folder.name} | {NAMES.get(arm, arm)} | {seconds:.0f} | {tokens:,.0f} |")
+    return lines
+
+
+def pack(world: str, seeds: Sequence[int]) -> None:
+    """Keep the episodes of the finished seeds."""
+    done = [RESULTS / f"{world}-{seed}" for seed in seeds]
+    done = [folder for folder in done if (folder / "evaluation-sft" / "report.json").is_file()]
+    spec = WORLDS[world]
+    flags = ["--title", f"Comments as a teacher: {spec.title}"]
+    flags += [part for first, second in COMPARED for part in ("--compare", f"{NAMES[first]} - {NAMES[second]}")]
+    flags += ["--measure", spec.measure] if spec.measure else []
+    if done and main(["research.pack", *map(str, done), "--out", str(PACKS / f"settle-{world}"), *flags]):
+        sys.exit("the pack was not written")
+
+
+def run() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m research.settle", description=__doc__)
+    parser.add_argument("experiment", choices=("B",))
+    parser.add_argument("--only", choices=WORLDS, action="append", help="worlds to run; default: all, in order")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="training seeds, in order")
+    parser.add_argument("--arms", choices=ARMS, nargs="+", default=ARMS, help="arms to run")
+    parser.add_argument("--table", action="store_true", help="run nothing; pack what is finished, and print its costs")
+    parser.add_argument("--fast", action="store_true", help="a few steps of everything, to try it")
+    given = parser.parse_args()
+    for seed in given.seeds:
+        for world in given.only or WORLDS:
+            steps = Steps(world, seed, given.fast)
+            if given.table:
+                print("\n".join(costs(steps.folder, ARMS)))
+                continue
+            steps.prepare()
+            for group in GROUPS:
+                for arm in (arm for arm in group if arm in given.arms):
+                    steps.train(arm)
+                if set(group) <= set(given.arms):
+                    steps.evaluate(group)
+    if given.table:
+        for world in given.only or WORLDS:
+            pack(world, given.seeds)
+
+
+if __name__ == "__main__":
+    run()
