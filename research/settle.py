@@ -72,10 +72,10 @@ WORLDS = {
         tasks="--instances 600 --long-instances 0",
         start="--model tiny-hybrid --vocabulary 1200 --copy-steps 400 --max-steps 500 --learning-rate 1.5e-3",
         sft="--max-length 640 --batch-size 3 --share-prefixes",
-        steps=100,
-        rl="--episodes 32 --minibatch 16 --max-new-tokens 64",
-        updates=4,
-        visited=80,
+        steps=60,
+        rl="--episodes 16 --minibatch 16 --max-new-tokens 64",
+        updates=5,
+        visited=40,
         held_out="validate.json",
         measure="accuracy",
     ),
@@ -84,13 +84,13 @@ WORLDS = {
         title="Service desk",
         level="all",
         kept=("one", "refuse"),
-        tasks="--instances 800 --customers 3000",
+        tasks="--instances 600 --customers 3000",
         start="--model tiny-hybrid --vocabulary 1600 --copy-steps 400 --max-steps 400 --learning-rate 2e-3",
         sft="--max-length 2560 --batch-size 8 --share-prefixes",
-        steps=40,
-        rl="--episodes 32 --minibatch 8 --max-new-tokens 48",
-        updates=7,
-        visited=40,
+        steps=30,
+        rl="--episodes 16 --minibatch 8 --max-new-tokens 48",
+        updates=10,
+        visited=32,
         held_out="validate.json",
         measure="",
     ),
@@ -170,7 +170,7 @@ class Steps:
         if arm == "distilled":
             flags += ["--algo", "none", *taught, 1, "--learning-rate", "5e-4"]
         else:
-            flags += ["--algo", "grpo", "--group-size", 8, "--learning-rate", "3e-4"]
+            flags += ["--algo", "grpo", "--group-size", 4, "--learning-rate", "3e-4"]
             flags += [*taught, 0.5] if arm == "grpo-distilled" else []
         updates = 2 if self.fast else world.updates * (4 if arm == "grpo" else 3) // 3
         self.run(arm, "rlft", *flags, "--max-steps", updates)
