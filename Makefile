@@ -99,7 +99,7 @@ bench-growth: $(INSTALLED) ## Memory and time of an update by its episodes and b
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.growth $(ARGS)
 
 # Nothing is installed, since a machine with a GPU may have no network: the environment's Python, otherwise $(PYTHON), runs this folder.
-gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (25 minutes)
+gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (10 minutes)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.bench gpu $(ARGS)
 
 filter-repo gen-task filter-task: $(INSTALLED)

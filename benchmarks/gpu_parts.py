@@ -41,16 +41,20 @@ UNSHAREABLE = ("duplicate gpu", "ncclinvalidusage", "gloo", "no backend type")
 
 
 def machine(bench: Bench) -> Measured:
-    """Write what the figures depend on to facts.json. Raises NotPossibleError if a GPU is asked for and missing."""
+    """Write what the figures depend on to facts.json. The device "auto" is a GPU if there is one, otherwise the CPU.
+
+    Raises NotPossibleError if a GPU is asked for and missing.
+    """
     import transformers
 
-    if bench.device == "cpu":
-        facts: dict[str, Any] = {"device": f"CPU ({platform.machine()})"}
-    elif torch.cuda.is_available():
+    if bench.device != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        facts = {"device": properties.name, "gib": round(properties.total_memory / 2**30, 1)}
-    else:
+        gib = round(properties.total_memory / 2**30, 1)
+        facts: dict[str, Any] = {"kind": "cuda", "device": properties.name, "gib": gib}
+    elif bench.device == "cuda":
         raise NotPossibleError("torch sees no GPU")
+    else:
+        facts = {"kind": "cpu", "device": f"CPU ({platform.machine()})"}
     versions = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
     facts |= versions | {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     write_json(bench.folder / "facts.json", facts)
@@ -165,7 +169,7 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
     from reflectkit.commands import sft
 
     need_setup(bench)
-    steps, batch = (3, 2) if bench.fast else (40, 32)
+    steps, batch = (3, 2) if bench.fast else (20, 32)
     lines = reflector_rows(bench)
     lines = [lines[number % len(lines)] for number in range(steps * batch)]
     path = bench.folder / f"sft-{quantize}.jsonl"
@@ -252,9 +256,10 @@ def _rlft_settings(bench: Bench, name: str) -> dict[str, Any]:
         "env": ENV,
         "dtype": "bfloat16",
         "device": bench.device,
-        "max_steps": 2 if bench.fast else 5,
-        "episodes": 4 if bench.fast else 64,
+        "max_steps": 2 if bench.fast else 3,
+        "episodes": 8 if bench.fast else 64,
         "horizon": 2 if bench.fast else 0,
+        "validate_problems": 0,  # their intervals need scipy
         "name": name,
         **PROMPTS,
         **_shared(bench),

@@ -58,7 +58,7 @@ class Config(BaseModel):
     """Settings: fields made by `option`, and further `Config`s. Values are checked strictly: "3" is no number."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), validate_default=False
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
     @classmethod
