@@ -78,6 +78,16 @@ class RandomAgent:
         return Decision(chance.choice(env.legal()))
 
 
+class AnyAction(RandomAgent):
+    """Any legal action; where the env takes words, none."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """An action that the turn's own seed draws."""
+        if observation.choices or observation.tools:
+            return await super().decide(observation, context)
+        return Decision("", truncation_reason="words")
+
+
 class Oracle:
     """The best action, always."""
 

@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from reflectkit.agents.scripted import RandomAgent
 from reflectkit.console import Progress
 from reflectkit.data.splits import levels_by_group, split_groups
 from reflectkit.data.trajectories import read_records
-from reflectkit.env import Context
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
 from reflectkit.envs.setup import EnvSetup, at_level
 from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps
-from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import generator
-from reflectkit.types import Decision, Observation, Status, Task, to_json
+from reflectkit.types import Status, Task, to_json
 
 FIRST_SEED = {"train": 0, "validate": 1_000_000, "test": 2_000_000}
 TRAINED_SEEDS = 1000
@@ -131,6 +128,9 @@ class Problems:
 
     def _ignores_seed(self, level: str) -> bool:
         """Whether the same actions give the same episodes with each seed."""
+        from reflectkit.agents.scripted import AnyAction
+        from reflectkit.rollouts.episode import Episode, rollout
+
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
         played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
@@ -139,16 +139,6 @@ class Problems:
         ]
         failed = any(trajectory.status is Status.ABORTED for trajectory in played)
         return not failed and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
-
-
-class AnyAction(RandomAgent):
-    """Any legal action; where the env takes words, none."""
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """An action that the turn's own seed draws."""
-        if observation.choices or observation.tools:
-            return await super().decide(observation, context)
-        return Decision("", truncation_reason="words")
 
 
 def digest_of(tasks: Sequence[Task]) -> str:

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from reflectkit.agents.scripted import AnyAction
 from reflectkit.console import Progress
-from reflectkit.data.problems import AnyAction
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, context_for
