@@ -50,6 +50,7 @@ NOT_NEEDED = (
 GONE = {
     "live": "read metrics.jsonl, or track the run with --report-to tensorboard",
     "reach": "read metrics.jsonl, in which each line is an update",
+    "reflector_reward": "comments are rewarded with the return of their episode; leave it out",
 }
 """Settings that earlier versions had, each with what to do instead."""
 

@@ -306,14 +306,6 @@ class Agent(Protocol):
         ...
 
 
-class BatchAgent(Protocol):
-    """Maps a batch of observations to their decisions, in order; `Batched` turns it into an Agent."""
-
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision per observation."""
-        ...
-
-
 def rules_of(env: Env) -> str:
     """The rules that a person or a chat model reads first: the `rules` of `env`, or the docstring of its class."""
     rules = getattr(env, "rules", None)

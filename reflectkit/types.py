@@ -203,7 +203,7 @@ class Comment:
     logprobs: tuple[float, ...]
     """Their natural-log probabilities under the sampling distribution, ≤ 0."""
     reward: float = 0.0
-    """What it brought the policy: a return, in the env's unit, or a judgement, 0 or 1."""
+    """What it brought the policy: a return, in the env's unit."""
     true: bool | None = None
     """Whether the env confirms what it says of the state; None where the env cannot tell."""
 

@@ -39,11 +39,6 @@ class Tree:
     paths: list[list[int]] = field(default_factory=list)
     """For each row, the numbers of its tokens among all that are read, in reading order."""
 
-    @property
-    def read(self) -> int:
-        """Number of tokens that are read."""
-        return 1 + max((path[-1] for path in self.paths), default=-1)
-
 
 def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
     """`rows` as one tensor (B, T), padded on the right."""

@@ -14,12 +14,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from reflectkit.env import Agent, BatchAgent, Context, Env
+from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import in_thread, run_sync
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.seeding import derive
-from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
+from reflectkit.types import Decision, Status, Task, Trajectory, Turn
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -161,21 +161,6 @@ class Batcher(Generic[Item, Answer]):
             future.set_result(answer)
 
 
-class Batched:
-    """Adapts an agent that acts on batches to one that decides for a single observation."""
-
-    def __init__(self, agent: BatchAgent) -> None:
-        self.agent = agent
-        self._batcher: Batcher[tuple[Observation, Context], Decision] = Batcher(self._act)
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The agent's decision."""
-        return await self._batcher.ask((observation, context))
-
-    def _act(self, items: list[tuple[Observation, Context]]) -> list[Decision]:
-        return self.agent.act([observation for observation, _ in items], [context for _, context in items])
-
-
 Value = TypeVar("Value")
 LATE = "the episode took longer than"
 """Begins the reason of an episode that met its deadline."""
@@ -198,7 +183,7 @@ class Episode:
 def rollout(
     episodes: Sequence[Episode],
     make_env: Callable[[], Env],
-    agent: Agent | BatchAgent,
+    agent: Agent,
     *,
     width: int = 32,
     patience: float = 2.0,
@@ -212,7 +197,7 @@ def rollout(
         episodes: What to play.
         make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
             closed at the end.
-        agent: Decides for one observation (`async decide`), or acts on the batch of all waiting ones (`act`).
+        agent: Decides for one observation.
         width: Number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
         patience: Seconds without progress after which waiting observations are served without the others.
         timeout_s: Seconds after which an episode is truncated; 0 is never.
@@ -229,7 +214,7 @@ def rollout(
 async def play_all(
     episodes: Sequence[Episode],
     make_env: Callable[[], Env],
-    agent: Agent | BatchAgent,
+    agent: Agent,
     *,
     width: int = 32,
     patience: float = 2.0,
@@ -240,7 +225,6 @@ async def play_all(
     """`rollout` for coroutines. Raises what env and agent raise, except EnvironmentFailure; see `play`."""
     if not episodes:
         return []
-    decider = agent if isinstance(agent, Agent) else Batched(agent)
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
     opened = [checked(make_env())]
@@ -255,7 +239,7 @@ async def play_all(
                     opened.append(checked(make_env()))
                     spare.append(opened[-1])
                 env = spare.pop()
-                trajectory = await play(episode, env, decider, timeout_s=timeout_s)
+                trajectory = await play(episode, env, agent, timeout_s=timeout_s)
                 if usable_after(trajectory):
                     spare.append(env)
                 else:

@@ -7,8 +7,9 @@ the cache and waiting prompts take their place: iteration-level scheduling (Orca
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from reflectkit.models.kv_cache import CACHE, attends, drop_rows, is_movable, join_rows, reserve
+from reflectkit.models.labels import Path
 from reflectkit.models.scoring import takes_positions
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, SampleRequest, Truncation, draw
 from reflectkit.sampling.prefix_cache import Prefix, PrefixCache, cache_of, pays, read_prompts
@@ -243,3 +245,33 @@ def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Te
     draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
     chosen_B1 = torch.searchsorted(upto_BV, draws_B1 * upto_BV[:, -1:], right=True)
     return chosen_B1.squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
+
+
+class ScoreMemo:
+    """Log-probabilities of labels after prompts, by kind, which is what else they depend on: a temperature, a version.
+
+    capacity: about how many bytes, after which `trim` forgets everything; 2**28 are 75,000 prompts of 800 tokens.
+    """
+
+    def __init__(self, capacity: int = 2**28) -> None:
+        self.capacity, self.size = capacity, 0
+        self._rows: dict[tuple[tuple[Path, ...], bytes, Hashable], tuple[float, ...]] = {}
+
+    def get(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable) -> tuple[float, ...] | None:
+        """The log-probabilities that were kept, if any."""
+        return self._rows.get((labels, array("i", prompt).tobytes(), kind))
+
+    def keep(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable, row: tuple[float, ...]) -> None:
+        """Keep the log-probabilities of all `labels`."""
+        self._rows[labels, array("i", prompt).tobytes(), kind] = row
+        self.size += 160 + 4 * len(prompt) + 32 * len(row)
+
+    def trim(self) -> None:
+        """Forget everything if the capacity is exceeded."""
+        if self.size > self.capacity:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._rows.clear()
+        self.size = 0

@@ -32,8 +32,7 @@ from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import KEYS, Opening, SampleOutput, SampleRequest, ServerSettings
-from reflectkit.sampling.decoding import draw_label
-from reflectkit.sampling.memo import ScoreMemo
+from reflectkit.sampling.decoding import ScoreMemo, draw_label
 from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Weights
 from reflectkit.sampling.sglang import Sglang
 from reflectkit.sampling.vllm import Vllm

@@ -19,7 +19,7 @@ import torch
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
-from reflectkit.models.prefixes import right_pad, shared_length, tree_of
+from reflectkit.models.prefixes import right_pad, shared_length
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.checks import disagreement
 from reflectkit.train import losses
@@ -496,10 +496,6 @@ class Learner:
         )
         taught = self._shares({number: len(_commented(samples[number])) for number in numbers})
         fresh = sum(sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed)
-        read = sum(
-            tree_of([unit.tokens for unit in micro]).read if self.shares else sum(len(unit.tokens) for unit in micro)
-            for micro, _ in micros
-        )
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
         figures |= {"masked": 0.0} if self.settings.mask != "none" else {}
         figures |= {"divergence": 0.0} if self.teacher is not None else {}
@@ -529,7 +525,7 @@ class Learner:
                     "out of memory; run the same command again with a lower --max-tokens-per-batch"
                 ) from None
             return None
-        return figures | {"read_per_token": read / sum(len(samples[number].tokens) for number in numbers)}
+        return figures
 
     def _loss(
         self,

@@ -14,7 +14,7 @@ figure that this one lacks, no episode came far enough, and it is 0.
 """
 OURS = frozenset({
     "step", "level", "episodes", "success_rate", "return", "episode_steps", "aborted", "loss", "entropy",
-    "value_loss", "kl_to_start", "kl", "ratio_deviation", "gradient_norm", "gradient_steps", "read_per_token",
+    "value_loss", "kl_to_start", "kl", "ratio_deviation", "gradient_norm", "gradient_steps",
     "logprob_difference_mean", "logprob_difference_max", "effective_sample_size", "rows", "replayed_episodes",
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
     "update_seconds", "staleness", "staleness_max", "stale_groups_dropped", "groups_ahead", "states_left_out",

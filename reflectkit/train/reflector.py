@@ -1,20 +1,25 @@
 """The reflector as a second player: its comments are actions, each compared with others on the same state.
 
-The advantage of a comment is counterfactual: its reward minus the mean reward of the other comments sampled on that
-state. Leaving the comment out of its own baseline keeps the gradient unbiased (RLOO, arXiv 2402.14740, eq. 6), and all
-tokens of a comment share its advantage. CTRL (arXiv 2502.03492) also trains a critic by what its words do for an
-actor, which is fixed there and revises a whole answer.
+Episodes are played again up to a state, where the reflector comments anew, several times. The state is the same, since
+the recorded actions are taken again from the same start, and so are the dice, since a turn's seed is that of the
+recorded episode: the "vine" of TRPO (Schulman et al. 2015, arXiv 1502.05477, section 5.2), with comments as the
+actions. The advantage of a comment is its reward minus the mean reward of the others on that state. Leaving the comment
+out of its own baseline keeps the gradient unbiased (RLOO, arXiv 2402.14740, eq. 6).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.env import Context, Env
+from reflectkit.rollouts.episode import Episode, play_all
+from reflectkit.seeding import derive
 from reflectkit.train.advantages import SPREAD, deviation, leave_one_out
-from reflectkit.types import Comment, Sample, Trajectory
+from reflectkit.types import Comment, Decision, Observation, Sample, Status, Trajectory
 
 if TYPE_CHECKING:
     from reflectkit.train.learner import Learner
@@ -22,6 +27,109 @@ if TYPE_CHECKING:
 
 FIGURES = ("loss", "entropy", "kl_to_start", "ratio_deviation", "gradient_norm")
 """What is reported of the learner's figures."""
+UNLIKE = "the env did not show the same again"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The state after the first `turn` turns of an episode that began as `episode` and went as `trajectory`."""
+
+    episode: Episode
+    trajectory: Trajectory
+    turn: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comments on one state, with their rewards. read: whether the env confirms the comment that the policy read
+    there in the recorded episode; None: it cannot tell.
+    """
+
+    comments: tuple[Comment, ...]
+    read: bool | None
+
+
+async def by_return(
+    agent: TwoPlayerAgent,
+    branches: Sequence[Branch],
+    make_env: Callable[[], Env],
+    config: ReflectorTrainingConfig,
+    gamma: float,
+    *,
+    width: int,
+    timeout_s: float = 0.0,
+) -> list[Compared]:
+    """Comments on each of `branches`, at most one per episode, rewarded with the return from there on, discounted by
+    `gamma`. width, timeout_s: see `rollouts.episode.play_all`.
+
+    The policy reads the comment in that state, and the agent's own ones after it. A state that the env does not show
+    again, or with an episode that was ABORTED, is left out.
+    """
+    comments: dict[int, list[Comment]] = {branch.episode.seed: [] for branch in branches}
+    read: dict[int, bool | None] = {}
+    episodes = [branch.episode for branch in branches]
+    for number in range(config.comments):  # one after the other, since they have the same seeds
+        replay = _Replay(agent, branches, number, config.temperature)
+        played = await play_all(episodes, make_env, replay, width=width, timeout_s=timeout_s)
+        for branch, trajectory in zip(branches, played, strict=True):
+            comment = replay.comments.get(trajectory.seed)
+            if comment is not None and trajectory.status is not Status.ABORTED:
+                reward = _return_from(trajectory, branch.turn, gamma)
+                comments[trajectory.seed].append(replace(comment, reward=reward))
+        read |= replay.read
+    return [Compared(tuple(row), read[seed]) for seed, row in comments.items() if len(row) == config.comments]
+
+
+class _Replay:
+    """Takes the recorded actions up to each branch's state, comments there, and then plays as `agent` does.
+
+    comments: the comment in each state, by the seed of its episode. read: of each state, see `Compared`.
+    """
+
+    def __init__(self, agent: TwoPlayerAgent, branches: Sequence[Branch], number: int, temperature: float) -> None:
+        self.agent, self.number, self.temperature = agent, number, temperature
+        self.comments: dict[int, Comment] = {}
+        self.read: dict[int, bool | None] = {}
+        self._places = {
+            derive(branch.episode.seed, "turn", turn): (branch, turn)
+            for branch in branches
+            for turn in range(branch.turn + 1)
+        }
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The recorded decision, or a new one."""
+        if context.seed not in self._places:
+            return await self.agent.decide(observation, context)
+        branch, turn = self._places[context.seed]
+        recorded = branch.trajectory.turns[turn]
+        if observation != recorded.observation:
+            return Decision(0, truncation_reason=UNLIKE)
+        if turn < branch.turn:
+            return recorded.decision
+        assert self.agent.reflector is not None
+        seed = derive(context.seed, "comment to compare", self.number)
+        comment = await self.agent.reflector.sampled(observation, self.temperature, seed)
+        self.comments[branch.episode.seed] = replace(comment, true=_confirmed(context.env, comment.text))
+        self.read[branch.episode.seed] = _confirmed(context.env, recorded.decision.reflection)
+        return await self.agent.act_on(observation, comment.text, context)
+
+
+def _confirmed(env: Env, comment: str | None) -> bool | None:
+    """Whether `env` confirms `comment` on its state; None if it cannot tell, or there is none."""
+    teacher = env.teacher()
+    return teacher.confirms(comment) if comment is not None and teacher.has("confirms") else None
+
+
+def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
+    """The discounted return from `turn` on; if the policy could not act there, what that cost."""
+    rewards = [later.reward for later in trajectory.turns[turn:]]
+    if not rewards:  # the truncation penalty is part of the last turn's reward, or the episode's own before the first
+        rewards = [
+            trajectory.turns[-1].info.get("truncation_penalty", 0.0)
+            if trajectory.turns
+            else trajectory.truncation_penalty
+        ]
+    return sum(gamma**step * reward for step, reward in enumerate(rewards))
 
 
 @dataclass(frozen=True)
@@ -105,10 +213,14 @@ def rows(compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[fl
     return samples
 
 
-def visited(played: Sequence[Trajectory], count: int, chance: random.Random) -> list[tuple[Trajectory, int]]:
-    """A turn of each of at most `count` of the episodes, drawn evenly; `played` all have turns."""
+def visited(
+    played: Sequence[Trajectory], begun: Mapping[int, Episode], count: int, chance: random.Random
+) -> list[Branch]:
+    """A turn of each of at most `count` of the episodes, drawn evenly; `played` all have turns. begun: the episodes
+    by their seeds.
+    """
     chosen = chance.sample(list(played), min(count, len(played)))
-    return [(trajectory, chance.randrange(len(trajectory.turns))) for trajectory in chosen]
+    return [Branch(begun[each.seed], each, chance.randrange(len(each.turns))) for each in chosen]
 
 
 def share_true(marks: Sequence[bool | None]) -> float | None:

@@ -64,7 +64,7 @@ from reflectkit.train.estimate import plan_report
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
-from reflectkit.train.rl_config import JUDGEMENT, RLConfig, refuse
+from reflectkit.train.rl_config import RLConfig, refuse
 from reflectkit.train.trackers import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
 from reflectkit.types import Status, Trajectory, to_json
@@ -180,15 +180,14 @@ def check_processes(config: RLConfig, processes: Processes) -> None:
 
 
 def check_prompts(config: RLConfig, levels: list[Level]) -> None:
-    """Raises ConfigError or CheckpointError if the policy's tokenizer or context, or the reflector's reward, does not
-    fit these problems, or they begin otherwise each time.
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems, or
+    they begin otherwise each time.
 
     Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
     will be ABORTED.
     """
     answer = config.sampler.answer_of(config.policy.start)
     tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
-    judges = config.reflector_training.every and config.reflector_training.reward == JUDGEMENT
     for level in levels:
         for task in level.tasks[:CHECKED]:
             with closing(checked(level.make())) as env:
@@ -198,11 +197,6 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
                     continue
             if again != observation:
                 raise not_repeatable(config.setup.env_name, task.id, 0)
-            if judges and not observation.choices:
-                raise ConfigError(
-                    "--reflector-reward judgement compares enumerated actions, and task"
-                    f" '{task.id}' begins without; use --reflector-reward return"
-                )
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
             if observation.choices:
                 tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth

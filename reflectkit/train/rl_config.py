@@ -38,8 +38,6 @@ def refuse(applies: object, reason: str) -> None:
         raise ConfigError(reason)
 
 
-RETURN, JUDGEMENT = "return", "judgement"
-"""What comments can be rewarded with; see `train.branching`."""
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
 _GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 
@@ -125,12 +123,6 @@ class ReflectorTrainingConfig(Config):
         name="train_reflector",
         help="Updates of the policy to one of the reflector, which learns what its comments did; 0: it is frozen.",
         ge=0,
-    )
-    reward: Literal["return", "judgement"] = option(
-        RETURN,
-        name="reflector_reward",
-        help="What a comment is rewarded with: return (of the episode from its state on), or judgement (whether the"
-        " policy then prefers the oracle's action to one of its own).",
     )
     states: int = option(
         32, name="reflector_states", help="States of the latest episodes that it comments on in a turn.", ge=1
@@ -508,7 +500,6 @@ class RLConfig(Config):
     def _check_reflector_training(self) -> None:
         """Raises ConfigError for settings under which the reflector cannot learn."""
         training, sampler = self.reflector_training, self.sampler
-        blind = training.reward == JUDGEMENT and not self.env.kind.teacher_type.has("action")
         refused = {
             "needs a reflector: give --reflector": self.reflector.load_dir is None,
             f"trains it in this process; leave out --reflector-sampler {sampler.reflector}": sampler.reflector != LOCAL,
@@ -517,7 +508,6 @@ class RLConfig(Config):
             "learns from comments that the policy reads; leave out --reflect-prob 0": self.reflector.prob == 0,
             "runs in one process; leave out --processes": self.processes > 1,
             "cannot compare comments on other states; leave out --swap-comments": sampler.swap_comments,
-            f"--reflector-reward judgement needs an oracle, which {self.setup.env_name} lacks; use return": blind,
             "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
         }
         for reason, applies in refused.items():

@@ -26,12 +26,11 @@ from reflectkit.seeding import derive, generator
 from reflectkit.train import batch
 from reflectkit.train.advantages import Estimates
 from reflectkit.train.algorithms import Objective
-from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
 from reflectkit.train.learner import Learner
 from reflectkit.train.metrics import env_figures, summary
 from reflectkit.train.processes import Processes
-from reflectkit.train.reflector import ReflectorTrainer, share_true, visited
-from reflectkit.train.rl_config import JUDGEMENT, DistillConfig, StalenessConfig
+from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, visited
+from reflectkit.train.rl_config import DistillConfig, StalenessConfig
 from reflectkit.train.settings import OptimizerConfig
 from reflectkit.types import Sample, Status, Task, Trajectory
 
@@ -415,17 +414,19 @@ class Trainer:
         assert reflector is not None
         self._publish()
         read = self.agent.policy.tokens + reflector.sampler.tokens
-        states = visited([trajectory for trajectory, _ in self.latest], turns.states, generator(seed, "states"))
-        branches = [Branch(self._begun[trajectory.seed], trajectory, turn) for trajectory, turn in states]
-        trial = Trial(
-            turns.comments,
-            turns.temperature,
-            self.config.objective.gamma,
-            self.config.width,
-            self.config.staleness.episode_timeout_s,
+        played = [trajectory for trajectory, _ in self.latest]
+        branches = visited(played, self._begun, turns.states, generator(seed, "states"))
+        compared = run_sync(
+            by_return(
+                self.agent,
+                branches,
+                level.make,
+                turns,
+                self.config.objective.gamma,
+                width=self.config.width,
+                timeout_s=self.config.staleness.episode_timeout_s,
+            )
         )
-        compare = by_judgement if turns.reward == JUDGEMENT else by_return
-        compared = run_sync(compare(self.agent, branches, level.make, trial))
         read = self.agent.policy.tokens + reflector.sampler.tokens - read
         comments = [state.comments for state in compared]
         figures = trainer.learn(comments, generator(seed, "update"), rate)

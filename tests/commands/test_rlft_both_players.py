@@ -13,8 +13,8 @@ from reflectkit.runs.checksums import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
-BOTH = ["--train-reflector", "2", "--reflector-states", "8", "--reflector-comments", "4", "--reflector-reward",
-    "judgement", "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
+BOTH = ["--train-reflector", "2", "--reflector-states", "8", "--reflector-comments", "4",
+    "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
     "--max-steps", "4", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base"]  # fmt: skip
 
 
@@ -40,7 +40,6 @@ def adapters(corridor_folder: Path) -> dict[str, object]:
         "reflector": corridor_folder / "reflection-adapter",
         "train_reflector": 1,
         "reflector_states": 8,
-        "reflector_reward": "judgement",
         "reflector_rate": 1e-3,
         "reflector_temperature": 1.5,
         "kl_coef": 0.1,

@@ -37,7 +37,7 @@ JUDGED = "--reflector r --train-reflector 1"
         ("--reflector-kl 1", "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1"),
         (f"{JUDGED} --processes 2", "runs in one process; leave out --processes"),
         ("--reflector nothing", "'nothing' is no model"),
-        (f"{JUDGED} --reflector-reward judgement --env tests.train.training:Spelling", "oracle, which spelling lacks"),
+        ("--reflector-reward judgement", "--reflector-reward is gone"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reflectkit.sampling.memo import ScoreMemo
+from reflectkit.sampling.decoding import ScoreMemo
 
 
 def test_beyond_its_capacity_it_starts_again() -> None:

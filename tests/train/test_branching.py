@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train.branching import Branch, Trial, by_judgement, by_return
+from reflectkit.train.reflector import Branch, Compared, by_return
+from reflectkit.train.rl_config import ReflectorTrainingConfig
 
 
 def branches_of(agent: TwoPlayerAgent, turn: int = 2, horizon: int = 8) -> list[Branch]:
@@ -38,13 +37,20 @@ def corridor(horizon: int = 8) -> Any:
     return make("corridor", horizon)
 
 
+def compared_by_return(
+    agent: TwoPlayerAgent, branches: list[Branch], make_env: Any, comments: int, temperature: float, gamma: float
+) -> list[Compared]:
+    config = ReflectorTrainingConfig(every=1, comments=comments, temperature=temperature)
+    return run_sync(by_return(agent, branches, make_env, config, gamma, width=4))
+
+
 def test_with_the_comment_that_was_read_an_episode_ends_as_it_did(
     policy: LoadedModel, reflector_player: LoadedModel
 ) -> None:
     """A temperature near 0 samples the greedy comment, and the dice are the same: the same return from there."""
     agent = agent_of(policy, reflector_player)
     branches = branches_of(agent)
-    compared = run_sync(by_return(agent, branches, corridor, Trial(2, 0.001, 0.5, width=4)))
+    compared = compared_by_return(agent, branches, corridor, 2, 0.001, 0.5)
     assert len(compared) == len(branches) > 1
     for branch, one in zip(branches, compared, strict=True):
         turns = branch.trajectory.turns[branch.turn :]
@@ -57,7 +63,7 @@ def test_comments_differ_and_carry_the_tokens_they_are_made_of(
     policy: LoadedModel, reflector_player: LoadedModel
 ) -> None:
     agent = agent_of(policy, reflector_player)
-    (one, *_) = run_sync(by_return(agent, branches_of(agent), corridor, Trial(3, 1.0, 1.0, width=4)))
+    (one, *_) = compared_by_return(agent, branches_of(agent), corridor, 3, 1.0, 1.0)
     assert len({comment.token_ids for comment in one.comments}) == 3
     for comment in one.comments:
         assert len(comment.token_ids) == len(comment.logprobs) == 5
@@ -77,48 +83,4 @@ class Forgetful(Corridor):
 
 def test_a_state_that_is_not_shown_again_is_left_out(policy: LoadedModel, reflector_player: LoadedModel) -> None:
     agent = agent_of(policy, reflector_player)
-    branches = branches_of(agent)
-    for compare in (by_return, by_judgement):
-        assert run_sync(compare(agent, branches, Forgetful, Trial(2, 1.0, 1.0, width=4))) == []
-
-
-class Preferring:
-    """A policy that takes the choice which the last words of its prompt name."""
-
-    role, context, tokens = "policy", 10_000, 0
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
-        prompt = self.tokenizer.decode(ask.prompt_ids)
-        right = 0.9 if "GOOD" in prompt else 0.2
-        logs = (math.log(1 - right), math.log(right))
-        return SampleOutput(ask.labels[0], (logs[0],), logs)
-
-    async def publish(self, weights: Any, version: int) -> None:
-        pass
-
-
-class Writing:
-    """A reflector's sampler whose comment is given by the seed's parity."""
-
-    role, context, tokens = "reflection", 10_000, 0
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
-        ids = tuple(self.tokenizer("GOOD" if ask.seed % 2 else "BAD")["input_ids"])
-        return SampleOutput(ids, (-1.0,) * len(ids))
-
-    async def publish(self, weights: Any, version: int) -> None:
-        pass
-
-
-def test_a_judgement_is_whether_the_policy_prefers_the_oracles_action(policy: LoadedModel) -> None:
-    """Right is best in the corridor: 0.9 of the probability after GOOD, 0.2 after BAD."""
-    agent = TwoPlayerAgent(Preferring(policy.tokenizer), Reflector(Writing(policy.tokenizer)))
-    compared = run_sync(by_judgement(agent, branches_of(agent), corridor, Trial(6, 1.0, 1.0, width=4)))
-    rewards = {(comment.text, comment.reward) for one in compared for comment in one.comments}
-    assert rewards == {("GOOD", 1.0), ("BAD", 0.0)}
+    assert compared_by_return(agent, branches_of(agent), Forgetful, 2, 1.0, 1.0) == []

@@ -95,7 +95,7 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
 
 
 def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
-    trainer = trainer_of_both(observations, reward="judgement")
+    trainer = trainer_of_both(observations)
     assert trainer.reflector_trainer is not None
     still = Learner(trainer.reflector_trainer.learner.player, Settings(learning_rate=0.0))
     trainer.reflector_trainer = ReflectorTrainer(still, trainer.reflector_trainer.config)
