@@ -60,7 +60,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
     if second is not None:
         state["reflector_max_tokens"] = second.max_tokens
 
-    averages = learner.teacher.pairs() if learner.teacher is not None and learner.settings.decay else {}
+    averages = learner.teacher.pairs() if learner.teacher is not None and learner.settings.ema else {}
     weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
     if not trainer.processes.first:
@@ -120,7 +120,7 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         if learner.critic is not None:
             learner.critic.load_state_dict(_part(tensors, "critic."))
         learner.load_optimizer_state(_part(tensors, "optimizer."))
-        if learner.teacher is not None and learner.settings.decay:
+        if learner.teacher is not None and learner.settings.ema:
             learner.teacher.load(_part(tensors, "teacher."))
         learner.max_tokens = min(learner.max_tokens, int(state["max_tokens"]))
         if trainer.reflector_trainer is not None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from reflectkit.config import Config
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
@@ -29,10 +30,6 @@ from reflectkit.train.losses import entropy
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
-
-if TYPE_CHECKING:
-    from reflectkit.train.rl_config import AlgorithmConfig
-    from reflectkit.train.settings import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -145,129 +142,81 @@ def score(
     """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer. share: what
     its units begin with is read once, if the model allows.
     """
-    if micro[0].choices:
-        logprobs_UK, hidden_UD = choice_logprobs(
-            model,
-            [unit.tokens for unit in micro],
-            [unit.choices for unit in micro],
-            pad_id=pad_id,
-            temperature=temperature,
-            share=share,
+    prompts = [unit.tokens for unit in micro]
+    if not micro[0].choices:
+        masks = [samples[unit.rows[0]].loss_mask for unit in micro]
+        logprob_N, logprobs_NV, hidden_ND = token_logprobs(
+            model, prompts, masks, pad_id=pad_id, temperature=temperature, share=share
         )
-        row_N = [row for unit in micro for row in unit.rows]
-        unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
-        place_N = [samples[row].start for row in row_N]
-        action_N = torch.tensor(
-            [
-                samples[row].choices.index(samples[row].tokens[place:])
-                for row, place in zip(row_N, place_N, strict=True)
-            ],
-            device=unit_N.device,
-        )
-        return Scored(
-            row_N,
-            place_N,
-            logprobs_UK[unit_N, action_N],
-            entropy(logprobs_UK)[unit_N],
-            hidden_UD[unit_N],
-            logprobs_UK[unit_N],
-        )
-    row_of = [unit.rows[0] for unit in micro]
-    masks = [samples[row].loss_mask for row in row_of]
-    logprob_N, logprobs_NV, hidden_ND = token_logprobs(
-        model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature, share=share
+        marked = [
+            (unit.rows[0], place)
+            for unit, mask in zip(micro, masks, strict=True)
+            for place, trained in enumerate(mask)
+            if trained
+        ]
+        rows, places = map(list, zip(*marked, strict=True))
+        return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND, logprobs_NV)
+    choices = [unit.choices for unit in micro]
+    logprobs_UK, hidden_UD = choice_logprobs(
+        model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share
     )
-    marked = [(row, at) for row, mask in zip(row_of, masks, strict=True) for at, trained in enumerate(mask) if trained]
-    rows, places = [row for row, _ in marked], [at for _, at in marked]
-    return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND, logprobs_NV)
+    rows = [row for unit in micro for row in unit.rows]
+    places = [samples[row].start for row in rows]
+    actions = [samples[row].choices.index(samples[row].tokens[place:]) for row, place in zip(rows, places, strict=True)]
+    unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
+    action_N = torch.tensor(actions, device=unit_N.device)
+    logprobs_NK, entropy_U = logprobs_UK[unit_N], entropy(logprobs_UK)
+    return Scored(rows, places, logprobs_UK[unit_N, action_N], entropy_U[unit_N], hidden_UD[unit_N], logprobs_NK)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn."""
+    """How to learn; the names that rlft's settings have too mean the same there.
+
+    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `losses.TrainedTokens`;
+    is_cap is 0 if the current weights sampled. mask, mask_ratio: see `losses.on_policy_enough`. distill: weight of the
+    divergence from the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is
+    frozen). kl: weight of the divergence from the starting policy. critic_rate: Adam's learning rate for the critic.
+    value_clip: see `losses.value_loss`. mean: over all trained tokens ("token"), or over those of each row and then
+    over rows ("row"). temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler
+    of the weights that learn; log-probabilities beyond the limits of `sampling.checks` end the update (empty: they may
+    differ). mismatch: whether to report `losses.mismatch` of the first minibatch, a random part of the rows, before its
+    step. share_prefixes: what rows begin with is read once, if the model allows; changes the order of sums.
+    """
 
     learning_rate: float
-    """Peak learning rate for the policy."""
     optimizer: str = "adamw"
-    """The policy's optimizer; the critic has AdamW."""
     weight_decay: float = 0.0
-    """Weight decay of the policy's matrices."""
     loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
-    """The policy loss of each trained token."""
     clip: float = 0.2
-    """PPO's clip range."""
     clip_high: float = 0.0
-    """See `losses.TrainedTokens`."""
     mask: str = "none"
-    """Which tokens too far from the sampler are not learned from; see `losses.on_policy_enough`."""
     mask_ratio: float = 3.0
-    """Its limit."""
     distill: float = 0.0
-    """Weight of the divergence from the teacher, which reads comments."""
     divergence: str = "forward"
-    """See `losses.divergence`."""
-    decay: float = 0.0
-    """The teacher keeps this share of itself in each update, and takes the rest from the policy; 0: it is frozen."""
+    ema: float = 0.0
     entropy: float = 0.01
-    """Weight of the entropy bonus."""
     kl: float = 0.0
-    """Weight of the KL divergence from the starting policy."""
     max_grad_norm: float = 0.3
-    """Maximum gradient norm."""
     epochs: int = 1
-    """Passes over each batch."""
     minibatch: int = 512
-    """Rows per gradient step, over all processes."""
     target_kl: float = 0.0
-    """An update stops before a step once its minibatch's KL from the sampling policy exceeds this; 0: never."""
     critic_rate: float = 5e-3
-    """Adam's learning rate for the critic."""
     value_clip: float = 0.0
-    """See `losses.value_loss`."""
     mean: str = "token"
-    """Average over all trained tokens ("token"), or over the tokens of each row and then over rows ("row")."""
     temperature: float = 1.0
-    """The sampler's temperature."""
     max_tokens: int = 16384
-    """Tokens per micro-batch, padding included."""
     gradient_checkpointing: bool = False
-    """See `models.load.checkpoint_gradients`."""
     is_cap: float = 0.0
-    """See `losses.TrainedTokens`."""
     agrees_with: str = ""
-    """Sampler of the weights that learn: log-probabilities beyond the limits of `sampling.checks` end the update;
-    empty: they may differ.
-    """
     mismatch: bool = False
-    """Whether to report `losses.mismatch` of the first minibatch, before its step: a random part of the rows."""
     share_prefixes: bool = False
-    """Whether what rows begin with is read once, if the model allows; changes the order of sums."""
 
     @classmethod
-    def of(cls, algo: AlgorithmConfig, optim: OptimizerConfig, **others: Any) -> Settings:
-        """Those in rlft's settings, and `others`."""
-        critic: dict[str, Any] = {}
-        if algo.critic:
-            critic = {"critic_rate": algo.critic.critic_rate, "value_clip": algo.critic.value_clip}
-        return cls(
-            learning_rate=optim.rate,
-            optimizer=optim.optimizer,
-            weight_decay=optim.weight_decay,
-            max_grad_norm=optim.max_grad_norm,
-            loss=algo.objective.loss,
-            clip=algo.clip,
-            clip_high=algo.clip_high,
-            mask=algo.mask,
-            mask_ratio=algo.mask_ratio,
-            entropy=algo.entropy,
-            kl=algo.kl,
-            epochs=algo.epochs,
-            minibatch=algo.minibatch,
-            target_kl=algo.target_kl,
-            mean=algo.loss_mean,
-            **critic,
-            **others,
-        )
+    def of(cls, *configs: Config, **others: Any) -> Settings:
+        """Those that `configs` have under the same names, the last one's first, and `others`."""
+        known = {name: value for config in configs for name, value in config if name in cls.__dataclass_fields__}
+        return cls(**known | others)
 
 
 class Learner:
@@ -303,7 +252,8 @@ class Learner:
         )
         self.scorer = self.optimizer.scorer
         self.shares = False
-        self._observed: dict[tuple[int, ...], float] = {}
+        self.observed: dict[tuple[int, ...], float] = {}
+        """Values of prompts that were read with the current weights."""
         self._changes: list[torch.Tensor] | None = None
         self._mismatch: dict[str, float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []
@@ -324,7 +274,7 @@ class Learner:
         """
         if not samples:
             return {}
-        self._observed.clear()
+        self.observed.clear()
         self.player.model.eval()
         self.player.activate()
         if self.settings.gradient_checkpointing:
@@ -337,23 +287,20 @@ class Learner:
         self._changes = [] if self.settings.mismatch else None
         self._mismatch = {}
         parts = units(samples)  # rows of one prompt stay together, for one forward pass
-        steps = 0
-        for minibatch in self._minibatches(parts, math.ceil(len(samples) / self.settings.minibatch), generator):
-            figures = self._step(samples, minibatch, may_stop=steps > 0)
+        steps, count = 0, math.ceil(len(samples) / self.settings.minibatch)
+        for index in range(self.settings.epochs * count):
+            if index % count == 0:
+                generator.shuffle(parts)
+                batches = minibatches(parts, count)
+            figures = self._step(samples, batches[index % count], may_stop=steps > 0)
             if figures is None:
                 break
             steps += 1
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value
-        if self.teacher is not None and self.settings.decay:
-            self.teacher.follow(self.settings.decay)
+        if self.teacher is not None and self.settings.ema:
+            self.teacher.follow(self.settings.ema)
         return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
-
-    def _minibatches(self, parts: list[Unit], count: int, generator: random.Random) -> Iterator[list[Unit]]:
-        """`count` minibatches for each epoch, shuffled anew."""
-        for _ in range(self.settings.epochs):
-            generator.shuffle(parts)
-            yield from minibatches(parts, count)
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -380,11 +327,7 @@ class Learner:
         """
         if self.critic is not None:
             with torch.no_grad():
-                self._observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
-
-    def forget_values(self) -> None:
-        """Forget the values of prompts that were read with the current weights."""
-        self._observed.clear()
+                self.observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
     def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
@@ -393,16 +336,16 @@ class Learner:
         if self.critic is None:
             return list(trajectories)
         if self.processes.sharded:  # each has scored its share
-            for observed in self.processes.gather(self._observed):
-                self._observed |= observed
+            for observed in self.processes.gather(self.observed):
+                self.observed |= observed
         prompts = dict.fromkeys(turn.decision.prompt_ids for trajectory in trajectories for turn in trajectory.turns)
-        missing = [prompt for prompt in prompts if prompt not in self._observed]
-        self._observed |= zip(missing, self.values(missing), strict=True)
+        missing = [prompt for prompt in prompts if prompt not in self.observed]
+        self.observed |= zip(missing, self.values(missing), strict=True)
         return [
             replace(
                 trajectory,
                 turns=tuple(
-                    replace(turn, decision=replace(turn.decision, value=self._observed[turn.decision.prompt_ids]))
+                    replace(turn, decision=replace(turn.decision, value=self.observed[turn.decision.prompt_ids]))
                     for turn in trajectory.turns
                 ),
             )
@@ -429,7 +372,10 @@ class Learner:
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]
         while True:
-            self._zero_grad()
+            if self._changes is not None:  # a step that ran out of memory is made again
+                self._changes = []
+            self.optimizer.zero_grad()
+            self.critic_optimizer.zero_grad(set_to_none=True)
             figures = self._accumulate(samples, self._micro_batches(parts), numbers)
             everyone = self.processes.gather(figures)
             if all(theirs is not None for theirs in everyone):
@@ -463,12 +409,6 @@ class Learner:
                 f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
                 " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
             )
-
-    def _zero_grad(self) -> None:
-        if self._changes is not None:  # a step that ran out of memory is made again
-            self._changes = []
-        self.optimizer.zero_grad()
-        self.critic_optimizer.zero_grad(set_to_none=True)
 
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
         """This process's micro-batches of `parts`, each with its weight.
@@ -658,7 +598,8 @@ class Learner:
 
     def _halve(self, parts: Sequence[Unit]) -> None:
         """Halve the micro-batches from now on. Raises ReflectkitError if a single unit is too large."""
-        self._zero_grad()
+        self.optimizer.zero_grad()
+        self.critic_optimizer.zero_grad(set_to_none=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         widest = max(unit.size for unit in parts)

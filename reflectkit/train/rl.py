@@ -241,14 +241,16 @@ def build_trainer(
         Settings.of(
             config.algo,
             config.optim,
+            distill,
+            loss=config.algo.objective.loss,
+            mean=config.algo.loss_mean,
             temperature=config.policy.temperature,
             is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
             agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
             mismatch=config.sampler.remote,
             share_prefixes=config.share_prefixes,
             distill=distill.weight,
-            divergence=distill.divergence,
-            decay=distill.ema,
+            **({"critic_rate": own.critic_rate, "value_clip": own.value_clip} if own else {}),
             **memory,
         ),
         Critic(policy, own.head, own.critic_trunk, config.run.seed) if own else None,
@@ -270,17 +272,8 @@ def build_trainer(
         opened = config.sampler.open_reflector(str(source), device, reflecting, frozen=not training.every)
         reflector = Reflector(opened, temperature=config.reflector.temperature)
         if training.every and reflecting is not None:
-            settings = Settings(
-                learning_rate=training.learning_rate,
-                optimizer=config.optim.optimizer,
-                weight_decay=config.optim.weight_decay,
-                max_grad_norm=config.optim.max_grad_norm,
-                clip=config.algo.clip,
-                minibatch=config.algo.minibatch,
-                entropy=0.0,
-                kl=training.kl,
-                temperature=training.temperature,
-                **memory,
+            settings = Settings.of(
+                config.optim, training, clip=config.algo.clip, minibatch=config.algo.minibatch, entropy=0.0, **memory
             )
             reference = starting_player(reflecting, source, False, device, "reflection") if training.kl else None
             reflector_trainer = ReflectorTrainer(

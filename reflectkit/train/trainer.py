@@ -431,7 +431,7 @@ class Trainer:
         comments = [state.comments for state in compared]
         figures = trainer.learn(comments, generator(seed, "update"), rate)
         run_sync(reflector.renew(trainer.learner.player, self.step))
-        self.learner.forget_values()
+        self.learner.observed.clear()
         self._published = None
         return figures | {
             "states_left_out": len(branches) - len(compared),
