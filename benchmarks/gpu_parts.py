@@ -207,7 +207,7 @@ def _weights(quantize: str) -> str:
 
 def row_tokens(tokenizer: Any, row: dict[str, Any]) -> list[int]:
     """The tokens of a reflector's row."""
-    from reflectkit.models.tokens import completion_ids, prompt_ids
+    from reflectkit.models.labels import completion_ids, prompt_ids
 
     return [
         *prompt_ids(tokenizer, row["prompt"]),

@@ -26,7 +26,7 @@ from reflectkit.jsonl import write_jsonl
 from reflectkit.models.scoring import unwrapped
 from reflectkit.text import STOP_WORDS
 from reflectkit.train import sft as sft_training
-from reflectkit.train.sft_config import SFTConfig
+from reflectkit.train.sft import SFTConfig
 
 PROMPT_WORDS, COMPLETION_WORDS = (80, 239), (1, 16)
 WORDS = sorted(STOP_WORDS)  # mostly single tokens, of a pretrained tokenizer too

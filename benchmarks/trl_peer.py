@@ -33,7 +33,7 @@ from benchmarks import floor
 from benchmarks.common import Ours, Rounds
 from reflectkit.eventloop import result_of
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.tokens import label_ids
+from reflectkit.models.labels import label_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import draw

@@ -330,7 +330,7 @@ def teacher_of(env: Env, *needed: str) -> Teacher:
 
 
 class Wrapper(Env):
-    """Forwards everything to `env`, also the attributes for which `Env` has defaults."""
+    """Forwards everything to `env`, also what `Env` defines; its defaults stand in for what `env` does not have."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -340,34 +340,6 @@ class Wrapper(Env):
         """The wrapped env's, and what the wrapper adds."""
         return rules_of(self.env)
 
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """The wrapped env's."""
-        return self.env.reset(task, seed)
-
-    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """The wrapped env's."""
-        return self.env.step(action)
-
-    def close(self) -> None:
-        """The wrapped env's, if it has anything to close."""
-        if (close := getattr(self.env, "close", None)) is not None:
-            close()
-
-    def release(self) -> None:
-        """The wrapped env's, if it has anything to give back."""
-        if (release := getattr(self.env, "release", None)) is not None:
-            release()
-
-    def teacher(self) -> Any:
-        """The wrapped env's, one that knows nothing if it has none."""
-        own = getattr(self.env, "teacher", None)
-        return Teacher(self.env) if own is None else own()
-
-    def truncation_penalty(self, steps_left: int) -> float:
-        """The wrapped env's, 0 if it defines none."""
-        own: Any = getattr(self.env, "truncation_penalty", None)
-        return 0.0 if own is None else float(own(steps_left))
-
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):  # looked up before __init__, during copying or unpickling
             raise AttributeError(name)
@@ -375,10 +347,14 @@ class Wrapper(Env):
 
 
 def _forwarded(name: str) -> Any:
-    return property(lambda wrapper: getattr(wrapper.env, name, vars(Env).get(name)))
+    def value(wrapper: Wrapper) -> Any:
+        inner: Any = wrapper.env
+        return getattr(inner, name) if hasattr(inner, name) else getattr(super(Wrapper, wrapper), name)
+
+    return property(value)
 
 
-for _name in Env.__annotations__:
+for _name in (*Env.__annotations__, "reset", "step", "close", "release", "teacher", "truncation_penalty"):
     setattr(Wrapper, _name, _forwarded(_name))
 
 

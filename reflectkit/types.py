@@ -22,6 +22,10 @@ ANSWERS: tuple[Answer, ...] = get_args(Answer)
 Thinking = Literal["on", "off", "hidden"]
 """Reasoning of a model with a chat template: as its template does, off, or not shown to it later."""
 THINKING: tuple[Thinking, ...] = get_args(Thinking)
+NAMED = "env_figures"
+"""The key, in a row of `metrics.jsonl`, of the names of the env's figures that its episodes reported. Where another
+row of the run names a figure that this one lacks, no episode came far enough, and it is 0.
+"""
 LARGEST = 1e100
 """Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers overflow."""
 

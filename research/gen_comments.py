@@ -355,7 +355,7 @@ class _Judge:
         import asyncio
 
         from reflectkit.errors import CheckpointError
-        from reflectkit.models.tokens import choice_ids, prompt_ids
+        from reflectkit.models.labels import choice_ids, prompt_ids
         from reflectkit.sampling.base import SampleRequest
 
         tokenizer, form = self.policy.tokenizer, self.config.answer

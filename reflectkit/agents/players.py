@@ -405,8 +405,7 @@ class Players:
         return self._reflectors[checkpoint]
 
     def _open_reflector(self, checkpoint: Path) -> Any:
-        from reflectkit.agents.comments import NoComments, TeacherComments
-        from reflectkit.agents.two_player import Reflector
+        from reflectkit.agents.two_player import NoComments, Reflector, TeacherComments
         from reflectkit.env import check_teacher
 
         if checkpoint == TEACHER:

@@ -13,18 +13,58 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from reflectkit.agents.comments import CommentSource, ShuffledComments
-from reflectkit.env import Context
+from reflectkit.env import Context, teacher_of
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.labels import Path, trie
-from reflectkit.models.tokens import choice_ids, completion_ids, length_behind, prompt_ids
+from reflectkit.models.labels import Path, choice_ids, completion_ids, length_behind, prompt_ids, trie
 from reflectkit.prompts import THEN_ACT, one_line, policy_prompt, reflection_prompt, thinking_prompt, with_comments
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
-from reflectkit.seeding import derive, uniform
+from reflectkit.seeding import derive, generator, uniform
 from reflectkit.tools import parse
 from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse, Turn
+
+
+class CommentSource(Protocol):
+    """Comments on each turn before the policy acts."""
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """A comment in one line."""
+
+
+class TeacherComments:
+    """The comments of the env's own teacher, which are always true."""
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
+        return teacher_of(context.env, "comment").comment(generator(context.seed, "comment"))
+
+
+class NoComments:
+    """An empty comment in each turn, with the marker around it."""
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """Nothing."""
+        return ""
+
+
+class ShuffledComments:
+    """Comments of `asked`, of which a share is replaced by comments on other states.
+
+    others: the comments to draw those from, at least one. share: 0 … 1. The turn's seed decides which turns.
+    """
+
+    def __init__(self, asked: CommentSource, others: Sequence[str], share: float) -> None:
+        self.asked, self.others, self.share = asked, tuple(others), share
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """Another state's comment, or the comment of `asked`, which is called only then."""
+        chance = generator(context.seed, "swapped comment")
+        if chance.random() < self.share:
+            return chance.choice(self.others)
+        return await self.asked.remark(observation, context)
+
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000

@@ -310,7 +310,7 @@ def _play(
                     config.setup.maker(level),
                     agent,
                     width=config.rollout.width,
-                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
+                    on_end=lambda _, bar=bar: bar.advance(),
                 )
     return played
 

@@ -20,9 +20,9 @@ from reflectkit.errors import memory_explained
 from reflectkit.models.hub import PACKAGED, TINY, hub_options
 from reflectkit.runs.run import digest
 from reflectkit.text import pluralize
-from reflectkit.train.launching import check_launch, launch, shared_run, start_processes
+from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
 from reflectkit.train.rl_config import RLConfig as RLConfig
-from reflectkit.train.trackers import require_trackers
+from reflectkit.train.settings import require_trackers
 
 EXAMPLES = (
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"

@@ -21,13 +21,12 @@ from reflectkit.errors import memory_explained
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.models.packaged import model_source
-from reflectkit.runs.checksums import seal
-from reflectkit.runs.run import open_run
+from reflectkit.runs.run import open_run, seal
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
+from reflectkit.train.settings import require_trackers
+from reflectkit.train.sft import SFTConfig as SFTConfig
 from reflectkit.train.sft import encoded_rows, inputs_of, last_checkpoint, starting_model, train
-from reflectkit.train.sft_config import SFTConfig as SFTConfig
-from reflectkit.train.trackers import require_trackers
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",

@@ -11,8 +11,7 @@ from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, read_jsonl, replacing
 from reflectkit.prompts import one_line
 from reflectkit.text import visible
-from reflectkit.train.metrics import NAMED
-from reflectkit.types import LARGEST
+from reflectkit.types import LARGEST, NAMED
 
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
 """The figures of metrics.jsonl that are per update, and are summed along this axis."""

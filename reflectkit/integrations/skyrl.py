@@ -28,7 +28,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, Illega
 from reflectkit.eventloop import shared_result_of
 from reflectkit.integrations import tasks_of
 from reflectkit.jsonl import write_jsonl
-from reflectkit.models.tokens import encodable
+from reflectkit.models.labels import encodable
 from reflectkit.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
 from reflectkit.seeding import derive
 from reflectkit.tools import (

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from reflectkit.errors import CheckpointError
 from reflectkit.models.call_forms import CALL_FORMS
-from reflectkit.models.tokens import encodable, prompt_ids
+from reflectkit.models.labels import encodable, prompt_ids
 from reflectkit.prompts import (
     REFLECTION_MARKER,
     RESULT_MARKER,

@@ -30,7 +30,7 @@ from reflectkit.models.checkpoint_metadata import (
     unusable,
 )
 from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.runs.checksums import refuse_damage
+from reflectkit.runs.run import refuse_damage
 from reflectkit.text import pluralize
 
 ALL_LINEAR = "all-linear"  # peft's own word

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from reflectkit.models.kv_cache import CACHE, only_keys_and_values
 from reflectkit.models.labels import Path, Trie, trie
-from reflectkit.models.prefixes import hidden_at, right_pad, shared_length
+from reflectkit.models.prefixes import CACHE, hidden_at, only_keys_and_values, right_pad, shared_length
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",

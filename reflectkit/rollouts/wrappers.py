@@ -58,8 +58,7 @@ class Checked(Wrapper):
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The env's. Raises ConfigError if it is not a finite number."""
-        own: Any = getattr(self.env, "truncation_penalty", None)
-        reward = 0.0 if own is None else own(steps_left)
+        reward = super().truncation_penalty(steps_left)
         self.need(_is_number(reward), "truncation_penalty() returned", reward, NUMBER)
         return float(reward)
 

@@ -16,7 +16,7 @@ from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSett
 from reflectkit.types import ANSWERS, Thinking
 
 if TYPE_CHECKING:
-    from reflectkit.agents.comments import CommentSource
+    from reflectkit.agents.two_player import CommentSource
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:
@@ -186,7 +186,7 @@ class SamplerConfig(Config):
 
     def swapped(self, commentator: CommentSource, folder: Path) -> CommentSource:
         """`commentator`, some of whose comments are on other states. Raises DataError."""
-        from reflectkit.agents.comments import ShuffledComments
+        from reflectkit.agents.two_player import ShuffledComments
         from reflectkit.data.sft_rows import read_rows
 
         others = [row.parts[0][1].strip() for path in self.comment_files(folder) for row in read_rows(path)]

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from reflectkit.models.kv_cache import CACHE, attends, drop_rows, is_movable, join_rows, reserve
 from reflectkit.models.labels import Path
+from reflectkit.models.prefixes import CACHE, attends, drop_rows, is_movable, join_rows, reserve
 from reflectkit.models.scoring import takes_positions
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, SampleRequest, Truncation, draw
-from reflectkit.sampling.prefix_cache import Prefix, PrefixCache, cache_of, pays, read_prompts
+from reflectkit.sampling.decoding import Prefix, PrefixCache, cache_of, pays, read_prompts
 from reflectkit.seeding import uniform
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts

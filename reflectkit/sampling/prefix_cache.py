@@ -19,8 +19,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from reflectkit.models.kv_cache import CACHE
-from reflectkit.models.prefixes import read_together, right_pad, shared_length
+from reflectkit.models.prefixes import CACHE, read_together, right_pad, shared_length
 from reflectkit.models.scoring import (
     SHORTEST_PREFIX,
     has_plain_head,

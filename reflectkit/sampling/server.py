@@ -33,9 +33,7 @@ from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import KEYS, Opening, SampleOutput, SampleRequest, ServerSettings
 from reflectkit.sampling.decoding import ScoreMemo, draw_label
-from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Weights
-from reflectkit.sampling.sglang import Sglang
-from reflectkit.sampling.vllm import Vllm
+from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Sglang, Vllm, Weights
 from reflectkit.sampling.wire import Wire
 
 SERVERS: dict[str, type[InferenceServer]] = {"vllm": Vllm, "sglang": Sglang}

@@ -22,8 +22,7 @@ from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
 from reflectkit.models.load import save_player
-from reflectkit.runs.checksums import seal
-from reflectkit.runs.run import checkpoints
+from reflectkit.runs.run import checkpoints, seal
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 

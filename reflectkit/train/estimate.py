@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     import torch
 
 
-PLAN_HELP = "Only estimate parameters, memory and tokens; trains nothing and writes nothing."
-
-
 def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(trained, frozen) parameters of `models`, each once although models may share them."""
     every = {id(weight): weight for model in models for weight in model.parameters()}.values()

@@ -26,7 +26,7 @@ from reflectkit.sampling.checks import disagreement
 from reflectkit.train import losses
 from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
-from reflectkit.train.losses import entropy
+from reflectkit.train.algorithms import entropy
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory

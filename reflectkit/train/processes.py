@@ -1,16 +1,36 @@
-"""The processes of a distributed run, each with a full copy of the policy or a shard of it.
+"""The processes of a distributed run, each with a full copy of the policy or a shard of it, and how they are started.
 
-They are started by torchrun or `accelerate launch`; otherwise there is one. Every process holds the whole batch and
-does its share of the work, so the result does not depend on how many there are.
+`--processes`, torchrun or `accelerate launch` starts them; otherwise there is one. Every process holds the whole batch
+and does its share of the work, so the result does not depend on how many there are.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
+from reflectkit.config import as_plain, flat, with_values
+from reflectkit.console import Progress, Quiet, Report
+from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.files import launch_config
+from reflectkit.runs.run import Run, open_run
+from reflectkit.seeding import use_threads
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Processes:
@@ -40,6 +60,8 @@ class Processes:
         """`value` of every process, by rank; any picklable value will do."""
         if self.count == 1:
             return [value]
+        import torch
+
         gathered: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(gathered, value)
         return gathered
@@ -60,6 +82,8 @@ class Processes:
         """Sum every gradient over all processes, in one message per dtype."""
         if self.count == 1:
             return
+        import torch
+
         every = list(weights)
         for weight in every:
             if weight.grad is None:
@@ -85,4 +109,128 @@ class Processes:
     def wait(self) -> None:
         """Wait for all processes."""
         if self.count > 1:
+            import torch
+
             torch.distributed.barrier()
+
+
+PATIENCE_S = 10.0
+"""How long the others may go on once a process has failed: the first one writes down why an update diverged."""
+LAUNCHED = "REFLECTKIT_LAUNCHED"
+"""Set in the processes that `launch` starts; their standard input ends when the process that started them does."""
+ERROR = re.compile(r"^reflectkit(?: \(process \d+\))?: (.*)$", re.MULTILINE)
+
+
+def check_launch(count: int) -> None:
+    """Raises ConfigError if `count` processes are to be started by one that a launcher has started."""
+    if count > 1 and "RANK" in os.environ:
+        raise ConfigError(
+            "--processes starts the processes itself; leave out torchrun or accelerate, which have started this one"
+        )
+
+
+def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> Report:
+    """The report of `stage` with the settings of `config`, in `config.processes` processes. The first shows progress.
+
+    run: of the stage; it finds what they have finished. Raises ReflectkitError: the error of a process, or that it was
+    killed.
+    """
+    started, count = time.time(), config.processes
+    values = {name: as_plain(value) for name, value in flat(config).items()} | {"processes": 1}
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+        free.close()
+        settings = Path(folder, "settings.yaml")
+        settings.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+        shared = {**os.environ, LAUNCHED: "1", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
+        processes: list[subprocess.Popen[bytes]] = []
+        codes: dict[int, int] = {}
+        ends = math.inf
+        try:
+            for rank in range(count):
+                with Path(folder, str(rank)).open("wb") as log:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)],
+                        env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL if rank else None,
+                        stderr=log,
+                    )
+                processes.append(process)
+            while len(codes) < count and time.monotonic() < ends:
+                for rank, process in enumerate(processes):
+                    if rank not in codes and (code := process.poll()) is not None:
+                        codes[rank] = code
+                        ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
+                time.sleep(0.05)
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        failed = [
+            _failure(f"{stage}: process {rank}", code, Path(folder, str(rank))) for rank, code in codes.items() if code
+        ]
+    if failed:
+        raise next((error for error in failed if isinstance(error, ReflectkitError)), failed[0])
+    report = run(with_values(config, processes=1, force=False), Quiet())
+    return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < started)
+
+
+def end_with_launcher() -> None:
+    """In a process that `launch` has started: exit once that one is gone, however it ended."""
+
+    def watch() -> None:
+        os.read(0, 1)  # not through sys.stdin, whose lock the end of the interpreter waits for
+        os._exit(1)
+
+    if LAUNCHED in os.environ:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _failure(place: str, code: int, log: Path) -> Exception:
+    """The error of a process with this exit code, from what it wrote to standard error.
+
+    A ReflectkitError is what the user should see: other processes may only say that one is gone.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if code == 2 and (lines := ERROR.findall(text)):
+        return ReflectkitError(lines[-1])
+    if code < 0:
+        how = f"was killed (signal {-code}; out of memory?); run the same command again to resume"
+        return ReflectkitError(f"{place} {how}")
+    return RuntimeError(f"{place} ended with exit code {code}\n{text}")
+
+
+def start_processes(device: str, threads: int = 1) -> Processes:
+    """The processes of this launch, or this one alone. Raises ConfigError if rlft does not support the launch."""
+    end_with_launcher()
+    use_threads(threads)
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
+
+    from reflectkit.models.hub import silence_libraries
+
+    silence_libraries()
+    accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
+    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
+    if accelerator.distributed_type not in map(DistributedType, supported):
+        raise ConfigError(
+            f"rlft does not support {accelerator.distributed_type}; `reflectkit list --configs` lists what it supports"
+        )
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ConfigError(f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
+    return Processes(accelerator)
+
+
+@contextlib.contextmanager
+def shared_run(stage: str, config: Any, inputs: list[Path], processes: Processes) -> Iterator[Run]:
+    """The run, which the first process opens and locks; the others get its folder."""
+    with contextlib.ExitStack() as stack:
+        own_run = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
+        folder, done = processes.gather((own_run.folder, own_run.done) if own_run else None)[0]
+        yield own_run or Run(stage, folder, done)
+        processes.wait()

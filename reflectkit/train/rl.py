@@ -11,9 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from reflectkit.agents import players
-from reflectkit.agents.comments import CommentSource, TeacherComments
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.agents.two_player import CommentSource, Reflector, TeacherComments, TwoPlayerAgent
 from reflectkit.chat.config import report_damage
 from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.players import ChatReflector
@@ -37,15 +36,13 @@ from reflectkit.eventloop import result_of
 from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
 from reflectkit.models.hub import TINY
-from reflectkit.models.labels import trie
+from reflectkit.models.labels import choice_ids, prompt_ids, trie
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
 from reflectkit.models.scoring import can_share
-from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import rollout
 from reflectkit.rollouts.wrappers import checked
-from reflectkit.runs.checksums import verify
 from reflectkit.runs.run import (
     Identity,
     checkpoints,
@@ -54,6 +51,7 @@ from reflectkit.runs.run import (
     read_record,
     recorded_defaults,
     runs_of,
+    verify,
 )
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
@@ -65,7 +63,7 @@ from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import RLConfig, refuse
-from reflectkit.train.trackers import tracking
+from reflectkit.train.settings import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
 from reflectkit.types import Status, Trajectory, to_json
 

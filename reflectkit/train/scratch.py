@@ -9,9 +9,9 @@ from pathlib import Path
 from reflectkit.agents.scripted import AnyAction
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
+from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, context_for
-from reflectkit.models.tokens import prompt_ids
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive

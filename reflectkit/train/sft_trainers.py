@@ -30,9 +30,8 @@ from reflectkit.jsonl import read_json
 from reflectkit.models.load import all_finite
 from reflectkit.models.prefixes import shared_length
 from reflectkit.models.scoring import attends_to_all, takes_positions, trunk_of, unwrapped
-from reflectkit.runs.checksums import seal
-from reflectkit.runs.run import checkpoints
-from reflectkit.train.trackers import Log
+from reflectkit.runs.run import checkpoints, seal
+from reflectkit.train.settings import Log
 
 Encoded = Mapping[str, Sequence[int]]
 NOT_TRAINED = -100

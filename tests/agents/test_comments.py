@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from reflectkit.agents.comments import NoComments, ShuffledComments, TeacherComments
-from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.agents.two_player import NoComments, ShuffledComments, TeacherComments, TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import run_sync

@@ -14,8 +14,8 @@ from reflectkit.data.sft_rows import Lesson, Row, think_row
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError
+from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.tokens import label_ids
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch

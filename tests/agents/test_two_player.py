@@ -14,9 +14,9 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.eventloop import run_sync
+from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
-from reflectkit.models.tokens import prompt_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler

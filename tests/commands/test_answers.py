@@ -16,9 +16,9 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations.agent import load_agent
 from reflectkit.jsonl import read_jsonl, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.models.labels import prompt_ids, text_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.tiny import build_model
-from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.prompts import answers, listed_answers
 from reflectkit.train.sft import encode
 from tests.families import mistral

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.runs.checksums import CHECKSUMS, seal
+from reflectkit.runs.run import CHECKSUMS, seal
 from tests.command_lines import error_of
 
 

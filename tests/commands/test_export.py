@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json
+from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.scoring import choice_logprobs
-from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.types import Observation
 from tests.examples import run_page

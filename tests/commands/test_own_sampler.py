@@ -13,9 +13,9 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.sampling.base import Opening, SampleRequest
 from reflectkit.sampling.config import backend

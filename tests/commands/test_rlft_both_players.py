@@ -9,7 +9,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
-from reflectkit.runs.checksums import verify
+from reflectkit.runs.run import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 

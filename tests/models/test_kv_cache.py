@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache
 
-from reflectkit.models.kv_cache import ROOM, reserve
+from reflectkit.models.prefixes import ROOM, reserve
 
 
 def cache_of(rows: int, columns: int) -> DynamicCache:

@@ -12,11 +12,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFas
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import Path, trie, with_ends
+from reflectkit.models.labels import Path, choice_ids, prompt_ids, trie, with_ends
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
-from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler

@@ -10,9 +10,9 @@ import torch
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json, write_jsonl
+from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import REPACKS, load_player
 from reflectkit.models.scoring import choice_logprobs
-from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.types import Observation
 

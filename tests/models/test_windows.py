@@ -10,7 +10,7 @@ from transformers import FalconConfig, FalconForCausalLM, GPTNeoConfig, GPTNeoFo
 
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.decoding import decode
-from reflectkit.sampling.prefix_cache import PrefixCache
+from reflectkit.sampling.decoding import PrefixCache
 from reflectkit.train.sft_trainers import can_pack
 
 WINDOW, VOCABULARY, PAD = 8, 60, 0

@@ -10,9 +10,9 @@ import pytest
 from reflectkit.commands import sft
 from reflectkit.console import Quiet, Report
 from reflectkit.jsonl import read_jsonl
+from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.load import load_player
 from reflectkit.models.scoring import choice_logprobs
-from reflectkit.models.tokens import choice_ids, prompt_ids
 from research import gen_comments
 from research.own_comments import judged_from_json
 from tests.command_lines import prepare

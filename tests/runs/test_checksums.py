@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.errors import CheckpointError
-from reflectkit.runs.checksums import CHECKSUMS, refuse_damage, seal, verify
+from reflectkit.runs.run import CHECKSUMS, refuse_damage, seal, verify
 
 
 @pytest.fixture

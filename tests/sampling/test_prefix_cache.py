@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from reflectkit.sampling.decoding import Generated, decode
-from reflectkit.sampling.prefix_cache import LONG, PrefixCache, Read, serves
+from reflectkit.sampling.decoding import LONG, PrefixCache, Read, serves
 
 WORDS = 60
 SMALL = {

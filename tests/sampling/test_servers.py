@@ -15,10 +15,10 @@ import torch
 from reflectkit.errors import CheckpointError, ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync
 from reflectkit.keys import secrets
+from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest, Truncation
 from reflectkit.sampling.config import backend
 from reflectkit.sampling.hf import LocalSampler

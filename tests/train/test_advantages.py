@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.train.advantages import deviation, generalised_advantages, group_relative, leave_one_out, returns_to_go
-from reflectkit.train.algorithms import objective
-from reflectkit.train.losses import (
+from reflectkit.train.algorithms import (
+    deviation,
+    generalised_advantages,
+    group_relative,
+    leave_one_out,
+    objective,
+    returns_to_go,
+)
+from reflectkit.train.algorithms import (
     TrainedTokens,
     clipped_loss,
     clipped_surrogate,

@@ -9,18 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reflectkit.agents.comments import TeacherComments
-from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.agents.two_player import TeacherComments, TwoPlayerAgent
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
+from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel, averaged_player
-from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.losses import clipped_surrogate, divergence, on_policy_enough
+from reflectkit.train.algorithms import clipped_surrogate, divergence, on_policy_enough
 from reflectkit.types import Sample, Trajectory
 
 KINDS = ("forward", "reverse", "js")

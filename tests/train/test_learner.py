@@ -13,8 +13,8 @@ import torch
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.errors import DivergedError, ReflectkitError
+from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
@@ -22,7 +22,7 @@ from reflectkit.train import batch
 from reflectkit.train.algorithms import objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings, Unit, minibatches, packed, score, units
-from reflectkit.train.losses import weighted_loss
+from reflectkit.train.algorithms import weighted_loss
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.train.training import Spelling, favour, gradients_after, play, rows_of
 

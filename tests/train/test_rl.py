@@ -17,7 +17,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.sampling.base import SampleRequest
-from reflectkit.sampling.prefix_cache import PrefixCache
+from reflectkit.sampling.decoding import PrefixCache
 from reflectkit.train import checkpoint
 from reflectkit.train.algorithms import Objective, objective
 from reflectkit.train.critic import Critic
@@ -171,7 +171,7 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
 
 def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of both players, though only the policy's weights change."""
-    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 4)
+    monkeypatch.setattr("reflectkit.sampling.decoding.LONG", 4)
     level = Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling)
     trainer = build_trainer(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
     trainer.agent = agent_of(trainer.learner.player, corridor_player(1), max_new_tokens=3)
@@ -194,7 +194,7 @@ def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read before is not read again, which changes the rounding; but it is after a checkpoint."""
-    monkeypatch.setattr("reflectkit.sampling.prefix_cache.LONG", 4)
+    monkeypatch.setattr("reflectkit.sampling.decoding.LONG", 4)
     player = corridor_player(seed=0)
     trainer = build_trainer(player, objective("reinforce"), 2)
     trainer.agent = agent_of(player, corridor_player(seed=1))

@@ -21,7 +21,7 @@ from reflectkit.errors import CheckpointError, DivergedError, ReflectkitError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player
-from reflectkit.runs.checksums import seal, verify
+from reflectkit.runs.run import seal, verify
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, config, train, write_rows
 

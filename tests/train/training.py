@@ -15,9 +15,9 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.eventloop import run_sync
+from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.models.tokens import label_ids
 from reflectkit.prompts import label, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
