@@ -29,7 +29,7 @@ from reflectkit.envs import env_class, make
 from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.sampling import prefix_cache
+from reflectkit.sampling import decoding
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.types import Decision, Task
@@ -41,11 +41,11 @@ REPEATS = 8
 @contextmanager
 def nothing_kept() -> Iterator[None]:
     """Read every prompt anew while the context is open."""
-    before, prefix_cache.LONG = prefix_cache.LONG, sys.maxsize
+    before, decoding.LONG = decoding.LONG, sys.maxsize
     try:
         yield
     finally:
-        prefix_cache.LONG = before
+        decoding.LONG = before
 
 
 @contextmanager

@@ -38,8 +38,8 @@ from benchmarks.common import Ours, Rounds, row
 from benchmarks.rl import player
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import result_of
-from reflectkit.models.load import LoadedModel
 from reflectkit.models.labels import label_ids
+from reflectkit.models.load import LoadedModel
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import SampleOutput, SampleRequest

@@ -32,8 +32,8 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks import floor
 from benchmarks.common import Ours, Rounds
 from reflectkit.eventloop import result_of
-from reflectkit.models.load import LoadedModel
 from reflectkit.models.labels import label_ids
+from reflectkit.models.load import LoadedModel
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import draw

@@ -17,8 +17,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.rollouts.episode import Batcher
 from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation
-from reflectkit.sampling.decoding import ScoreMemo, decode, draw_label
-from reflectkit.sampling.decoding import PrefixCache
+from reflectkit.sampling.decoding import PrefixCache, ScoreMemo, decode, draw_label
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""

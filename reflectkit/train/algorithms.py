@@ -2,6 +2,11 @@
 
 An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted path,
 `rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms quickly.
+
+Losses are pure functions of tensors: N trained tokens, D decisions, B rows, K choices. Each returns one number per
+token or row; the learner averages. They depart from the Reflect-RL code: log-probs are over the legal actions only, and
+rows sampled by an earlier policy are importance-weighted, never treated as fresh. Advantages are plain numbers, which
+every process computes over the whole batch, so baselines and deviations do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -16,11 +21,187 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from reflectkit.config import Config, NoSettings, build, check_own_settings, option
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.registry import resolve
-from reflectkit.train.algorithms import TrainedTokens, clipped_loss, weighted_loss
 from reflectkit.types import Trajectory
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """The N trained tokens of a micro-batch."""
+
+    logprob_N: torch.Tensor
+    """Log-probabilities under the current policy, with gradients."""
+    old_logprob_N: torch.Tensor
+    """Log-probabilities at sampling time."""
+    advantage_N: torch.Tensor
+    """Advantages of the tokens' decisions."""
+    decision_N: torch.Tensor
+    """The number of each token's decision within the micro-batch, 0 … D-1."""
+    decisions: int
+    """D."""
+    replayed_N: torch.Tensor
+    """Whether an earlier policy sampled the token (bool)."""
+    clip: float
+    """--clip: PPO's clip range."""
+    is_cap: float = 0.0
+    """--importance-weight-max: most that an importance weight may be where earlier weights sampled; 0: they did not."""
+    clip_high: float = 0.0
+    """--clip-high: its upper end, if that differs; 0: it does not."""
+
+    def decision_sum(self, value_N: torch.Tensor) -> torch.Tensor:
+        """For each token, the sum of `value_N` over the tokens of its decision (N)."""
+        sums_D = value_N.new_zeros(self.decisions).index_add(0, self.decision_N, value_N)
+        return sums_D[self.decision_N]
+
+
+def weighted_loss(tokens: TrainedTokens) -> torch.Tensor:
+    """`reinforce` of these tokens, with importance weights of at most `is_cap`, or 1 + clip without one."""
+    log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.old_logprob_N).detach())
+    return reinforce(tokens.logprob_N, tokens.advantage_N, log_ratio_N, tokens.is_cap or 1 + tokens.clip)
+
+
+def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
+    """`clipped_surrogate` of these tokens."""
+    return clipped_surrogate(
+        tokens.logprob_N,
+        tokens.old_logprob_N,
+        tokens.advantage_N,
+        tokens.clip,
+        tokens.replayed_N,
+        tokens.is_cap,
+        tokens.clip_high,
+    )
+
+
+def reinforce(
+    logprob_N: torch.Tensor, advantage_N: torch.Tensor, log_ratio_N: torch.Tensor, cap: float
+) -> torch.Tensor:
+    """-w A log π (Williams 1992, eq. 4), where w is the decision's importance weight, at most `cap`, without gradient.
+
+    log_ratio_N: log π now minus log π at sampling, summed over the decision's tokens; 0 for a fresh row.
+    """
+    weight_N = log_ratio_N.detach().exp().clamp(max=cap)  # truncated importance sampling, Ionides 2008
+    return -weight_N * advantage_N * logprob_N
+
+
+def clipped_surrogate(
+    logprob_N: torch.Tensor,
+    old_logprob_N: torch.Tensor,
+    advantage_N: torch.Tensor,
+    clip: float,
+    replayed_N: torch.Tensor | None = None,
+    cap: float = 0.0,
+    clip_high: float = 0.0,
+) -> torch.Tensor:
+    """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the
+    objective.
+
+    Where the ratio is 1, the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token; its
+    ratio is at most 1 + clip whatever the sign of the advantage, since eq. 7 bounds it on one side only. cap: for the
+    same reason, most that any ratio may be; 0: no limit. clip_high: the upper end, 1 + clip_high, where it differs
+    ("clip-higher", DAPO, arXiv 2503.14476, eq. 8); 0: it does not.
+    """
+    above = 1 + (clip_high or clip)
+    ratio_N = (logprob_N - old_logprob_N).exp()  # 1 at the first pass over fresh rows
+    if replayed_N is not None:
+        ratio_N = ratio_N.clamp(max=above).where(replayed_N, ratio_N)
+    if cap:
+        ratio_N = ratio_N.clamp(max=cap)
+    clipped_N = ratio_N.clamp(1 - clip, above)
+    return -(ratio_N * advantage_N).minimum(clipped_N * advantage_N)
+
+
+def kl_estimate(
+    logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, reference_N: torch.Tensor, cap: float = 0.0
+) -> torch.Tensor:
+    """w (r - 1 - log r) with r = reference / π (GRPO, eq. 4): never negative, and its mean over samples is KL(π,
+    reference).
+
+    The weight w = π / sampler makes the gradient that of the KL too (DeepSeek-V3.2, arXiv 2512.02556), even where w is
+    1. cap: most that w may be; 0: no limit. A capped weight keeps its gradient, so a token's gradient is min(w, cap)
+    (-log r) ∇ log π.
+    """
+    log_weight_N = logprob_N - old_logprob_N
+    if cap:
+        log_weight_N = log_weight_N - (log_weight_N.detach() - math.log(cap)).clamp(min=0)
+    difference_N = reference_N - logprob_N
+    return log_weight_N.exp() * (difference_N.exp() - difference_N - 1)
+
+
+def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
+    """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are ignored."""
+    finite_BK = logprobs_BK.where(logprobs_BK.isfinite(), 0.0)
+    return -(logprobs_BK.exp() * finite_BK).sum(dim=-1)
+
+
+def on_policy_enough(
+    change_N: torch.Tensor, advantage_N: torch.Tensor, row_N: torch.Tensor, kind: str, limit: float
+) -> torch.Tensor:
+    """Which tokens may be learned from, given how far the policy has moved from their sampler (N, bool).
+
+    change_N: log π - log sampler. row_N: the number of each token's row. limit: a ratio of at least 1. kind: "token"
+    drops tokens whose ratio exceeds it, and "sequence" rows whose product of ratios does (TRL's `token_mask` and
+    `sequence_mask`). "geometric" drops tokens with a negative advantage in rows whose geometric mean of ratios is below
+    1 / limit (DeepSeek-V3.2, arXiv 2512.02556, eq. 9; TRL's `off_policy_mask_threshold` of log limit).
+    """
+    change_N = change_N.detach()
+    bound = math.log(limit)
+    if kind == "token":
+        return change_N <= bound
+    sums_B = change_N.new_zeros(int(row_N.max()) + 1).index_add(0, row_N, change_N)
+    if kind == "sequence":
+        return (sums_B <= bound)[row_N]
+    lengths_B = change_N.new_zeros(len(sums_B)).index_add(0, row_N, change_N.new_ones(len(change_N)))
+    return (advantage_N >= 0) | (-sums_B / lengths_B.clamp(min=1) <= bound)[row_N]
+
+
+def divergence(student_NK: torch.Tensor, teacher_NK: torch.Tensor, kind: str) -> torch.Tensor:
+    """How far each of the N distributions of the student is from its teacher's, in nats (N).
+
+    student_NK, teacher_NK: log-probabilities; -inf for what is no choice. kind: "forward", KL(teacher, student);
+    "reverse", KL(student, teacher); "js", Jensen-Shannon, the mean of either's KL from their mean, at most log 2.
+    """
+    legal_NK = student_NK.isfinite() & teacher_NK.isfinite()
+    student_NK, teacher_NK = student_NK.where(legal_NK, 0.0), teacher_NK.where(legal_NK, 0.0)
+
+    def kl(p_NK: torch.Tensor, q_NK: torch.Tensor) -> torch.Tensor:
+        return (p_NK.exp() * (p_NK - q_NK)).where(legal_NK, 0.0).sum(dim=-1)
+
+    if kind == "forward":
+        return kl(teacher_NK, student_NK)
+    if kind == "reverse":
+        return kl(student_NK, teacher_NK)
+    mean_NK = student_NK.logaddexp(teacher_NK) - math.log(2)
+    return (kl(student_NK, mean_NK) + kl(teacher_NK, mean_NK)) / 2
+
+
+def mismatch(change_N: torch.Tensor) -> dict[str, float]:
+    """How far the learner's log-probabilities are from the sampler's, for the same tokens; empty without tokens.
+
+    change_N: the learner's minus the sampler's. The effective sample size is the share of the tokens that would say as
+    much with equal weights, (Σ w)² / (N Σ w²) with w = π / sampler (Kong 1992).
+    """
+    if not len(change_N):
+        return {}
+    weight_N = (change_N.double() - change_N.max()).exp()  # a common factor cancels
+    return {
+        "logprob_difference_mean": float(change_N.abs().mean()),
+        "logprob_difference_max": float(change_N.abs().max()),
+        "effective_sample_size": float(weight_N.sum() ** 2 / (len(weight_N) * (weight_N**2).sum())),
+    }
+
+
+def value_loss(value_B: torch.Tensor, return_B: torch.Tensor, old_value_B: torch.Tensor, clip: float) -> torch.Tensor:
+    """Half the critic's squared error. With `clip` > 0, the larger of it and the error of the value clipped to within
+    `clip` of its value at sampling, in units of reward (as in OpenAI Baselines' PPO).
+    """
+    error_B = (value_B - return_B).pow(2)
+    if clip > 0:
+        clipped_B = old_value_B + (value_B - old_value_B).clamp(-clip, clip)
+        error_B = error_B.maximum((clipped_B - return_B).pow(2))
+    return 0.5 * error_B
 
 
 SPREAD = 1e-8  # values that lie this close together count as equal

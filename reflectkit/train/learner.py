@@ -23,10 +23,10 @@ from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoin
 from reflectkit.models.prefixes import right_pad, shared_length
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.checks import disagreement
-from reflectkit.train import losses
+from reflectkit.train import algorithms
+from reflectkit.train.algorithms import entropy
 from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
-from reflectkit.train.algorithms import entropy
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
@@ -173,21 +173,21 @@ def score(
 class Settings:
     """How to learn; the names that rlft's settings have too mean the same there.
 
-    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `losses.TrainedTokens`;
-    is_cap is 0 if the current weights sampled. mask, mask_ratio: see `losses.on_policy_enough`. distill: weight of the
-    divergence from the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is
-    frozen). kl: weight of the divergence from the starting policy. critic_rate: Adam's learning rate for the critic.
-    value_clip: see `losses.value_loss`. mean: over all trained tokens ("token"), or over those of each row and then
-    over rows ("row"). temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler
-    of the weights that learn; log-probabilities beyond the limits of `sampling.checks` end the update (empty: they may
-    differ). mismatch: whether to report `losses.mismatch` of the first minibatch, a random part of the rows, before its
-    step. share_prefixes: what rows begin with is read once, if the model allows; changes the order of sums.
+    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `TrainedTokens`; is_cap is
+    0 if the current weights sampled. mask, mask_ratio: see `on_policy_enough`. distill: weight of the divergence from
+    the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is frozen). kl: weight
+    of the divergence from the starting policy. critic_rate: Adam's learning rate for the critic. value_clip: see
+    `value_loss`. mean: over all trained tokens ("token"), or over those of each row and then over rows ("row").
+    temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights that
+    learn; log-probabilities beyond the limits of `sampling.checks` end the update (empty: they may differ). mismatch:
+    whether to report `algorithms.mismatch` of the first minibatch, a random part of the rows, before its step.
+    share_prefixes: what rows begin with is read once, if the model allows; changes the order of sums.
     """
 
     learning_rate: float
     optimizer: str = "adamw"
     weight_decay: float = 0.0
-    loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
+    loss: Callable[[algorithms.TrainedTokens], torch.Tensor] = algorithms.clipped_loss
     clip: float = 0.2
     clip_high: float = 0.0
     mask: str = "none"
@@ -380,7 +380,7 @@ class Learner:
             everyone = self.processes.gather(figures)
             if all(theirs is not None for theirs in everyone):
                 break
-            self._halve(parts)
+            self._halve(max(unit.size for unit in parts))
         if self._changes is not None:
             self._compare(self._changes)
             self._changes = None
@@ -402,7 +402,7 @@ class Learner:
         """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError."""
         everyone = self.processes.gather(torch.cat(list(changes)).cpu() if changes else None)
         change_N = torch.cat([part for part in everyone if part is not None])
-        self._mismatch = losses.mismatch(change_N)
+        self._mismatch = algorithms.mismatch(change_N)
         sampler = self.settings.agrees_with
         if sampler and (apart := disagreement(change_N, self.settings.temperature)):
             raise MismatchError(
@@ -441,10 +441,12 @@ class Learner:
         figures |= {"divergence": 0.0} if self.teacher is not None else {}
         try:
             for number, (micro, weight) in enumerate(micros):
-                scored = score(
-                    self.scorer, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares
-                )
-                reference_N = self._reference(samples, micro) if self.reference is not None else None
+                scored = self._score(self.scorer, samples, micro)
+                reference_N: torch.Tensor | None = None
+                if self.reference is not None:
+                    with torch.no_grad(), self.reference.model() as start:
+                        scorer = self.scorer if start is self.player.model else start
+                        reference_N = self._score(scorer, samples, micro, share=False).logprob_N
                 loss, added = self._loss(samples, scored, reference_N, shares, fresh)
                 if self.teacher is not None:
                     apart = self._divergence(self.teacher, samples, scored, taught)
@@ -452,7 +454,7 @@ class Learner:
                     added["divergence"] = float(apart.detach())
                 self.optimizer.backward(loss * weight * self.optimizer.loss_scale, last=number == len(micros) - 1)
                 deviation = max(figures["ratio_deviation"], added["ratio_deviation"])
-                figures = {name: value + weight * added[name] for name, value in figures.items()}
+                figures = {name: value + weight * added.get(name, 0.0) for name, value in figures.items()}
                 figures["ratio_deviation"] = deviation
             for parameter in self.critic_weights:
                 if parameter.grad is not None:
@@ -490,7 +492,7 @@ class Learner:
         starts, numbers = _decisions(samples, places)
         decision_N = torch.tensor(numbers, device=device)
         loss_N = settings.loss(
-            losses.TrainedTokens(
+            algorithms.TrainedTokens(
                 scored.logprob_N,
                 old_N,
                 column("advantages"),
@@ -502,34 +504,28 @@ class Learner:
                 settings.clip_high,
             )
         )
-        masked: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if settings.mask != "none":
             number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
             row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
-            kept_N = losses.on_policy_enough(
+            kept_N = algorithms.on_policy_enough(
                 scored.logprob_N - old_N, column("advantages"), row_N, settings.mask, settings.mask_ratio
             )
             loss_N = loss_N.where(kept_N, 0.0)
-            masked = {"masked": float((share_N * ~kept_N).sum())}
+            figures["masked"] = float((share_N * ~kept_N).sum())
         policy_loss = (loss_N * share_N).sum()
         spread = (scored.entropy_N * share_N).sum()
         loss = policy_loss - settings.entropy * spread
-        figures = {
-            "loss": float(policy_loss.detach()),
-            "entropy": float(spread.detach()),
-            "value_loss": 0.0,
-            "kl_to_start": 0.0,
-            **masked,
-        }
+        figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
         if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
-            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
+            distance_N = algorithms.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
             distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:
             prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
             value_D = self.critic(scored.hidden_ND[starts], prompts)
-            error_D = losses.value_loss(
+            error_D = algorithms.value_loss(
                 value_D, column("returns")[starts], column("values")[starts], settings.value_clip
             )
             weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
@@ -575,7 +571,7 @@ class Learner:
         found: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
             for micro in split(units(rows), self.max_tokens):
-                part = score(model, rows, micro, self.player.pad_id, self.settings.temperature, share=self.shares)
+                part = self._score(model, rows, micro)
                 found |= zip(zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True)
         width = scored.logprobs_NK.shape[1]
         teacher_NK = torch.stack(
@@ -584,30 +580,24 @@ class Learner:
                 for key in sorted(found)
             ]
         )
-        apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
+        apart_N = algorithms.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
         share_N = torch.tensor([shares[places[number][0]] for number in index], device=apart_N.device)
         return (apart_N * share_N).sum()
 
-    @torch.no_grad()
-    def _reference(self, samples: Sequence[Sample], micro: Sequence[Unit]) -> torch.Tensor:
-        """Log-probs of a micro-batch's N trained tokens under the starting policy."""
-        assert self.reference is not None
-        with self.reference.model() as start:
-            model = self.scorer if start is self.player.model else start
-            return score(model, samples, micro, self.player.pad_id, self.settings.temperature).logprob_N
+    def _score(self, model: Any, samples: Sequence[Sample], micro: Sequence[Unit], share: bool | None = None) -> Scored:
+        shares = self.shares if share is None else share
+        return score(model, samples, micro, self.player.pad_id, self.settings.temperature, share=shares)
 
-    def _halve(self, parts: Sequence[Unit]) -> None:
-        """Halve the micro-batches from now on. Raises ReflectkitError if a single unit is too large."""
-        self.optimizer.zero_grad()
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        widest = max(unit.size for unit in parts)
+    def _halve(self, widest: int) -> None:
+        """Halve the micro-batches from now on. widest: tokens of the largest unit, which cannot be split."""
         if self.max_tokens <= widest:
             raise ReflectkitError(
                 f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r or a"
                 " smaller model"
             )
+        self.optimizer.zero_grad()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
         self.notify(
             f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens instead of {before}"

@@ -9,8 +9,7 @@ import torch
 from transformers import FalconConfig, FalconForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
-from reflectkit.sampling.decoding import decode
-from reflectkit.sampling.decoding import PrefixCache
+from reflectkit.sampling.decoding import PrefixCache, decode
 from reflectkit.train.sft_trainers import can_pack
 
 WINDOW, VOCABULARY, PAD = 8, 60, 0

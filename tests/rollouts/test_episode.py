@@ -13,7 +13,7 @@ from reflectkit.env import Context, Env, StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, EnvironmentFailure
-from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.episode import Batcher, Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon, Shuffled
 from reflectkit.seeding import generator
 from reflectkit.types import Decision, Observation, Status
@@ -23,6 +23,12 @@ EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.taskse
 
 class Drawing:
     """RandomAgent's choices, in batches."""
+
+    def __init__(self) -> None:
+        self._batcher: Batcher[tuple[Observation, Context], Decision] = Batcher(lambda items: self.act(*zip(*items)))
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        return await self._batcher.ask((observation, context))
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         return [
@@ -81,6 +87,7 @@ class Remote(Corridor):
 
 class Batches(Drawing):
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[list[str]] = []
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:

@@ -26,8 +26,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from reflectkit.sampling.decoding import Generated, decode
-from reflectkit.sampling.decoding import LONG, PrefixCache, Read, serves
+from reflectkit.sampling.decoding import LONG, Generated, PrefixCache, Read, decode, serves
 
 WORDS = 60
 SMALL = {

@@ -11,21 +11,19 @@ import pytest
 import torch
 
 from reflectkit.train.algorithms import (
-    deviation,
-    generalised_advantages,
-    group_relative,
-    leave_one_out,
-    objective,
-    returns_to_go,
-)
-from reflectkit.train.algorithms import (
     TrainedTokens,
     clipped_loss,
     clipped_surrogate,
+    deviation,
     entropy,
+    generalised_advantages,
+    group_relative,
     kl_estimate,
+    leave_one_out,
     mismatch,
+    objective,
     reinforce,
+    returns_to_go,
     value_loss,
     weighted_loss,
 )

@@ -19,10 +19,9 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import objective
+from reflectkit.train.algorithms import objective, weighted_loss
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings, Unit, minibatches, packed, score, units
-from reflectkit.train.algorithms import weighted_loss
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.train.training import Spelling, favour, gradients_after, play, rows_of
 
