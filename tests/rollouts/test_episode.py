@@ -25,7 +25,9 @@ class Drawing:
     """RandomAgent's choices, in batches."""
 
     def __init__(self) -> None:
-        self._batcher: Batcher[tuple[Observation, Context], Decision] = Batcher(lambda items: self.act(*zip(*items)))
+        self._batcher: Batcher[tuple[Observation, Context], Decision] = Batcher(
+            lambda items: self.act(*zip(*items, strict=True))
+        )
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         return await self._batcher.ask((observation, context))
