@@ -58,6 +58,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextlib.contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which replaces `folder` if the context ends without an error; else it is removed."""
+    staging, old = (folder.with_name(f"{TEMPORARY_PREFIX}{part}{folder.name}") for part in ("", "old-"))
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+    except BaseException:  # a full disk must not stay full
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(old)
+    staging.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def lone_surrogate(text: str) -> int:
     """The 1-based position of the first lone surrogate in `text`, which UTF-8 cannot encode; 0 without one."""
     try:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict
+
+from pydantic import TypeAdapter, ValidationError
 
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local, silence_libraries
 from reflectkit.runs.run import checkpoints, read_record
-from reflectkit.types import ANSWERS
+from reflectkit.types import Answer
 
 DType = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["none", "8bit", "4bit"]
@@ -42,8 +44,17 @@ def model_facts(source: Path) -> dict[str, Any]:
     return dict(facts) if isinstance(facts, dict) else {}
 
 
-def checked_facts(folder: Path, role: str | None) -> dict[str, str]:
-    """The facts in `folder`: role, dtype, quantize, answer.
+class ModelFacts(TypedDict, total=False):
+    """What is needed of the facts in a model's folder."""
+
+    role: str | None
+    dtype: DType
+    quantize: Quantize
+    answer: Answer
+
+
+def checked_facts(folder: Path, role: str | None) -> ModelFacts:
+    """The facts in `folder`.
 
     Raises CheckpointError if it is not a model, or not for `role`.
     """
@@ -65,21 +76,17 @@ def checked_facts(folder: Path, role: str | None) -> dict[str, str]:
     if not (folder / ROLE_FILE).is_file():
         return {}
     try:
-        facts = read_json(folder / ROLE_FILE)
-        trained_for = facts.get("role")
-        allowed = {"role": None, "dtype": get_args(DType), "quantize": get_args(Quantize), "answer": ANSWERS}
-        loading = {name: facts[name] for name in allowed if isinstance(facts.get(name), str)}
-        if any(values and loading.get(name, values[0]) not in values for name, values in allowed.items()):
-            raise AttributeError
-    except (DataError, AttributeError):
+        facts = TypeAdapter(ModelFacts).validate_python(read_json(folder / ROLE_FILE))
+    except (DataError, ValidationError):
         raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again") from None
+    trained_for = facts.get("role")
     if role == "reflection" and trained_for not in ("reflection", None):
         raise CheckpointError(
             f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`"
         )
     if role == "policy" and trained_for == "reflection":
         raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
-    return loading
+    return facts
 
 
 def check_role(source: str | Path, role: str | None) -> str | None:

@@ -6,9 +6,7 @@ Only safetensors are read and written, and no code that comes with a model is ru
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 from reflectkit.errors import CheckpointError, ConfigError, DivergedError
-from reflectkit.jsonl import TEMPORARY_PREFIX, write_json, write_text
+from reflectkit.jsonl import replacing_folder, write_json, write_text
 from reflectkit.models.checkpoint_metadata import (
     ROLE_FILE,
     base_fact,
@@ -108,16 +106,16 @@ def load_player(
     tokenizer = load_tokenizer(source)
     config_of(base_name or source)
     place = pick_device(device)
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
+    kind = getattr(torch, dtype)
+    options: dict[str, Any] = {"dtype": kind, "use_safetensors": True, "trust_remote_code": False}
     if fetching:
         options |= fetching | {"adapter_kwargs": dict(fetching)}
     if quantize != "none":
         from transformers import BitsAndBytesConfig
 
-        bits: dict[str, Any] = {"load_in_8bit": True}
-        if quantize == "4bit":
-            bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": options["dtype"]}
-        options |= {"quantization_config": BitsAndBytesConfig(**bits), "device_map": {"": place}}
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind} if quantize == "4bit" else {}
+        bits = BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **nf4)
+        options |= {"quantization_config": bits, "device_map": {"": place}}
     try:
         if base_name is not None:
             from peft import PeftModel
@@ -174,14 +172,9 @@ def with_adapter(
         )
         try:
             adapted = get_peft_model(player.model, settings)
-        except ValueError:
-            if target_modules == ALL_LINEAR:
-                others = ",".join(sorted(layers - {"out_proj", "lm_head"}))
-                raise ConfigError(
-                    f"peft adapts no out_proj of {player.model.config.model_type}; use --lora-targets {others}"
-                ) from None
-            listed = ", ".join(sorted(layers))
-            raise ConfigError(f"--lora-targets {targets}: the model's layers are {listed}") from None
+        except ValueError:  # no such layers, or all linear ones, of which peft cannot adapt each out_proj
+            usable = ",".join(sorted(layers - {"out_proj", "lm_head"}))
+            raise ConfigError(f"peft cannot adapt {targets or ALL_LINEAR}; use --lora-targets {usable}") from None
     return replace(player, model=adapted)
 
 
@@ -239,37 +232,6 @@ class Reference:
                 yield self.player.model
             finally:
                 self.player.model.set_adapter(self.player.adapter or POLICY_ADAPTER)
-
-    def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """(this player's, the present player's) weights by name: those that the latter trains."""
-        own = dict((self.copy or self.player.model).named_parameters())
-        active, mine = f".{self.player.adapter or POLICY_ADAPTER}.", f".{self.adapter}."
-        trained = [(name, weight) for name, weight in self.player.model.named_parameters() if weight.requires_grad]
-        return {name: (own[name if self.copy else name.replace(active, mine)], weight) for name, weight in trained}
-
-    @torch.no_grad()
-    def follow(self, decay: float) -> None:
-        """Move towards the present player: a moving average that keeps `decay` of itself."""
-        for average, weight in self.pairs().values():
-            average.lerp_(weight.to(average.dtype), 1 - decay)
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take the place that `pairs` had when its weights were saved."""
-        for name, (average, _) in self.pairs().items():
-            average.copy_(weights[name])
-
-
-def averaged_player(player: LoadedModel) -> Reference:
-    """A moving average of `player`, which begins as it is now: another adapter if it has one, else a copy."""
-    if not hasattr(player.model, "peft_config"):
-        return Reference(player, copy=copy.deepcopy(player.model).eval().requires_grad_(False))
-    active, average = player.adapter or POLICY_ADAPTER, Reference(player, adapter="average")
-    with torch.random.fork_rng():
-        player.model.add_adapter("average", player.model.peft_config[active])
-    player.model.set_adapter(active)
-    average.follow(0.0)
-    return average
 
 
 def starting_player(
@@ -359,16 +321,12 @@ def save_player(
     """
     if not all_finite(player.model.parameters() if weights is None else weights.values()):
         raise DivergedError(f"{folder.name} was not written: some of its weights are NaN or infinite")
-    staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
-    if staging.exists():
-        shutil.rmtree(staging)
-    staging.mkdir(parents=True)
-    try:
-        only, base = {}, {}
-        if hasattr(player.model, "peft_config"):
-            adapter = player.adapter or POLICY_ADAPTER
-            only, base = {"selected_adapters": [adapter]}, base_fact(player.model, adapter, folder)
-        held = {} if weights is None else {"state_dict": dict(weights)}
+    only, base = {}, {}
+    if hasattr(player.model, "peft_config"):
+        adapter = player.adapter or POLICY_ADAPTER
+        only, base = {"selected_adapters": [adapter]}, base_fact(player.model, adapter, folder)
+    held = {} if weights is None else {"state_dict": dict(weights)}
+    with replacing_folder(folder) as staging:
         player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
         if only and adapter != POLICY_ADAPTER:  # peft puts those of other names into folders of their own
             for file in (staging / adapter).iterdir():
@@ -380,13 +338,6 @@ def save_player(
         write_json(staging / ROLE_FILE, {"role": player.role} | loading | answer | base | (facts or {}))
         if beside is not None:
             beside(staging)
-    except BaseException:  # a full disk must not stay full
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    if folder.exists():
-        folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"))
-    staging.rename(folder)
-    shutil.rmtree(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"), ignore_errors=True)
 
 
 def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> LoadedModel:

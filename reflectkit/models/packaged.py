@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from reflectkit.console import Progress
 from reflectkit.errors import CheckpointError
-from reflectkit.jsonl import TEMPORARY_PREFIX, locked
+from reflectkit.jsonl import locked, replacing_folder
 from reflectkit.models.checkpoint_metadata import wherever_read
 from reflectkit.models.hub import PACKAGED, silence_libraries
 
@@ -58,19 +57,12 @@ def convert(name: str, folder: Path) -> None:
     silence_libraries()
     if folder.exists():
         raise CheckpointError(f"{folder} exists but has no model in it; delete it")
-    staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
+    with replacing_folder(folder) as staging:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype="float32"
         )
         model.save_pretrained(staging, safe_serialization=True)
         wherever_read(AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(staging)
-    except BaseException:  # a full disk must not stay full
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    staging.rename(folder)
 
 
 def model_source(name: str, data_dir: Path, progress: Progress) -> str:

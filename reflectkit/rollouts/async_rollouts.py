@@ -1,16 +1,14 @@
 """Play while the learner works: a stream of groups of episodes, played by weights that are at most K updates old.
 
 The stream is fixed by the seed: update n's groups are those of the synchronous loop. At version v the groups of updates
-up to v + K may begin. Update s takes as many groups as one update has: first those that would be older than K at the
-next update, and it waits for these; then the oldest complete ones. So no group is left out because it is long. Groups
-that are too old all the same are dropped and counted.
+up to v + K may begin. Update s takes as many groups as one update has, the oldest, and waits for them. So no group is
+left out because it is long. Groups that are too old all the same are dropped and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,8 +30,6 @@ class StalenessLimits:
     """Groups of an update."""
     staleness: int
     """K: most updates between the weights that began a group and those that learn from it."""
-    oversample: float = 1.0
-    """An update takes the first complete groups among this many times as many, oldest first."""
     last: int = 2**62
     """How many groups all updates together learn from; later ones are not begun."""
 
@@ -67,8 +63,8 @@ class RolloutBatch:
 class AsyncRollouts:
     """Plays groups in a thread of its own, whose event loop alone changes its state.
 
-    group: the number n of the stream to its group. width: episodes at once. first: number of the first group; skip:
-    later ones that were learned from before a restart. timeout_s: see `rollouts.episode.play`.
+    group: the number n of the stream to its group. width: episodes at once. first: number of the first group, which
+    then is that of the first one not learned from. timeout_s: see `rollouts.episode.play`.
     """
 
     def __init__(
@@ -80,23 +76,16 @@ class AsyncRollouts:
         width: int,
         timeout_s: float = 0.0,
         first: int = 0,
-        skip: Iterable[int] = (),
     ) -> None:
         self._group, self.agent, self.limits, self.width, self.timeout_s = group, agent, limits, width, timeout_s
         self._thread = LoopThread("reflectkit-async-rollouts")
-        self._done = {number for number in skip if number >= first}
         self._begun: dict[int, Group] = {}
-        self._first = self._next = self._limit = first
+        self.first = self._next = self._limit = first
         self._version = self._dropped = 0
         self._players: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._queue: list[tuple[Group, int]] = []  # episodes of groups that have begun
         self._barrier = BatchBarrier(PATIENCE_S)
-
-    @property
-    def progress(self) -> dict[str, object]:
-        """What a checkpoint has to hold: number of the first group not learned from, and of later ones that were."""
-        return {"first": self._first, "skip": sorted(self._done)}
 
     def take(self, step: int) -> RolloutBatch:
         """The groups for update `step`, whose weights the agent's sampler has; play goes on meanwhile. Raises what
@@ -123,7 +112,7 @@ class AsyncRollouts:
     async def _take(self, step: int) -> RolloutBatch:
         if not self._players:
             self._players = [asyncio.create_task(self._play_on()) for _ in range(self.width)]
-        ahead = self._first + len(self._done) + (self.limits.staleness + 1) * self.limits.groups
+        ahead = self.first + (self.limits.staleness + 1) * self.limits.groups
         self._version, self._limit = step, min(ahead, self.limits.last + self._dropped)
         self._changed.set()
         numbers, dropped = await self._until(lambda: self._choice(step))
@@ -134,10 +123,7 @@ class AsyncRollouts:
         for number in (*numbers, *dropped):
             gone = self._begun.pop(number)
             self._queue = [entry for entry in self._queue if entry[0] is not gone]
-            self._done.add(number)
-        while self._first in self._done:
-            self._done.discard(self._first)
-            self._first += 1
+            self.first = max(self.first, number + 1)
         return RolloutBatch(played, len(dropped), len(self._begun))
 
     async def _until(self, find: Callable[[], Value | None]) -> Value:
@@ -156,13 +142,11 @@ class AsyncRollouts:
         ages = {number: step - begun[number].begun for number in sorted(begun)}
         too_old = [number for number, age in ages.items() if age > limits.staleness]
         due = [number for number, age in ages.items() if age == limits.staleness]
-        must, left_over = due[: limits.groups], due[limits.groups :]
-        if any(not begun[number].complete for number in must):
-            return None
         young = [number for number, age in ages.items() if age < limits.staleness]
-        oldest = [*must, *young][: math.ceil(limits.groups * limits.oversample)]
-        ready = [number for number in oldest if begun[number].complete][: limits.groups]
-        return (sorted(ready), too_old + left_over) if len(ready) == limits.groups else None
+        taken = [*due, *young][: limits.groups]
+        if len(taken) < limits.groups or not all(begun[number].complete for number in taken):
+            return None
+        return sorted(taken), too_old + due[limits.groups :]
 
     async def _play_on(self) -> None:
         """Play one episode after the other."""
@@ -191,9 +175,8 @@ class AsyncRollouts:
     def _following(self) -> tuple[Group, int] | None:
         """The next episode: its group, and its place there; None if none may begin."""
         while not self._queue and self._next < self._limit:
-            number, self._next = self._next, self._next + 1
-            if number not in self._done:
-                group = self._begun[number] = self._group(number)
-                group.begun, group.played = self._version, [None] * len(group.episodes)
-                self._queue = [(group, index) for index in range(len(group.episodes))]
+            group = self._begun[self._next] = self._group(self._next)
+            group.begun, group.played = self._version, [None] * len(group.episodes)
+            self._queue = [(group, index) for index in range(len(group.episodes))]
+            self._next += 1
         return self._queue.pop(0) if self._queue else None

@@ -44,7 +44,7 @@ from reflectkit.jsonl import (
     write_json,
 )
 from reflectkit.seeding import use_threads
-from reflectkit.types import to_json
+from reflectkit.types import from_json, to_json
 
 CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
 """The name of a checkpoint's folder, with its step."""
@@ -89,58 +89,47 @@ class RunConfig(Config):
         return name
 
 
-def _numbered(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
-    """(number, stage, folder) of the runs without a name."""
-    if not results_dir.is_dir():
-        return
-    for folder in results_dir.iterdir():
-        if (match := NUMBERED.fullmatch(folder.name)) and folder.is_dir():
-            yield int(match[1]), match[2], folder
-
-
-def _named(results_dir: Path) -> Iterator[Path]:
-    """The named runs in `results_dir`, in order, without those of other results folders inside it (`results/seed0`)."""
-    stack = [results_dir]
-    while stack:
-        folder = stack.pop()
-        if folder != results_dir and (folder / "config.json").exists():
-            if read_record(folder).get("name") == folder.relative_to(results_dir).as_posix():
-                yield folder
-            continue
-        try:
-            names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-        except OSError:  # missing, or not readable
-            continue
-        names = [name for name in names if not name.startswith(".") and not NUMBERED.fullmatch(name)]
-        stack += [folder / name for name in sorted(names, reverse=True)]
+def _numbered(results_dir: Path) -> list[tuple[int, str, Path]]:
+    """(number, stage, folder) of the runs without a name, the newest first."""
+    folders = results_dir.iterdir() if results_dir.is_dir() else ()
+    named = [(NUMBERED.fullmatch(folder.name), folder) for folder in folders]
+    return sorted(((int(match[1]), match[2], path) for match, path in named if match and path.is_dir()), reverse=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
-        named = [(match, one) for one in folder.iterdir() if (match := CHECKPOINT.fullmatch(one.name))]
-        steps = {int(match[1]): one for match, one in named if one.is_dir()}
+        named = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.iterdir()]
+        steps = {int(match[1]): path for match, path in named if match and path.is_dir()}
         return [steps[step] for step in sorted(steps)]
     return []
 
 
 def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
-    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones."""
-    yield from (folder for _, name, folder in sorted(_numbered(results_dir), reverse=True) if name == stage)
-    yield from (folder for folder in _named(results_dir) if read_record(folder).get("stage") == stage)
+    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones; none of other results
+    folders inside it (`results/seed0`).
+    """
+    yield from (folder for _, name, folder in _numbered(results_dir) if name == stage)
+    for place, inside, files in os.walk(results_dir):
+        folder = Path(place)
+        if folder == results_dir or "config.json" not in files:
+            inside[:] = sorted(name for name in inside if not name.startswith(".") and not NUMBERED.fullmatch(name))
+            continue
+        inside.clear()
+        record = read_record(folder)
+        if record.get("name") == folder.relative_to(results_dir).as_posix() and record.get("stage") == stage:
+            yield folder
 
 
 def find_run(run: RunConfig, identity: Identity) -> Path | None:
     """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to
-    it.
+    it. Raises DataError if there is none and one is damaged, which would otherwise silently start again.
     """
-    if not run.name:
-        runs = list(runs_of(run.results_dir, identity.stage))
-        same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
-        for folder in runs if same is None else ():
-            intact_record(folder)  # otherwise a damaged run would silently start again
-        return same
-    return next((folder for folder in named_runs(run) if identity.fits(intact_record(folder))), None)
+    runs = named_runs(run) if run.name else list(runs_of(run.results_dir, identity.stage))
+    same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
+    for folder in runs if same is None else ():
+        intact_record(folder)
+    return same
 
 
 def named_runs(run: RunConfig) -> list[Path]:
@@ -170,7 +159,12 @@ def new_folder(run: RunConfig, identity: Identity, again: bool, holding: context
                     continue
                 _empty(folder)
                 name = folder.relative_to(run.results_dir).as_posix() if run.name else ""
-                record = identity.as_json() | {"name": name} | circumstances(run.seed)
+                record: dict[str, Any] = {
+                    "stage": identity.stage,
+                    "settings": dict(identity.settings),
+                    "inputs": dict(identity.inputs),
+                }
+                record |= {"name": name, "seed": run.seed} | circumstances()
                 write_json(folder / "config.json", record | {CHECKSUM: record_checksum(record)})
                 holding.push(attempt.pop_all())
                 return folder
@@ -245,14 +239,6 @@ def _is_free(folder: Path) -> bool:
     return not folder.exists() and not folder.is_symlink()
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove the locked folder of a run that failed before it made anything."""
-    with contextlib.suppress(OSError):
-        sweep(folder)
-        if {path.name for path in folder.iterdir()} <= {"config.json", LOCK}:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def write_permission(folder: Path) -> None:
     """Raises ConfigError if files cannot be written to `folder`, which is created if it is missing."""
     with contextlib.suppress(OSError):
@@ -276,10 +262,6 @@ class Identity:
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
     config: Config
-
-    def as_json(self) -> dict[str, Any]:
-        """The entries for config.json."""
-        return {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Whether `record`, the config.json of a run, has this identity."""
@@ -309,19 +291,15 @@ def digest(path: Path) -> str:
     Raises DataError if it is missing or cannot be read.
     """
     try:
-        if not path.is_dir():
-            return _file_digest(path)
-        parts = [f"{file.relative_to(path)} {_file_digest(file)}" for file in visible_files(path)]
+        if path.is_dir():
+            text = "\n".join(f"{file.relative_to(path)} {digest(file)}" for file in visible_files(path))
+            return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        facts = path.stat()
+        return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
     except FileNotFoundError:
         raise missing(path) from None
     except PermissionError as error:
         raise DataError(str(error.filename), "cannot be read; change its permissions") from None
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    facts = path.stat()
-    return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
 
 
 def recorded_defaults(config: Config) -> dict[str, Any]:
@@ -337,18 +315,17 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def circumstances(seed: int) -> dict[str, Any]:
-    """The seed, package versions and commit of a run, for config.json."""
+def circumstances() -> dict[str, Any]:
+    """Package versions and the commit, for config.json."""
     versions = {}
     for package in ("reflectkit", *RECORDED_PACKAGES):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     commit = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        here = Path(__file__).parent
-        command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    return {"seed": seed, "versions": versions, "commit": commit}
+    return {"versions": versions, "commit": commit}
 
 
 def intact_record(folder: Path) -> dict[str, Any]:
@@ -431,8 +408,11 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
                 (folder / "report.json").unlink(missing_ok=True)
             try:
                 yield Run(stage, folder, report)
-            except BaseException:
-                remove_if_empty(folder)
+            except BaseException:  # it goes if it has made nothing
+                with contextlib.suppress(OSError):
+                    sweep(folder)
+                    if {path.name for path in folder.iterdir()} <= {"config.json", LOCK}:
+                        shutil.rmtree(folder, ignore_errors=True)
                 raise
             return
 
@@ -482,10 +462,7 @@ def _finished(stage: str, folder: Path) -> Report | None:
         outputs = {Path(path): recorded for path, recorded in record["outputs"].items()}
         if any(digest(path) != recorded for path, recorded in outputs.items()):
             return None
-        tables = tuple(
-            Table(table["title"], tuple(table["columns"]), tuple(tuple(row) for row in table["rows"]))
-            for table in record["tables"]
-        )
+        tables = tuple(from_json(Table, table) for table in record["tables"])
         return Report(stage, folder, record["figures"], tuple(outputs), tables, skipped=True)
     except (DataError, KeyError, TypeError, AttributeError):
         return None

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 from reflectkit.config import flag
 from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import TEMPORARY_PREFIX, sha256
+from reflectkit.jsonl import replacing_folder, sha256
 from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
@@ -73,15 +73,11 @@ class WeightsFolder:
         ConfigError if the folder cannot be written.
         """
         name = self.name(version)
-        with self._writing():
-            staging = self.folder / f"{TEMPORARY_PREFIX}{name}"
-            staging.mkdir(parents=True, exist_ok=True)
-            only = {}
-            if hasattr(player.model, "peft_config"):
-                only = {"selected_adapters": [player.adapter or POLICY_ADAPTER]}
+        adapter = hasattr(player.model, "peft_config")
+        only = {"selected_adapters": [player.adapter or POLICY_ADAPTER]} if adapter else {}
+        with self._writing(), replacing_folder(self.folder / name) as staging:
             player.model.save_pretrained(staging, safe_serialization=True, **only)
             player.tokenizer.save_pretrained(staging)
-            staging.rename(self.folder / name)
         return self._path_there(name)
 
     def copy(self, folder: FilePath, name: str) -> str:

@@ -54,12 +54,11 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "max_tokens": learner.max_tokens,
     }
     if trainer.rollouts is not None:
-        state["ahead"] = trainer.rollouts.progress
+        state["ahead"] = {"first": trainer.rollouts.first}
     second = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
     if second is not None:
         state["reflector_max_tokens"] = second.max_tokens
 
-    averages = learner.teacher.pairs() if learner.teacher is not None and learner.settings.ema else {}
     weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
     if not trainer.processes.first:
@@ -70,7 +69,6 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         if learner.critic is not None:
             tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
-        tensors |= {f"teacher.{name}": average for name, (average, _) in averages.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
             save_player(
@@ -119,8 +117,6 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         if learner.critic is not None:
             learner.critic.load_state_dict(_part(tensors, "critic."))
         learner.load_optimizer_state(_part(tensors, "optimizer."))
-        if learner.teacher is not None and learner.settings.ema:
-            learner.teacher.load(_part(tensors, "teacher."))
         learner.max_tokens = min(learner.max_tokens, int(state["max_tokens"]))
         if trainer.reflector_trainer is not None:
             second = trainer.reflector_trainer.learner
@@ -131,7 +127,7 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
         if "ahead" in state:  # what was being played begins again
-            trainer.begin_at = int(state["ahead"]["first"]), [int(number) for number in state["ahead"]["skip"]]
+            trainer.begin_at = int(state["ahead"]["first"])
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))

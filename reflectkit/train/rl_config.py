@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -171,21 +170,12 @@ class StalenessConfig(Config):
         help="Maximum importance weight (policy / sampler) in the loss and in the KL term, with --max-staleness.",
         ge=1,
     )
-    oversample: float = option(
-        1.0,
-        help="With --max-staleness, an update learns from the first complete groups among so many times as many; the"
-        " others come next.",
-        ge=1,
-    )
     episode_timeout_s: float = option(0.0, help="Seconds after which an episode is truncated; 0: no limit.", ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         ahead = "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
         refuse(not self.max_staleness and non_default(self, "importance_weight_max"), ahead)
-        kept = f"--oversample {self.oversample:g} keeps groups for later updates: raise --max-staleness to"
-        fix = f"{math.ceil(self.oversample) - 1} or more, or lower --oversample"
-        refuse(self.oversample > 1 + self.max_staleness, f"{kept} {fix}")
         return self
 
 
@@ -277,14 +267,6 @@ class DistillConfig(Config):
         "forward",
         name="distill_divergence",
         help="forward, KL(with comments, without); reverse, KL(without, with); or js (Jensen-Shannon).",
-    )
-    ema: float = option(
-        0.0,
-        name="distill_ema",
-        help="Who reads the comments: 0, the frozen policy that training started from; else a moving average of the"
-        " policy, which keeps this share of itself in an update, e.g. 0.99.",
-        ge=0,
-        lt=1,
     )
     comments_on: Literal["all", "failed"] = option(
         "all", help="Learn from the comments in all groups of episodes, or only in those without a success (failed)."

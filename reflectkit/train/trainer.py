@@ -168,7 +168,7 @@ class Trainer:
     step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
     episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the reflector, if it learns too.
     rollouts: those that are played while the policy learns, once they have begun. begin_at: the number of the first
-    group that is not learned from yet, and of later ones that are: after a restart.
+    group that is not learned from yet, after a restart.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Trainer:
         self.step = 0
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
-        self.begin_at: tuple[int, list[int]] | None = None
+        self.begin_at: int | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
@@ -326,15 +326,13 @@ class Trainer:
         """Episodes that were played ahead of this update, and figures of how stale they are."""
         config, limits = self.config, self.config.staleness
         if self.rollouts is None:
-            first, skip = self.begin_at or (self.step * config.groups, [])
             self.rollouts = AsyncRollouts(
                 self._group,
                 self.agent,
-                StalenessLimits(config.groups, limits.max_staleness, limits.oversample, config.steps * config.groups),
+                StalenessLimits(config.groups, limits.max_staleness, config.steps * config.groups),
                 width=min(config.width, *(level.max_concurrency for level in config.levels)),
                 timeout_s=limits.episode_timeout_s,
-                first=first,
-                skip=skip,
+                first=self.step * config.groups if self.begin_at is None else self.begin_at,
             )
         taken = self.rollouts.take(self.step)
         versions = [turn.decision.version for trajectory in taken.played for turn in trajectory.turns]

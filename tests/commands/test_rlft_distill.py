@@ -33,7 +33,7 @@ def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Pa
     "settings",
     [
         {"reflector": Path("oracle")},
-        {"reflector": "reflection", "distill_ema": 0.5, "reflect_temperature": 1.0},
+        {"reflector": "reflection", "reflect_temperature": 1.0},
         {
             "reflector": "reflection",
             "algo": "grpo",
@@ -42,7 +42,7 @@ def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Pa
             "distill_joint": 0.3,
             "horizon": 4,
         },
-        {"reflector": Path("oracle"), "distill_ema": 0.5, "policy": "policy-adapter"},
+        {"reflector": Path("oracle"), "policy": "policy-adapter"},
         {"reflector": Path("oracle"), "policy": "base", "lora_r": 4},
     ],
 )
@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_from_another_is_as_if_never_stopped(
 
 
 def test_two_processes_distill_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
-    more = ["--distill-comments", "1", "--distill-ema", "0.5", "--algo", "ppo", "--max-steps", "2", "--episodes", "8",
+    more = ["--distill-comments", "1", "--algo", "ppo", "--max-steps", "2", "--episodes", "8",
         "--learning-rate", "1e-3", "--minibatch", "20"]  # fmt: skip
     one, two = ([*command(corridor_folder, *more), "--results-dir", str(tmp_path / name)] for name in ("1", "2"))
     assert main(one) == 0
@@ -109,7 +109,7 @@ def test_empty_comments_are_counted_and_skipped(
     ("settings", "message"),
     [
         ({"distill_comments": 1.0}, "needs comments; add --reflector"),
-        ({"distill_ema": 0.5}, "--distill-ema is a setting of distillation"),
+        ({"distill_joint": 0.5}, "--distill-joint is a setting of distillation"),
         ({"algo": "none"}, "add --distill-comments 1"),
         ({"reflector": Path("oracle")}, "'oracle' is no model"),
         ({"reflector": Path("oracle"), "distill_comments": 1.0, "reflect_prob": 0.5}, "use --distill-joint"),
