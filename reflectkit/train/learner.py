@@ -165,8 +165,9 @@ def score(
     actions = [samples[row].choices.index(samples[row].tokens[place:]) for row, place in zip(rows, places, strict=True)]
     unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
     action_N = torch.tensor(actions, device=unit_N.device)
-    logprobs_NK, entropy_U = logprobs_UK[unit_N], entropy(logprobs_UK)
-    return Scored(rows, places, logprobs_UK[unit_N, action_N], entropy_U[unit_N], hidden_UD[unit_N], logprobs_NK)
+    logprob_N = logprobs_UK[unit_N, action_N]  # before the entropy: the order in which gradients are summed
+    entropy_N = entropy(logprobs_UK)[unit_N]
+    return Scored(rows, places, logprob_N, entropy_N, hidden_UD[unit_N], logprobs_UK[unit_N])
 
 
 @dataclass(frozen=True)
