@@ -155,13 +155,6 @@ class FileContext:
     readme: str = ""
 
 
-def context_of(root: str, path: str, excerpts: Mapping[str, str]) -> FileContext:
-    """The context of file `path` of repository `root`. excerpts: by path, of all files that can be read."""
-    readme = next((excerpts[other] for other in sorted(excerpts) if README.fullmatch(other) and other != path), "")
-    persona = generator(0, "persona", root, path).choice(PERSONAS)
-    return FileContext(persona, shorten("\n".join(sorted(excerpts)), TREE_TOKENS), shorten(readme, README_TOKENS))
-
-
 def question_messages(path: str, kind: str, excerpt: str, count: int, context: FileContext) -> tuple[Message, ...]:
     """The chat that asks for `count` questions about a file. kind: "code", "data" or "text"."""
     around = f"The files of the project {path} is in:\n\n{barred(context.tree)}\n"
@@ -214,28 +207,6 @@ FILES = 8  # shown at most
 TOKENS = 8000  # of all files together, about
 VERDICT = re.compile(r"^\W*(?:question\s*)?(?P<question>\d+)\W*[:.)]\s*(?P<files>.*)$", re.IGNORECASE | re.MULTILINE)
 PLACEHOLDER = "word " * LONGEST
-
-
-def candidates(path: str, questions: Sequence[str], excerpts: Mapping[str, str]) -> list[str]:
-    """File `path` and the files of its folder that share most keywords with `questions`; at most eight, sorted."""
-    folder = path.rpartition("/")[0]
-    asked = set(keywords(" ".join(questions)))
-    others = [other for other in sorted(excerpts) if other != path and other.rpartition("/")[0] == folder]
-    others.sort(key=lambda other: -len(asked.intersection(keywords(excerpts[other]))))
-    return sorted([path, *others[: FILES - 1]])
-
-
-def check_messages(questions: Sequence[str], excerpts: Mapping[str, str]) -> tuple[Message, ...]:
-    """The chat that asks which of the files (path → excerpt) answer each question. Both are numbered from 1."""
-    room = TOKENS // len(excerpts)
-    files = "\n\n".join(
-        f"File {number}, {path}, each line after a bar:\n\n{barred(shorten(text, room))}"
-        for number, (path, text) in enumerate(excerpts.items(), 1)
-    )
-    asked = "\n".join(f"{number}. {question}" for number, question in enumerate(questions, 1))
-    form = "For each question write one line with its number, a colon, and the numbers of all files that answer it, or"
-    example = f'{form} the word none; nothing else. For example "1: 2", "2: none" or "3: 1, 4".'
-    return Message("system", CHECK_SYSTEM), Message("user", f"{files}\n\nQuestions:\n{asked}\n\n{example}")
 
 
 def parse_check(text: str, questions: int, files: int) -> list[set[int]]:
@@ -336,16 +307,33 @@ def estimate_questions(
 
 
 def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[str]]:
-    """The request that asks which files answer the questions, and the paths of these files in its order."""
+    """The request that asks which files answer the questions, and the paths of these files in its order: the file
+    itself, and those of its folder that share most keywords with the questions. Both are numbered from 1.
+    """
     questions, excerpts = [question for question, _ in pairs], material.excerpts[file.root]
-    paths = candidates(file.path, questions, excerpts)
-    messages = check_messages(questions, {path: excerpts[path] for path in paths})
-    name = f"{file.root}/{file.path}: which files answer"
-    return Request(name, messages, MOST_A_VERDICT * len(questions) + 30), paths
+    asked = set(keywords(" ".join(questions)))
+    folder = file.path.rpartition("/")[0]
+    others = [other for other in sorted(excerpts) if other != file.path and other.rpartition("/")[0] == folder]
+    others.sort(key=lambda other: -len(asked.intersection(keywords(excerpts[other]))))
+    paths = sorted([file.path, *others[: FILES - 1]])
+    shown = "\n\n".join(
+        f"File {number}, {path}, each line after a bar:\n\n{barred(shorten(excerpts[path], TOKENS // len(paths)))}"
+        for number, path in enumerate(paths, 1)
+    )
+    listed = "\n".join(f"{number}. {question}" for number, question in enumerate(questions, 1))
+    form = "For each question write one line with its number, a colon, and the numbers of all files that answer it, or"
+    example = f'{form} the word none; nothing else. For example "1: 2", "2: none" or "3: 1, 4".'
+    messages = Message("system", CHECK_SYSTEM), Message("user", f"{shown}\n\nQuestions:\n{listed}\n\n{example}")
+    return Request(
+        f"{file.root}/{file.path}: which files answer", messages, MOST_A_VERDICT * len(questions) + 30
+    ), paths
 
 
 def _request(file: File, material: Material, count: int) -> Request:
-    context = context_of(file.root, file.path, material.excerpts[file.root])
+    excerpts = material.excerpts[file.root]
+    readme = next((excerpts[path] for path in sorted(excerpts) if README.fullmatch(path) and path != file.path), "")
+    persona = generator(0, "persona", file.root, file.path).choice(PERSONAS)
+    context = FileContext(persona, shorten("\n".join(sorted(excerpts)), TREE_TOKENS), shorten(readme, README_TOKENS))
     messages = question_messages(file.path, kind_of(file.path) or "text", file.excerpt, count, context)
     return Request(f"{file.root}/{file.path}", messages, 120 * count + 100 + ANALYSIS_TOKENS)
 

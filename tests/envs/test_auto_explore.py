@@ -27,7 +27,7 @@ def repos(tmp_path: Path) -> Path:
 
 
 def start(repos: Path, filename: str = "app/rules/fees.py", **options: Any) -> Any:
-    env = AutoExplore(repos, **options)
+    env = AutoExplore(repos_dir=repos, **options)
     env.reset(explore_task(filename), 0)
     return env
 
@@ -37,7 +37,7 @@ def take(env: Any, command: str) -> Any:
 
 
 def test_listing_history_output_and_choices(repos: Path) -> None:
-    env = AutoExplore(repos)
+    env = AutoExplore(repos_dir=repos)
     seen = env.reset(explore_task("app/rules/fees.py"), 0)
     assert seen.text == (
         "Task: Where is the late fee worked out?\nFolder: /\nFiles: app/, docs/, README.md, setup notes.txt\n"
@@ -208,7 +208,7 @@ def test_only_what_is_offered_can_be_done_and_nothing_outside_named(repos: Path,
 def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
     for number in range(40):
         (repos / "library" / "app" / "rules" / f"other{number}.py").write_text("x = 1  # nothing to see")
-    env = AutoExplore(repos, leaveout_prob=0.5)
+    env = AutoExplore(repos_dir=repos, leaveout_prob=0.5)
     kept = []
     for seed in (1, 1, 2):
         env.reset(explore_task("app/rules/fees.py"), seed)
@@ -218,7 +218,7 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
         kept.append(seen.choices)
     assert kept[0] == kept[1] != kept[2]
     assert 15 < len(kept[0]) < 75  # about half of 82
-    env = AutoExplore(repos)
+    env = AutoExplore(repos_dir=repos)
     env.reset(explore_task("app/rules/fees.py"), 1)
     take(env, "cd app")
     assert len(take(env, "cd rules").observation.choices) == 1 + 2 * 41
@@ -250,4 +250,4 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
 def test_bad_tasks_are_refused_by_field(repos: Path, change: dict[str, Any], field: str) -> None:
     good = explore_task("README.md")
     with pytest.raises(DataError, match=f"field '{field}'" if field else "no such repository"):
-        AutoExplore(repos).reset(Task(good.id, good.env, good.level, good.group, good.data | change), 0)
+        AutoExplore(repos_dir=repos).reset(Task(good.id, good.env, good.level, good.group, good.data | change), 0)

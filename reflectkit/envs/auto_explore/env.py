@@ -58,44 +58,6 @@ TO_FOLDER = ("Folder {name} looks right.", "It should be in {name}.")
 TO_TOP = ("Nothing here fits.", "It is elsewhere.")
 
 
-def write_comment(
-    question: str,
-    read: str | None,
-    output: str,
-    folder: Folder,
-    following: str,
-    mistaken: bool,
-    generator: random.Random,
-) -> str:
-    """One line about a state.
-
-    read: path of the file that the last command showed, or None. output: its text. following: the best next command.
-    mistaken: whether the last command was a mistake.
-    """
-    asked_about = question_words(question)[:NAMED]
-    name = following.partition(" ")[2]
-    parts = []
-    if read is None:
-        if mistaken:
-            parts.append(generator.choice(STRAYED))
-        parts.append(generator.choice(ASKED).format(words=", ".join(asked_about) or "something"))
-    else:
-        file = PurePosixPath(read).name
-        places = places_of_words(output)
-        found = [(word, places.get(stem(word.lower()))) for word in asked_about]
-        parts.append(", ".join(f'{word} in "{place}"' if place else f"no {word}" for word, place in found) + ".")
-        if following == f"id {file}":
-            return " ".join([*parts, generator.choice(FOUND).format(file=file)])
-        parts.append(generator.choice(NOT_HERE).format(file=file))
-        if mistaken:
-            parts.append(generator.choice(WRONG))
-    if following == UP:
-        parts.append(generator.choice(TO_TOP))
-    else:
-        parts.append(generator.choice(TO_FOLDER if name in folder.folders else TO_FILE).format(name=name))
-    return " ".join(parts)
-
-
 def places_of_words(output: str) -> dict[str, str]:
     """The first place of each word's stem in `output`: the name that has it, up to the end of the next name on its
     line.
@@ -206,12 +168,27 @@ class AutoExploreTeacher(Teacher):
 
     def comment(self, generator: random.Random) -> str:
         """What the question asks, what the last output says about it as far as it is shown, and where to look."""
-        env = self.env
-        read = env.walk.shown[-1] if env.history and env.history[-1].startswith("cat ") else None
+        env, mistaken = self.env, self.note() == "mistake"
+        asked_about = question_words(env.question)[:NAMED]
         following = env.commands[self.action()]
-        return write_comment(
-            env.question, read, env.shown_output, env.walk.folder, following, self.note() == "mistake", generator
-        )
+        name = following.partition(" ")[2]
+        parts = []
+        if env.history and env.history[-1].startswith("cat "):
+            file = PurePosixPath(env.walk.shown[-1]).name
+            places = places_of_words(env.shown_output)
+            found = [(word, places.get(stem(word.lower()))) for word in asked_about]
+            parts.append(", ".join(f'{word} in "{place}"' if place else f"no {word}" for word, place in found) + ".")
+            if following == f"id {file}":
+                return " ".join([*parts, generator.choice(FOUND).format(file=file)])
+            parts.append(generator.choice(NOT_HERE).format(file=file))
+            if mistaken:
+                parts.append(generator.choice(WRONG))
+        else:
+            if mistaken:
+                parts.append(generator.choice(STRAYED))
+            parts.append(generator.choice(ASKED).format(words=", ".join(asked_about) or "something"))
+        to = TO_TOP if following == UP else TO_FOLDER if name in env.walk.folder.folders else TO_FILE
+        return " ".join([*parts, generator.choice(to).format(name=name)])
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:
@@ -259,32 +236,34 @@ class AutoExplore(Env):
         " negative cost, divided by the step limit."
     )
 
-    def __init__(self, repos_dir: Path | str | None = None, **settings: Any) -> None:
-        super().__init__(repos_dir=repos_dir, **settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self._over = True
 
-    @property
-    def repos_dir(self) -> Path:
-        """The folder of the filtered repositories."""
-        return self.settings.repos_dir or (self.data_folder or Path("data/auto_explore")) / REPOSITORIES
-
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin `task`.
-
-        Raises
-        ------
-        DataError: another env's task; a repository or file that is not there; a question that is too long for the
-        prompt.
+        """Begin `task`. Raises DataError for another env's task, a repository or file that is not there or cannot be
+        named, and a question that is too long for the prompt.
         """
         check_task(task, self.name, self.levels[:-1])
         asked = read_question(task.data, task.id)
-        self.repository = find_repository(self.repos_dir, asked.root)
+        self.repository = find_repository(
+            self.settings.repos_dir or (self.data_folder or Path("data/auto_explore")) / REPOSITORIES, asked.root
+        )
         self.question = " ".join(asked.question.split())
         if (tokens := count_short(self.question)) > self.settings.prompt_tokens * QUESTION_SHARE:
             raise DataError(
                 task.id, f"takes {tokens} of {self.settings.prompt_tokens} --prompt-tokens", field="question"
             )
-        self.targets = self._targets(task, asked.filename)
+        target, root = asked.filename, self.repository.root
+        if target not in self.repository.sizes:
+            raise DataError(task.id, f"the repository {root} has no file {target!r:.200}", field="filename")
+        if not offered(self.repository, target):
+            why = f"{target!r:.200} lies in a folder with too many entries to be named"
+            raise DataError(task.id, why, field="filename")
+        if task.level != str(target.count("/")):
+            raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
+        others = task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
+        self.targets = frozenset([target, *(name for name in others if offered(self.repository, name))])
         if self.settings.easy:
             self.question = f"Find {asked.filename}"
 
@@ -331,30 +310,31 @@ class AutoExplore(Env):
         return -(STEP * (self.horizon - len(self.history)) + self.horizon) / self.horizon
 
     def baseline(self, name: str) -> int:
-        """The choice of the keyword player; it sees what `reset` and `step` return, and nothing else."""
-        return keyword_choice(self._text(), self.commands)
+        """The choice of the keyword player, which reads only what a policy reads.
+
+        It names the file that it has just read if that has enough of the question's words; else reads the file, or
+        enters the new folder, whose name has most of them; else goes up.
+        """
+        head, _, output = self._text().partition("\nOutput:")
+        fields, choices = dict(line.split(": ", 1) for line in head.splitlines()), self.commands
+        asked, done = keywords(fields["Task"]), fields["Commands"].split("; ")
+
+        def share(text: str) -> float:
+            found = {stem(word) for word in words(text)}
+            return sum(word in found for word in asked) / max(1, len(asked))
+
+        verb, _, read = done[-1].partition(" ")
+        if verb == "cat" and share(f"{read} {output}") >= ENOUGH:
+            return choices.index(f"id {read}")
+        new = [n for n in choices if n.startswith("cat ") or (n.startswith("cd ") and n not in (UP, *done))]
+        if new:
+            return choices.index(max(new, key=lambda name: (share(name), name.startswith("cat "))))
+        return choices.index(UP) if UP in choices else len(choices) - 1
 
     def way(self, here: str, shown: int | None = None) -> list[str]:
         """The commands of the shortest path from folder `here` to naming a target. shown: number of files read."""
         read = self.walk.shown[:shown]
         return min((shortest_path(target, here, read=target in read) for target in sorted(self.targets)), key=len)
-
-    def _targets(self, task: Task, target: str) -> frozenset[str]:
-        """The right answers. Raises DataError for a file that is not there or cannot be named."""
-        if target not in self.repository.sizes:
-            raise DataError(
-                task.id, f"the repository {self.repository.root} has no file {target!r:.200}", field="filename"
-            )
-        if not offered(self.repository, target):
-            raise DataError(
-                task.id, f"{target!r:.200} lies in a folder with too many entries to be named", field="filename"
-            )
-        if task.level != str(target.count("/")):
-            raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
-        others = task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
-        if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
-            raise DataError(task.id, "expected a list of file names", field="teacher_answers")
-        return frozenset([target, *(name for name in others if offered(self.repository, name))])
 
     def _observe(self) -> Observation:
         self.commands = self.walk.commands()
@@ -382,29 +362,6 @@ class AutoExplore(Env):
             self.repository.memo[key] = shown, count_tokens(shown)
         output: tuple[str, int] = self.repository.memo[key]
         return output
-
-
-def keyword_choice(prompt: str, choices: Sequence[str]) -> int:
-    """The choice of the keyword player, an untrained baseline that reads only what a policy reads.
-
-    It names the file that it has just read if that has enough of the question's words; else reads the file, or enters
-    the new folder, whose name has most of them; else goes up.
-    """
-    head, _, output = prompt.partition("\nOutput:")
-    fields = dict(line.split(": ", 1) for line in head.splitlines())
-    asked, done = keywords(fields["Task"]), fields["Commands"].split("; ")
-
-    def share(text: str) -> float:
-        found = {stem(word) for word in words(text)}
-        return sum(word in found for word in asked) / max(1, len(asked))
-
-    verb, _, read = done[-1].partition(" ")
-    if verb == "cat" and share(f"{read} {output}") >= ENOUGH:
-        return choices.index(f"id {read}")
-    new = [name for name in choices if name.startswith("cat ") or (name.startswith("cd ") and name not in (UP, *done))]
-    if new:
-        return choices.index(max(new, key=lambda name: (share(name), name.startswith("cat "))))
-    return choices.index(UP) if UP in choices else len(choices) - 1
 
 
 @lru_cache(maxsize=10_000)

@@ -126,7 +126,13 @@ def repositories(folder: Path) -> list[Path]:
         raise DataError(folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another")
     found = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink())
     found = [path for path in found if path.is_dir() or (path.is_file() and path.name.lower().endswith(ARCHIVES))]
-    if (mark := _mark_of(folder)) and not any(map(_mark_of, found)):
+
+    def mark_of(repository: Path) -> str:  # "" also for one that cannot be read
+        with contextlib.suppress(OSError):
+            return next((name for name in sorted(os.listdir(repository)) if name.lower() in MARKS), "")
+        return ""
+
+    if (mark := mark_of(folder)) and not any(map(mark_of, found)):
         raise DataError(
             folder,
             f"is itself a repository, as it has {mark}; give the folder that contains it (here"
@@ -135,14 +141,6 @@ def repositories(folder: Path) -> list[Path]:
     if not found:
         raise DataError(folder, "has no repositories; put folders, .zip or .tar.gz files in it")
     return found
-
-
-def _mark_of(folder: Path) -> str:
-    """The name that shows that `folder` is a repository; "" if there is none, or if it cannot be read."""
-    try:
-        return next((name for name in sorted(os.listdir(folder)) if name.lower() in MARKS), "")
-    except OSError:
-        return ""
 
 
 def readable(path: Path) -> bool:
@@ -168,37 +166,32 @@ def filter_repository(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        files = _folder_files(source, result) if source.is_dir() else _archive_files(source, result)
-        with contextlib.closing(files):
+        with contextlib.closing((_folder_files if source.is_dir() else _archive_files)(source, result)) as files:
             for path, open_file in files:
                 advance()
                 _copy(path, open_file, staging, max_bytes, result)
+        result.why_not = "" if result.kept else "no files are left"
+        for folder, _, _ in os.walk(staging, topdown=False):
+            with contextlib.suppress(OSError):  # only empty folders can be removed
+                os.rmdir(folder)
+        if result.kept:
+            if target.is_symlink() or target.is_file():
+                target.unlink()
+            elif target.exists():
+                shutil.rmtree(target)
+            staging.rename(target)
+        return result
     except RepositoryRefusedError as error:
-        result = Filtered(result.name, why_not=str(error))
+        return Filtered(result.name, why_not=str(error))
     except DAMAGED as error:
         reason = str(error).splitlines()[0][:80] or "cut off"
-        result = Filtered(result.name, why_not=f"damaged or encrypted archive ({reason})")
+        return Filtered(result.name, why_not=f"damaged or encrypted archive ({reason})")
     except OSError as error:
         if error.errno in NOT_WRITTEN:
-            shutil.rmtree(staging, ignore_errors=True)
             raise
-        result = Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
-    except BaseException:
+        return Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
+    finally:
         shutil.rmtree(staging, ignore_errors=True)
-        raise
-    if not result.kept:
-        result.why_not = result.why_not or "no files are left"
-        shutil.rmtree(staging, ignore_errors=True)
-        return result
-    for folder, _, _ in os.walk(staging, topdown=False):
-        with contextlib.suppress(OSError):  # only empty folders can be removed
-            os.rmdir(folder)
-    if target.is_symlink() or target.is_file():
-        target.unlink()
-    elif target.exists():
-        shutil.rmtree(target)
-    staging.rename(target)
-    return result
 
 
 def _copy(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
@@ -340,31 +333,26 @@ Members = Generator[tuple[str, bool | None, Opener], None, None]
 
 
 def _members(source: Path) -> Members:
-    """Every member of archive `source`. Raises RepositoryRefusedError for a bomb."""
-    meter = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
-    return (_zip_members if source.name.lower().endswith(".zip") else _tar_members)(source, meter)
-
-
-def _zip_members(source: Path, meter: _Meter) -> Members:
-    with zipfile.ZipFile(source) as archive:
-        members = archive.infolist()
-        if len(members) > MEMBERS:
-            raise RepositoryRefusedError(f"more than {MEMBERS} files")
-        for member in members:
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            plain = None if member.filename.endswith("/") else kind in (0, stat.S_IFREG)
-            yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
-
-
-def _tar_members(source: Path, meter: _Meter) -> Members:
-    """One pass over the stream."""
-    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(unpacked), mode="r|") as archive:
-        for count, member in enumerate(archive):
+    """Every member of archive `source`; a .tar.gz in one pass over the stream. Raises RepositoryRefusedError for a
+    bomb.
+    """
+    spent = _Meter(FREE_BYTES + EXPANSION * source.stat().st_size)
+    if source.name.lower().endswith(".zip"):
+        with zipfile.ZipFile(source) as archive:
+            if len(archive.infolist()) > MEMBERS:
+                raise RepositoryRefusedError(f"more than {MEMBERS} files")
+            for entry in archive.infolist():
+                kind = stat.S_IFMT(entry.external_attr >> 16)
+                plain = None if entry.filename.endswith("/") else kind in (0, stat.S_IFREG)
+                yield entry.filename, plain, lambda entry=entry: spent.watch(archive.open(entry))  # type: ignore[misc]
+        return
+    with gzip.open(source) as unpacked, tarfile.open(fileobj=spent.watch(unpacked), mode="r|") as stream:
+        for count, member in enumerate(stream):
             if count > MEMBERS:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
-            meter.check(archive.offset)  # where the next member should begin; tarfile would read past the end for it
+            spent.check(stream.offset)  # where the next member should begin; tarfile would read past the end for it
             plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
-            yield member.name, plain, lambda member=member: archive.extractfile(member)  # type: ignore[misc]
+            yield member.name, plain, lambda member=member: stream.extractfile(member)  # type: ignore[misc]
 
 
 class _Meter:

@@ -30,12 +30,11 @@ from reflectkit.seeding import generator
 from reflectkit.text import keywords, notebook_source, words
 
 
-def word_set(text: str) -> frozenset[str]:
-    """The words of `text`, which are separated by spaces."""
+def _set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-VERBS = word_set(
+VERBS = _set(
     "accept add adjust allow append apply ask assert assign attach attempt begin benchmark bind block book bring "
     "build calculate call cancel cast change charge check choose clean clear clone close collect combine compare "
     "compute configure connect construct convert copy count create decide declare decode decorate define delete "
@@ -58,20 +57,20 @@ PAST = {
     "put": "put", "read": "read", "rebuild": "rebuilt", "reset": "reset", "run": "ran", "send": "sent", "set": "set",
     "show": "showed", "split": "split", "take": "took", "tell": "told", "throw": "threw", "write": "wrote",
 }  # fmt: skip
-DOUBLED = word_set("cancel drop log map plan plot skip stop strip swap trim wrap")
-FINITE = word_set(
+DOUBLED = _set("cancel drop log map plan plot skip stop strip swap trim wrap")
+FINITE = _set(
     "are aren't can can't cannot could did do does doesn't don't had has have is isn't may might must should was were "
     "will won't would"
 )
-NOUN_NEXT = word_set("and of or that which who whose")
+NOUN_NEXT = _set("and of or that which who whose")
 """Words that follow a noun: the "sum" of "sum of the prices" is none of the verbs."""
-CAUSES = word_set("after as at before by during for from if in on once to until when whenever where with")
+CAUSES = _set("after as at before by during for from if in on once to until when whenever where with")
 """Words that follow a participle: "raised if", unlike "requested file"."""
-LINKS = word_set("as because if since that when where whether which while who whose")
-ASKING = word_set("how what when where whether which who why")
-HALVES = word_set("and by for from in of on or to with")
+LINKS = _set("as because if since that when where whether which while who whose")
+ASKING = _set("how what when where whether which who why")
+HALVES = _set("and by for from in of on or to with")
 """Words that a name such as `to_dict` or `proxy_manager_for` has something left out at."""
-UNITS = word_set(
+UNITS = _set(
     "bytes celsius cents cm days degrees eur euros g grams hours kb kg kilos km kwh litres m mb metres minutes mm "
     "months ms pct percent points px seconds tonnes usd watts weeks years"
 )
@@ -122,28 +121,6 @@ def spelled(name: str) -> str:
     return " ".join(parts).lower()
 
 
-def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
-    """A question that is answered by the file which says `fact`.
-
-    place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or "about" (all or part of
-    a sentence), "says" (a whole sentence), "name" and "class" (of a definition), "heading", "columns", "row", "key",
-    "switch" (a key that is on or off).
-    """
-    if kind in ("does", "about", "says"):
-        return _about_sentence(fact, place, chance, whole=kind == "says")
-    if kind == "heading":
-        return _about_sentence(_sentence_case(fact), TEXT, chance)
-    if kind in ("name", "class"):
-        return _about_name(fact, kind == "class", chance)
-    if kind in ("key", "switch"):
-        return _about_setting(fact, kind == "switch", chance)
-    if kind == "row":
-        first, _, second = fact.partition(", ")
-        cells = f"{first} with {second}" if second else first
-        return chance.choice(("Which table lists {fact}?", "Which table has a line for {fact}?")).format(fact=cells)
-    return chance.choice(("Which table lists {fact}?", "Where are {fact} recorded?")).format(fact=fact)
-
-
 def shape_of(text: str, *, release_notes: bool = False) -> str:
     """The grammar of `text`: order ("return a fee"), deed ("returns a fee"), past ("raised if", in release notes also
     "added a fee"), sentence, question or thing.
@@ -169,49 +146,62 @@ def shape_of(text: str, *, release_notes: bool = False) -> str:
     return "thing"
 
 
-def _about_sentence(fact: str, place: str, chance: random.Random, *, whole: bool = False) -> str:
-    if fact.endswith("?"):
-        return f'Where can I read about "{fact}"'
-    shape = shape_of(fact, release_notes=place == NOTES)
-    if place == TEXT and shape == "past":
-        shape = "thing"
-    parts = fact.lower().split()
-    if shape == "thing" and whole and place != CODE and len(parts) >= WHOLE and LINKS.isdisjoint(parts):
-        shape = "sentence"
-    wordings = WORDINGS.get((place, shape)) or WORDINGS[TEXT, shape]
-    first, _, rest = fact.partition(" ")
-    return chance.choice(wordings).format(fact=fact, past=f"{past(first.lower())} {rest}")
+def worded(kind: str, fact: str, place: str, chance: random.Random) -> str:
+    """A question that is answered by the file which says `fact`.
 
-
-def _about_name(fact: str, is_class: bool, chance: random.Random) -> str:
-    first, *_, last = [*fact.split(), fact.split()[-1]]
-    if first in ("is", "has", "can", "should"):
-        wordings: tuple[str, ...] = ("Where do we find out if it {fact}?",)
-    elif first in HALVES or last in HALVES:
-        wordings = ('Where is "{fact}" in the code?',)
-    elif is_class:
-        wordings = ("Which file defines the {fact}?", "Where do we define the {fact}?")
-    elif first in VERBS:
-        wordings = ("Where do we {fact}?", "Where is the code to {fact}?")
-    elif is_plural(last):
-        wordings = ("Where are the {fact} worked out?", "Where is the code for the {fact}?")
+    place: what kind of file it is: `CODE`, `NOTES` or `TEXT`. kind: what the fact is: "does" or "about" (all or part of
+    a sentence), "says" (a whole sentence), "name" and "class" (of a definition), "heading", "columns", "row", "key",
+    "switch" (a key that is on or off).
+    """
+    wordings: tuple[str, ...]
+    done = ""
+    if kind == "row":
+        fact = " with ".join(fact.split(", ", 1))
+        wordings = ("Which table lists {fact}?", "Which table has a line for {fact}?")
+    elif kind == "columns":
+        wordings = ("Which table lists {fact}?", "Where are {fact} recorded?")
+    elif kind in ("key", "switch"):
+        head, of, owner = fact.partition(" of ")
+        *most, last = head.split()
+        if kind == "switch" and head.split()[0] in VERBS:
+            return f"Where do we set whether we {head}{f' for the {owner}' if of else ''}?"
+        noun = last
+        if most and last in UNITS:
+            head, noun = f"{' '.join(most)} in {last}", most[-1]
+        elif " in " in head:
+            noun = (most or [last])[-1]
+        fact = f"{head} of the {owner}" if of else head
+        verb = "are" if is_plural(noun) else "is"
+        wordings = (f"Where {verb} the {{fact}} set?", "Which settings have the {fact}?", "Where do we set the {fact}?")
+    elif kind in ("name", "class"):
+        first, *_, last = [*fact.split(), fact.split()[-1]]
+        if first in ("is", "has", "can", "should"):
+            wordings = ("Where do we find out if it {fact}?",)
+        elif first in HALVES or last in HALVES:
+            wordings = ('Where is "{fact}" in the code?',)
+        elif kind == "class":
+            wordings = ("Which file defines the {fact}?", "Where do we define the {fact}?")
+        elif first in VERBS:
+            wordings = ("Where do we {fact}?", "Where is the code to {fact}?")
+        else:
+            verb = "are" if is_plural(last) else "is"
+            wordings = (f"Where {verb} the {{fact}} worked out?", "Where is the code for the {fact}?")
     else:
-        wordings = ("Where is the {fact} worked out?", "Where is the code for the {fact}?")
-    return chance.choice(wordings).format(fact=fact)
-
-
-def _about_setting(fact: str, is_switch: bool, chance: random.Random) -> str:
-    head, of, owner = fact.partition(" of ")
-    *most, last = head.split()
-    if is_switch and (head.split()[0] in VERBS):
-        return f"Where do we set whether we {head}{f' for the {owner}' if of else ''}?"
-    if most and last in UNITS:
-        head = f"{' '.join(most)} in {last}"
-    named = f"{head} of the {owner}" if of else head
-    verb = "are" if is_plural((most or [last])[-1] if " in " in head else last) else "is"
-    return chance.choice(
-        (f"Where {verb} the {named} set?", f"Which settings have the {named}?", f"Where do we set the {named}?")
-    )
+        if kind == "heading":
+            fact, place = _sentence_case(fact), TEXT
+        if fact.endswith("?"):
+            return f'Where can I read about "{fact}"'
+        shape = shape_of(fact, release_notes=place == NOTES)
+        if place == TEXT and shape == "past":
+            shape = "thing"
+        parts = fact.lower().split()
+        is_long = kind == "says" and place != CODE and len(parts) >= WHOLE and LINKS.isdisjoint(parts)
+        if shape == "thing" and is_long:
+            shape = "sentence"
+        wordings = WORDINGS.get((place, shape)) or WORDINGS[TEXT, shape]
+        first, _, rest = fact.partition(" ")
+        done = f"{past(first.lower())} {rest}"
+    return chance.choice(wordings).format(fact=fact, past=done)
 
 
 def _sentence_case(heading: str) -> str:
@@ -264,12 +254,10 @@ DEFINITION = re.compile(
 FENCED = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1[^\n]*$", re.MULTILINE | re.DOTALL)
 """Code in Markdown, whose comments are no headings."""
 PYTHON_DEFINITION = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(?P<name>[A-Za-z]\w*)")
-KEYWORDS = word_set(
-    "if for while switch return else catch foreach using sizeof case do throw new range defer go select"
-)
-NOTES_OF = frozenset({"changelog", "changes", "history", "news", "releases", "whatsnew"})
+KEYWORDS = _set("if for while switch return else catch foreach using sizeof case do throw new range defer go select")
+NOTES_OF = _set("changelog changes history news releases whatsnew")
 """Names of release notes."""
-CONTINUED = frozenset({"and", "but", "e.g", "i.e", "nor", "note", "or", "see", "so", "then", "todo"})
+CONTINUED = _set("and but e.g i.e nor note or see so then todo")
 """First words of a sentence that says little without the text before it."""
 
 
@@ -291,19 +279,27 @@ def ask(
     two files are used for neither. Wording and selection depend only on the repository, the path
     and the text.
     """
-    facts = {path: list(_usable_facts(path, files[path])) for path in sorted(files)}
-    holders = Counter(key for in_file in facts.values() for key in {_key(fact) for fact in in_file})
+    facts = {path: {_key(fact): fact for fact in _usable_facts(path, files[path])} for path in sorted(files)}
+    holders = Counter(key for in_file in facts.values() for key in in_file)
     questions: dict[str, list[FileQuestion]] = {}
     for path, in_file in facts.items():
         chance = generator(0, "oracle", root, path)
         excerpt_words = set(keywords(excerpts[path]))
-        own = {
-            _key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and excerpt_words.issuperset(_key(fact))
-        }
+        by_kind: dict[str, list[Statement]] = {}
+        for key, fact in in_file.items():
+            if holders[key] == 1 and excerpt_words.issuperset(key):
+                by_kind.setdefault(fact.kind, []).append(fact)
+        for same in by_kind.values():
+            chance.shuffle(same)
+        chosen: list[Statement] = []
+        while len(chosen) < per_file and any(by_kind.values()):  # spread over as many kinds as possible
+            chosen += [same.pop() for same in by_kind.values() if same]
+        place = NOTES if PurePosixPath(path).stem.lower() in NOTES_OF else TEXT
+        place = CODE if kind_of(path) == "code" else place
         questions[path] = [
             FileQuestion.about(root, path, text, fact.answer, MODEL)
-            for fact in _varied(list(own.values()), per_file, chance)
-            if not leaks(text := worded(fact.kind, fact.text, _place(path), chance), path)
+            for fact in chosen[:per_file]
+            if not leaks(text := worded(fact.kind, fact.text, place, chance), path)
         ]
     return questions
 
@@ -325,46 +321,24 @@ def _key(fact: Statement) -> tuple[str, ...]:
     return tuple(sorted(keywords(fact.text)))
 
 
-def _varied(facts: list[Statement], count: int, chance: random.Random) -> list[Statement]:
-    """At most `count` of `facts`, spread over as many kinds as possible."""
-    by_kind: dict[str, list[Statement]] = {}
-    for fact in facts:
-        by_kind.setdefault(fact.kind, []).append(fact)
-    for same in by_kind.values():
-        chance.shuffle(same)
-    chosen: list[Statement] = []
-    while len(chosen) < count and any(by_kind.values()):
-        chosen += [same.pop() for same in by_kind.values() if same]
-    return chosen[:count]
-
-
 def _usable_facts(path: str, text: str) -> Iterator[Statement]:
-    """The facts of one file that have enough distinctive words."""
+    """The facts of one file that have enough distinctive words, are not the rest of something, and close what they
+    open.
+    """
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
-        plain = Statement(fact.kind, tidy(fact.text), " ".join(fact.answer.split())[:300])
-        distinctive = {word for word in keywords(plain.text) if not word.isdigit()} - stem
-        long_enough = low <= len(words(plain.text)) <= high and len(distinctive) >= low
-        if long_enough and plain.text.isprintable() and _reads_alone(plain.text):
-            yield plain
-
-
-def _reads_alone(text: str) -> bool:
-    """Whether `text` is not the rest of something, and closes what it opens."""
-    first = text.split()[0].lower().strip(".,")
-    return (
-        first not in CONTINUED
-        and "', '" not in text
-        and all(text.count(a) == text.count(b) for a, b in ("()", "[]", "{}"))
-    )
-
-
-def _place(path: str) -> str:
-    """What kind of text the sentences of file `path` stand in; see `worded`."""
-    if kind_of(path) == "code":
-        return CODE
-    return NOTES if PurePosixPath(path).stem.lower() in NOTES_OF else TEXT
+        plain = tidy(fact.text)
+        distinctive = {word for word in keywords(plain) if not word.isdigit()} - stem
+        long_enough = low <= len(words(plain)) <= high and len(distinctive) >= low
+        if (
+            long_enough
+            and plain.isprintable()
+            and plain.split()[0].lower().strip(".,") not in CONTINUED
+            and "', '" not in plain
+            and all(plain.count(a) == plain.count(b) for a, b in ("()", "[]", "{}"))
+        ):
+            yield Statement(fact.kind, plain, " ".join(fact.answer.split())[:300])
 
 
 def _facts(path: str, text: str) -> Iterator[Statement]:
@@ -468,10 +442,10 @@ def _table(text: str, separator: str) -> Iterator[Statement]:
     except csv.Error:
         return
     columns = [spelled(name) for name in header if words(name)]
-    chosen = [columns[start : start + 3] for start in range(max(1, len(columns) - 2))]
-    for part in chosen:
-        if len(part) >= 2:
-            yield Statement("columns", f"{', '.join(part[:-1])} and {part[-1]}", f"columns: {', '.join(header)}")
+    for start in range(max(1, len(columns) - 2)):
+        *part, last = columns[start : start + 3] or [""]
+        if part:
+            yield Statement("columns", f"{', '.join(part)} and {last}", f"columns: {', '.join(header)}")
     for row in rows:
         cells = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
         if len(row) == len(header) and cells:
@@ -492,11 +466,11 @@ def _settings(text: str, suffix: str) -> Iterator[Statement]:
 
 
 def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Statement]:
-    if isinstance(value, list) and value and len(above) < 4:
-        yield from _keys(value[0], above)
-    if not isinstance(value, dict) or len(above) >= 4:
+    if len(above) >= 4:
         return
-    for key, inside in value.items():
+    if isinstance(value, list) and value:
+        yield from _keys(value[0], above)
+    for key, inside in value.items() if isinstance(value, dict) else ():
         path = (*above, spelled(str(key)))
         if isinstance(inside, dict | list):
             yield from _keys(inside, path)

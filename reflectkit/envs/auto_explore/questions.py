@@ -94,26 +94,16 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
     """A demonstration in the original's layout, with its steps marked; a negative ends with the correction."""
-    item = (
-        {"model_name": "", "seed": 0, "info": f"positive{number}"}
-        | item
-        | {"filename": plain_path(item.get("filename"))}
-    )
+    item = {"model_name": "", "seed": 0, "info": f"positive{number}"} | item
+    item["filename"] = plain_path(item.get("filename"))
     steps = item.get("trajectory")
-    if not isinstance(steps, list):
-        return item
-    negative = str(item["info"]).startswith("negative")
-    marked = []
-    for index, step in enumerate(steps):
-        if isinstance(step, Mapping):
-            note = {1: "correction", 2: "mistake"}.get(len(steps) - index, "positive") if negative else "positive"
-            step = {"note": note} | dict(step)
-            if isinstance(step.get("cmd"), str):
-                step["cmd"] = normal_command(step["cmd"])
-            if step.get("reflection") is None:
-                step["reflection"] = ""
-        marked.append(step)
-    return item | {"trajectory": marked}
+    last = {1: "correction", 2: "mistake"} if str(item["info"]).startswith("negative") else {}
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        if isinstance(step, dict):
+            step.setdefault("note", last.get(len(item["trajectory"]) - index, "positive"))
+            step["cmd"] = normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
+            step["reflection"] = step.get("reflection") or ""
+    return item
 
 
 def plain_path(name: object) -> str:

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -43,27 +43,22 @@ class Repository:
     def __init__(self, root: Path, folders: Mapping[str, Folder], sizes: Mapping[str, int]) -> None:
         self.root, self.folders, self.sizes = root, folders, sizes
         self.memo: dict[Any, Any] = {}  # cache for results derived from these files
-        self._views: dict[tuple[str, int], str | None] = {}
 
     def view(self, path: str, budget: int) -> str | None:
         """The text of file `path`; only both ends if it has over `budget` tokens; None if it cannot be read.
 
         Raises KeyError if the repository has no such file.
         """
-        key = path, budget
-        if key not in self._views:
-            if path not in self.sizes:
-                raise KeyError(path)
-            self._views[key] = _read(self.root, path, budget)
-        return self._views[key]
+        if (path, budget) not in self.memo:
+            self.sizes[path]  # raises
+            self.memo[path, budget] = _read(self.root, path, budget)
+        text: str | None = self.memo[path, budget]
+        return text
 
 
 def open_repository(root: Path) -> Repository:
-    """The repository in folder `root`; read once a process, unless the folder was replaced since.
-
-    Raises
-    ------
-    DataError: no such folder, or more than 200,000 files.
+    """The repository in folder `root`; read once a process, unless the folder was replaced since. Raises DataError: no
+    such folder, or more than 200,000 files.
     """
     try:
         status = os.stat(root)
@@ -161,18 +156,17 @@ class Walk:
         """Path of the current folder."""
         self.shown: list[str] = []
         """Paths of the files that `cat` has shown, in order."""
-        self._folders: dict[str, Folder] = {}
+        self._visible = cache(self._without_hidden)
 
     @property
     def folder(self) -> Folder:
         """The current folder, without hidden files."""
         folder = self.repository.folders[self.here]
-        if self.hidden is None:
-            return folder
-        if self.here not in self._folders:
-            visible = tuple(name for name in folder.files if not self.hidden(self.path(name)))
-            self._folders[self.here] = Folder(folder.path, folder.folders, visible)
-        return self._folders[self.here]
+        return folder if self.hidden is None else self._visible(folder)
+
+    def _without_hidden(self, folder: Folder) -> Folder:
+        hidden: Any = self.hidden
+        return Folder(folder.path, folder.folders, tuple(n for n in folder.files if not hidden(self.path(n))))
 
     def path(self, name: str) -> str:
         """The path from the root of `name` in the current folder."""
@@ -197,10 +191,10 @@ class Walk:
         if command == UP and self.here:
             self.here = os.path.dirname(self.here)
             return Output()
-        if verb == "cd" and name in self.folder.folders:
-            self.here = self.path(name)
-            return Output()
         path = self.path(name)
+        if verb == "cd" and name in self.folder.folders:
+            self.here = path
+            return Output()
         if verb not in ("cat", "id") or name not in self.folder.files or (verb == "cat" and path in self.shown):
             raise IllegalActionError(f"cannot {command!r:.80} in /{self.here}")
         if verb == "id":
