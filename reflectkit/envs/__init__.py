@@ -49,11 +49,6 @@ PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
 SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
-OF_TEACHER = {"oracle": "action", "reflection": "comment"} | {
-    name: name for name in ("mistakes", "slips", "confirms", "is_demonstration")
-}
-OF_TASKSET = ("at_level", "cluster", "aspects", "split_of", "input_files", "problem_generator", "records_folder")
-
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -117,12 +112,6 @@ def _checked(kind: Any, name: str) -> Any:
         kind = metaclass(kind.__name__, (kind, Env), namespace)
     if not hasattr(kind, "name"):
         kind.name = kind.__name__.lower()
-    for trait, method in OF_TEACHER.items():
-        if hasattr(kind, trait):
-            raise ConfigError(f"{name}: its {trait} belongs in a Teacher, as {method}; name that as teacher_type")
-    for trait in OF_TASKSET:
-        if hasattr(kind, trait):
-            raise ConfigError(f"{name}: its {trait} belongs in a Taskset; write taskset = …Tasks()")
     if inspect.isfunction(inspect.getattr_static(kind, "tasks", None)):
         raise ConfigError(f"{name}: its tasks() is asked of the class; write @classmethod above it")
     if kind.teacher_type.has("mistakes") and not kind.teacher_type.has("note"):

@@ -168,43 +168,32 @@ class EnvSetup:
         """Raises DataError, with the commands to run first, if `path` is missing. demonstrated: it must hold
         demonstrations, too.
         """
-        if not path.exists():
-            commands = self._commands(path.name, demonstrated) if path.parent == self.folder else []
-            listed = " and ".join(filter(None, (", ".join(commands[:-1]), *commands[-1:])))
-            raise DataError(path, f"no such file; run {listed} first") if commands else missing(path)
-
-    def _commands(self, name: str, demonstrated: bool) -> list[str]:
-        """The commands that make file `name` of the env's folder from what is there; none for a name of no command."""
-        missing = {part for part in (PROBLEMS, RECORDS, f"{SPLITS[0]}.json") if not (self.folder / part).exists()}
-        with_env = f"--env {self.env}"
+        if path.exists():
+            return
+        taskset, env = self.taskset, f"--env {self.env}"
+        explores, splits = taskset.repositories_folder, [f"{split}.json" for split in SPLITS]
+        made = not taskset.has("tasks") and bool(taskset.problem_generator or explores)
+        lacks = {name: not (self.folder / name).exists() for name in (PROBLEMS, RECORDS, splits[0])}
+        commands: list[str] = []
+        name = path.name if path.parent == self.folder else ""  # of the file that the first command must make
         if name.startswith("sft"):
-            earlier = self._commands(f"{SPLITS[0]}.json", True) if f"{SPLITS[0]}.json" in missing else []
-            return [*earlier, f"`reflectkit gen-sft {with_env}`"]
-        if name in {f"{split}.json" for split in SPLITS}:
-            needs_records = RECORDS in missing and (demonstrated or PROBLEMS not in self._makes)
-            earlier = self._commands(RECORDS, True) if needs_records else []
-            if not needs_records and {PROBLEMS, RECORDS} <= missing:
-                earlier = self._commands(PROBLEMS, False)
-            return [*earlier, f"`reflectkit split {with_env}`"]
+            commands, demonstrated = [f"`reflectkit gen-sft {env}`"], True
+            name = splits[0] if lacks[splits[0]] else ""
+        if name in splits:
+            commands.insert(0, f"`reflectkit split {env}`")
+            name = RECORDS if demonstrated or not made else PROBLEMS
+            name = name if lacks[RECORDS] and lacks.get(name) else ""
         if name == RECORDS:
-            earlier = self._commands(PROBLEMS, False) if PROBLEMS in missing & self._makes else []
-            return [*earlier, f"`reflectkit gen-trajectory {with_env}`"]
-        if name != PROBLEMS:
-            return []
-        explores = self.kind.taskset.repositories_folder
-        filters = explores and not self.repos_folder.exists()
-        return [
-            *(["`reflectkit filter-repo`"] if filters else []),
-            f"`reflectkit gen-task {with_env}`",
-            *(["`reflectkit filter-task`"] if explores else []),
-        ]
-
-    @property
-    def _makes(self) -> set[str]:
-        """The file of problems, if `gen-task` makes it."""
-        taskset = self.taskset
-        made = not taskset.has("tasks") and (taskset.problem_generator or taskset.repositories_folder)
-        return {PROBLEMS} if made else set()
+            commands.insert(0, f"`reflectkit gen-trajectory {env}`")
+            name = PROBLEMS if made and lacks[PROBLEMS] else ""
+        if name == PROBLEMS:
+            filters = ["`reflectkit filter-repo`"] if explores and not self.repos_folder.exists() else []
+            own = [*filters, f"`reflectkit gen-task {env}`", *(["`reflectkit filter-task`"] if explores else [])]
+            commands = [*own, *commands]
+        if not commands:
+            raise missing(path)
+        listed = " and ".join(filter(None, (", ".join(commands[:-1]), commands[-1])))
+        raise DataError(path, f"no such file; run {listed} first")
 
     @property
     def repos_folder(self) -> Path:

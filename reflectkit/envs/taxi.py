@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from reflectkit.config import Config, NoSettings, option
 from reflectkit.env import ChoiceEnv, Taskset, Teacher, task_int
@@ -59,8 +58,7 @@ Cell = tuple[int, int]
 """Row and column, from 0 in the north and the west."""
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A state in words: row and column from 0; passenger 0 … 3 a stand, 4 aboard; destination 0 … 3 a stand."""
 
     row: int
@@ -89,21 +87,15 @@ def encode(view: View, side: int = 5) -> int:
     return ((view.row * side + view.column) * (STANDS + 1) + view.passenger) * STANDS + view.destination
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What a map looks like."""
+class Map:
+    """A map of `side` rows and columns. stands: the four stands. walls: cells with a wall to the east.
 
-    side: int
-    """Number of rows, and of columns."""
-    stands: tuple[Cell, ...]
-    """The four stands."""
-    walls: frozenset[Cell]
-    """Cells with a wall to the east."""
+    Transitions are by state (S) and action (6).
+    """
 
-    @property
-    def states(self) -> int:
-        """Number of states."""
-        return self.side * self.side * (STANDS + 1) * STANDS
+    def __init__(self, side: int, stands: tuple[Cell, ...], walls: frozenset[Cell]) -> None:
+        self.side, self.stands, self.walls = side, stands, walls
+        self.states = side * side * (STANDS + 1) * STANDS
 
     def starts(self) -> list[int]:
         """The states in which a passenger waits who wants to go elsewhere."""
@@ -117,66 +109,39 @@ class Layout:
             return state
         return encode(View(*self.stands[view.passenger], ABOARD, view.destination), self.side)
 
-    def beside(self, cell: Cell, down: int, right: int) -> Cell:
-        """Where a move from `cell` leads; `cell` itself against a wall or the edge."""
-        row, column = cell[0] + down, cell[1] + right
-        walled = right != 0 and (row, min(cell[1], column)) in self.walls
-        return (row, column) if 0 <= row < self.side and 0 <= column < self.side and not walled else cell
+    @cached_property
+    def next_state(self) -> list[list[int]]:
+        """Where an action leads (S, 6); against a wall or the edge, to the same state."""
+        table = []
+        for state in range(self.states):
+            row, column, passenger, destination = decode(state, self.side)
+            following = []
+            for down, right in MOVES:
+                cell = row + down, column + right
+                walled = right != 0 and (row, min(column, cell[1])) in self.walls
+                inside = 0 <= cell[0] < self.side and 0 <= cell[1] < self.side
+                following.append(View(*(cell if inside and not walled else (row, column)), passenger, destination))
+            here, aboard = (row, column), passenger == ABOARD
+            boards = not aboard and self.stands[passenger] == here
+            left = self.stands.index(here) if aboard and here in self.stands else passenger
+            following += [View(*here, ABOARD if boards else passenger, destination), View(*here, left, destination)]
+            table.append([encode(view, self.side) for view in following])
+        return table
 
+    def delivers(self, state: int, action: int) -> bool:
+        """Whether it ends the ride at the destination."""
+        row, column, passenger, destination = decode(state, self.side)
+        return action == DROPOFF and passenger == ABOARD and self.stands[destination] == (row, column)
 
-TAXI_V4 = Layout(5, ((0, 0), (0, 4), (4, 0), (4, 3)), frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)}))
-
-
-@lru_cache(maxsize=1024)
-def drawn(number: int) -> Layout:
-    """The layout of map `number` of `taxi-maps`. No wall closes a whole column, and north and south are never closed,
-    so any cell can be reached.
-    """
-    chance = generator(0, "taxi-maps", number)
-    walls: set[Cell] = set()
-    for _ in range(SEGMENTS):
-        column, length = chance.randrange(MAPS_SIDE - 1), chance.randint(SHORTEST, LONGEST)
-        first = chance.randrange(MAPS_SIDE - length + 1)
-        longer = walls | {(row, column) for row in range(first, first + length)}
-        if any((row, column) not in longer for row in range(MAPS_SIDE)):
-            walls = longer
-    cells = [(row, column) for row in range(MAPS_SIDE) for column in range(MAPS_SIDE)]
-    return Layout(MAPS_SIDE, tuple(chance.sample(cells, STANDS)), frozenset(walls))
-
-
-class World:
-    """The transitions of a map, by state (S) and action (6), and the way from each state to the delivery."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        side, stands = layout.side, layout.stands
-        self.next_state: list[list[int]] = []
-        """Where an action leads (S, 6)."""
-        self.delivers: list[list[bool]] = []
-        """Whether it ends the ride at the destination (S, 6)."""
-        for state in range(layout.states):
-            view = decode(state, side)
-            cell, passenger, destination = (view.row, view.column), view.passenger, view.destination
-            boards = passenger != ABOARD and stands[passenger] == cell
-            leaves = passenger == ABOARD and cell in stands
-            following = [View(*layout.beside(cell, *move), passenger, destination) for move in MOVES]
-            following.append(View(*cell, ABOARD if boards else passenger, destination))
-            following.append(View(*cell, stands.index(cell) if leaves else passenger, destination))
-            self.next_state.append([encode(view, side) for view in following])
-            self.delivers.append([False] * DROPOFF + [leaves and stands[destination] == cell])
-        self.distance = self._distances()
-        """Least number of actions to the delivery (S)."""
-
-    def _distances(self) -> list[int]:
-        """By breadth-first search from the deliveries backwards."""
+    @cached_property
+    def distance(self) -> list[int]:
+        """Least number of actions to the delivery (S), by breadth-first search from the deliveries backwards."""
         before: dict[int, list[int]] = {}
-        distance = [-1] * len(self.next_state)
-        for state, (following, delivers) in enumerate(zip(self.next_state, self.delivers, strict=True)):
-            for action in range(len(ACTIONS)):
-                if delivers[action]:
-                    distance[state] = 1
-                else:
-                    before.setdefault(following[action], []).append(state)
+        distance = [1 if self.delivers(state, DROPOFF) else -1 for state in range(self.states)]
+        for state, following in enumerate(self.next_state):
+            for action, after in enumerate(following):
+                if not self.delivers(state, action):
+                    before.setdefault(after, []).append(state)
         queue = deque(state for state, steps in enumerate(distance) if steps == 1)
         while queue:
             state = queue.popleft()
@@ -192,14 +157,30 @@ class World:
 
     def best(self, state: int) -> list[int]:
         """All first actions of shortest paths to the delivery, lowest index first."""
-        following, delivers = self.next_state[state], self.delivers[state]
-        ahead = [0 if delivers[action] else self.distance[following[action]] for action in range(len(ACTIONS))]
+        if self.delivers(state, DROPOFF):
+            return [DROPOFF]
         closer = self.distance[state] - 1
-        return [action for action, left in enumerate(ahead) if left == closer and not self.fatal(state, action)]
+        return [action for action, after in enumerate(self.next_state[state]) if self.distance[after] == closer]
 
 
-world = lru_cache(maxsize=1024)(World)
-"""The world of a layout."""
+TAXI_V4 = Map(5, ((0, 0), (0, 4), (4, 0), (4, 3)), frozenset({(0, 1), (1, 1), (3, 0), (3, 2), (4, 0), (4, 2)}))
+
+
+@lru_cache(maxsize=1024)
+def drawn(number: int) -> Map:
+    """Map `number` of `taxi-maps`. No wall closes a whole column, and north and south are never closed,
+    so any cell can be reached.
+    """
+    chance = generator(0, "taxi-maps", number)
+    walls: set[Cell] = set()
+    for _ in range(SEGMENTS):
+        column, length = chance.randrange(MAPS_SIDE - 1), chance.randint(SHORTEST, LONGEST)
+        first = chance.randrange(MAPS_SIDE - length + 1)
+        longer = walls | {(row, column) for row in range(first, first + length)}
+        if any((row, column) not in longer for row in range(MAPS_SIDE)):
+            walls = longer
+    cells = [(row, column) for row in range(MAPS_SIDE) for column in range(MAPS_SIDE)]
+    return Map(MAPS_SIDE, tuple(chance.sample(cells, STANDS)), frozenset(walls))
 
 
 class TaxiTasks(Taskset):
@@ -215,7 +196,7 @@ class TaxiTasks(Taskset):
             starts = sorted(set(map(TAXI_V4.after_pickup, starts)))
         return [self.begun(level, {"state": state}) for state in starts]
 
-    def layout(self, task: Task) -> Layout:
+    def map_of(self, task: Task) -> Map:
         """The map of a task. Raises DataError."""
         return TAXI_V4
 
@@ -225,13 +206,13 @@ class TaxiTasks(Taskset):
 
     def at_level(self, task: Task, level: str) -> Task | None:
         """The same start at another level; "dropoff" begins just after the oracle's pickup."""
-        layout = self.layout(task)
-        state = task_int(task, "state", 0, layout.states - 1)
+        plan = self.map_of(task)
+        state = task_int(task, "state", 0, plan.states - 1)
         if level == task.level:
             return task
         if task.level == "dropoff" or level not in LEVELS:
             return None
-        return self.begun(level, task.data | {"state": layout.after_pickup(state) if level == "dropoff" else state})
+        return self.begun(level, task.data | {"state": plan.after_pickup(state) if level == "dropoff" else state})
 
     def cluster(self, task: Task) -> str:
         """The start."""
@@ -251,7 +232,7 @@ class TaxiMapsTasks(TaxiTasks):
             tasks += [self.begun(level, {"map": number, "state": state}) for state in starts]
         return tasks
 
-    def layout(self, task: Task) -> Layout:
+    def map_of(self, task: Task) -> Map:
         """The map of a task. Raises DataError."""
         return drawn(task_int(task, "map", 0, MAPS - 1))
 
@@ -272,17 +253,13 @@ class TaxiTeacher(Teacher):
 
     def action(self) -> int:
         """The first of the best actions."""
-        return self.env.world.best(self.env.state)[0]
+        return self.env.map.best(self.env.state)[0]
 
     def mistakes(self) -> list[int]:
         """Suboptimal actions that do not end the episode."""
-        world, state = self.env.world, self.env.state
-        best = world.best(state)
-        return [
-            action
-            for action in range(len(ACTIONS))
-            if action not in best and not world.fatal(state, action) and not world.delivers[state][action]
-        ]
+        plan, state = self.env.map, self.env.state
+        wrong = set(range(len(ACTIONS))) - set(plan.best(state))
+        return [action for action in sorted(wrong) if not plan.fatal(state, action)]
 
     def note(self) -> str:
         """The mark of the last action."""
@@ -304,10 +281,10 @@ class TaxiTeacher(Teacher):
         """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong, where the goal is,
         what to do. A direction is left to the policy, as in the paper.
         """
-        layout = self.env.world.layout
-        view = decode(self.env.state, layout.side)
+        plan = self.env.map
+        view = decode(self.env.state, plan.side)
         aboard = view.passenger == ABOARD
-        row, column = layout.stands[view.destination if aboard else view.passenger]
+        row, column = plan.stands[view.destination if aboard else view.passenger]
         parts = [[wording.format(taxi=f"row {view.row}, column {view.column}") for wording in WHERE]]
         if mistake is not None:
             parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
@@ -344,7 +321,7 @@ class Taxi(ChoiceEnv):
     sizes: ClassVar[str] = "five rows and five columns"
     where_stands: ClassVar[str] = ": " + "; ".join(f"row {row}, column {column}" for row, column in TAXI_V4.stands)
 
-    world: World
+    map: Map
     state: int
     """The current state's number."""
     last: int | None
@@ -384,21 +361,21 @@ class Taxi(ChoiceEnv):
 
     def _begin(self, task: Task, seed: int) -> None:
         tasks: Any = self.taskset
-        self.world = world(tasks.layout(task))
-        self.state, self._level = task_int(task, "state", 0, self.world.layout.states - 1), task.level
+        self.map = tasks.map_of(task)
+        self.state, self._level = task_int(task, "state", 0, self.map.states - 1), task.level
         self.last = None
         self.mistaken = self._picked_up = False
         self._history: list[str] = []
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
         if getattr(self.settings, "with_history", False):
-            self._history.append(f"{self._map()}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n")
-        table, before = self.world, self.state
-        self.mistaken = action not in table.best(before)
+            self._history.append(f"{draw(self.map, self.state)}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n")
+        before = self.state
+        self.mistaken = action not in self.map.best(before)
         self.last = action
-        self.state = table.next_state[before][action]
-        delivered = table.delivers[before][action]
-        fatal = table.fatal(before, action)
+        self.state = self.map.next_state[before][action]
+        delivered = self.map.delivers(before, action)
+        fatal = self.map.fatal(before, action)
         picked_up = not self._picked_up and action == PICKUP and not fatal
         self._picked_up = self._picked_up or picked_up
         rewarded = delivered or (picked_up and self._level != "dropoff")
@@ -410,10 +387,7 @@ class Taxi(ChoiceEnv):
     def _text(self) -> str:
         last = "none" if self.last is None else ACTIONS[self.last]
         head = self.rules if getattr(self.settings, "with_prompt", False) else self.legend
-        return f"{head}\n{''.join(self._history)}{self._map()}\nLast move: {last}"
-
-    def _map(self) -> str:
-        return draw(self.world.layout, self.state)
+        return f"{head}\n{''.join(self._history)}{draw(self.map, self.state)}\nLast move: {last}"
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of the remaining steps."""
@@ -439,22 +413,22 @@ class TaxiMaps(Taxi):
     where_stands: ClassVar[str] = ""
 
 
-def draw(layout: Layout, state: int) -> str:
+def draw(plan: Map, state: int) -> str:
     """The map: lines of cells and walls, apart by single spaces, so that every tokenizer keeps the cells apart."""
-    view = decode(state, layout.side)
-    taxi, drawn = (view.row, view.column), layout != TAXI_V4
-    marks = dict.fromkeys(layout.stands, "S") if drawn else {}
-    marks[layout.stands[view.destination]] = "D"
+    view = decode(state, plan.side)
+    taxi, is_drawn = (view.row, view.column), plan is not TAXI_V4
+    marks = dict.fromkeys(plan.stands, "S") if is_drawn else {}
+    marks[plan.stands[view.destination]] = "D"
     if view.passenger != ABOARD:
-        marks[layout.stands[view.passenger]] = "P"
+        marks[plan.stands[view.passenger]] = "P"
     marks[taxi] = "X" if view.passenger == ABOARD else "O" if marks.get(taxi) == "P" else "T"
     lines = []
-    for row in range(layout.side):
+    for row in range(plan.side):
         cells = []
-        for column in range(layout.side):
-            mark, walled = marks.get((row, column), "."), (row, column) in layout.walls
-            if drawn and walled:
+        for column in range(plan.side):
+            mark, walled = marks.get((row, column), "."), (row, column) in plan.walls
+            if is_drawn and walled:
                 mark = "|" if mark == "." else mark.lower()
-            cells += [mark, "|"] if walled and not drawn else [mark]
+            cells += [mark, "|"] if walled and not is_drawn else [mark]
         lines.append(" ".join(cells))
     return "\n".join(lines)

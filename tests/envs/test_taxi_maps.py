@@ -8,7 +8,7 @@ from pathlib import Path
 from reflectkit.commands import gen_trajectory, split
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs.taxi import ABOARD, MAPS, TaxiMaps, View, decode, draw, drawn, encode, world
+from reflectkit.envs.taxi import ABOARD, MAPS, TaxiMaps, View, decode, draw, drawn, encode
 from reflectkit.types import Task
 
 SIDE = drawn(0).side
@@ -62,7 +62,7 @@ def test_the_oracle_ends_in_the_least_number_of_steps_and_below_the_horizon() ->
     for task in TaxiMaps.taskset.tasks("full")[::40]:
         env, steps = TaxiMaps(), 0
         env.reset(task, 0)
-        wanted = world(drawn(task.data["map"])).distance[env.state]
+        wanted = drawn(task.data["map"]).distance[env.state]
         while True:
             result = env.step(env.teacher().action())
             steps += 1

@@ -96,11 +96,11 @@ def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
     """A demonstration in the original's layout, with its steps marked; a negative ends with the correction."""
     item = {"model_name": "", "seed": 0, "info": f"positive{number}"} | item
     item["filename"] = plain_path(item.get("filename"))
-    steps = item.get("trajectory")
+    steps: Any = item.get("trajectory")
     last = {1: "correction", 2: "mistake"} if str(item["info"]).startswith("negative") else {}
     for index, step in enumerate(steps if isinstance(steps, list) else []):
         if isinstance(step, dict):
-            step.setdefault("note", last.get(len(item["trajectory"]) - index, "positive"))
+            step.setdefault("note", last.get(len(steps) - index, "positive"))
             step["cmd"] = normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
             step["reflection"] = step.get("reflection") or ""
     return item
