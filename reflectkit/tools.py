@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.types import ToolCall, ToolSpec, ToolUse
 
 PLAIN: Literal["plain"] = "plain"
@@ -137,6 +137,16 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
     if next(pieces, None) is not None:
         errors.append(f"more than {MAX_CALLS} calls at once; the rest was not read")
     return ToolUse(text, tuple(calls), tuple(errors))
+
+
+def read_use(action: object, tools: Sequence[ToolSpec], env: str, *, replies: bool = True) -> ToolUse:
+    """`action` as calls and words; text is read in the plain form. env: its name. Raises IllegalActionError for a
+    choice.
+    """
+    use = parse(action, tools, PLAIN, replies=replies) if isinstance(action, str) else action
+    if not isinstance(use, ToolUse):
+        raise IllegalActionError(f"{env}: no action {action!r:.80}; it takes calls of its tools and replies")
+    return use
 
 
 def reads_as_calls(text: str, form: Form) -> bool:

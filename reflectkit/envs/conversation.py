@@ -19,7 +19,7 @@ from reflectkit.env import Action, Env, StepResult, Teacher, User, UserTurn
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.seeding import derive
-from reflectkit.tools import PLAIN, THOUGHT, parse
+from reflectkit.tools import THOUGHT, read_use
 from reflectkit.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse, Trajectory
 
 LONGEST = 2000
@@ -237,8 +237,7 @@ class ConversationEnv(Env):
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if isinstance(action, str):
-            action = parse(action, self._tools, PLAIN, replies=True)
+        action = read_use(action, self._tools, self.name)
         meaning = read_action(action, self.name, first=self._first)
         self._before(meaning)
         self.transcript.add_action(action)
@@ -252,8 +251,7 @@ class ConversationEnv(Env):
         self._need("_execute", fits, executed, "(a text, whether it was refused, whether it ends the conversation)")
         result, refused, ended = executed
         self.transcript.add_result(meaning.name, result)
-        passed_over = len(action.calls) - 1 if isinstance(action, ToolUse) else 0
-        wrong = passed_over + bool(refused)
+        wrong = len(action.calls) - 1 + bool(refused)  # those passed over, too
         return self._result({"refused": wrong} if wrong else {}, ended=ended)
 
     @property

@@ -6,40 +6,134 @@ client replaces a lost session by a new one that was never reset.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, check_choice, check_task
 from reflectkit.envs.adapters import env_type
-from reflectkit.envs.adapters.openenv_schema import Actions, actions_of, observation_text, result_text, tools_of
-from reflectkit.envs.conversation import spoken
+from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
 from reflectkit.keys import header_text, redacted
-from reflectkit.tools import PLAIN, parse
-from reflectkit.types import Message, Observation, Task, ToolUse
+from reflectkit.prompts import LABELS
+from reflectkit.tools import NAME, check_call, read_use
+from reflectkit.types import Message, Observation, Task, ToolCall, ToolSpec
 
 KEY = "OPENENV_API_KEY"
 MAX_MESSAGE = 100 * 2**20  # bytes, as in the package's client
 PROTOCOL = "it does not speak the protocol of OpenEnv 0.10"
-INSTALL = "run pip install 'reflectkit[openenv]'"
 POLL_S = 1.0
+RESERVED = ("reset", "step", "state", "close")
+HIDDEN = ("metadata", "done", "reward")
 
 
 class OpenEnvSettings(Config):
     """Settings of an OpenEnv server's environment."""
 
     server_timeout_s: float = option(60.0, help="Seconds to wait for a server's answer.", gt=0, identity=False)
-    run_hub_code: bool = option(
-        False, help="Run the code of an environment named by its hub id, in a container on this machine."
-    )
+
+
+@dataclass(frozen=True)
+class Actions:
+    """How a server is acted on. field: of the action, which a choice or a text fills. values: one for each choice.
+    mcp: whether calls go to MCP tools, instead of being the action.
+    """
+
+    kind: Literal["choice", "text", "tools"]
+    field: str = ""
+    values: tuple[Any, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    mcp: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts of the choices."""
+        return tuple(map(as_text, self.values))
+
+
+def actions_of(schema: Any, where: str) -> Actions | None:
+    """How to act by an action's JSON schema; None: by the MCP tools that the server lists. Raises ConfigError."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+        raise ConfigError(f"{where}: its action schema is not that of an object: {json.dumps(schema):.80}")
+    tool = ToolSpec("act", str(schema.get("description") or ""), {"properties": {}} | schema)
+    check_call(ToolCall("act", {}), [tool])  # raises for what is no JSON schema
+    fields = {name: field for name, field in tool.parameters["properties"].items() if name != "metadata"}
+    if not fields or {"tool_name", "arguments"} <= fields.keys():
+        return None
+    if len(fields) == 1:
+        ((name, field),) = fields.items()
+        field = schema.get("$defs", {}).get(str(field.get("$ref", "")).rpartition("/")[2], field)
+        actions = Actions("choice", name, values_of(field))
+        if 0 < len(set(actions.choices)) == len(actions.values) <= len(LABELS):
+            return actions
+        if field.get("type") == "string":
+            return Actions("text", name)
+    return Actions("tools", tools=(replace(tool, parameters=schema | {"properties": fields}),))
+
+
+def values_of(field: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of an enumeration, a Boolean or a bounded integer; none for others."""
+    if "enum" in field or field.get("type") == "boolean":
+        return tuple(field.get("enum", (False, True)))
+    low = field["exclusiveMinimum"] + 1 if "exclusiveMinimum" in field else field.get("minimum")
+    high = field["exclusiveMaximum"] - 1 if "exclusiveMaximum" in field else field.get("maximum")
+    if field.get("type") != "integer" or low is None or high is None or high - low >= len(LABELS):
+        return ()
+    return tuple(range(int(low), int(high) + 1))
+
+
+def tools_of(listed: Any, where: str) -> Actions:
+    """The MCP tools that a server lists. Raises ConfigError for those that cannot be offered."""
+    tools: dict[str, ToolSpec] = {}
+    for entry in listed if isinstance(listed, list) else []:
+        entry = entry if isinstance(entry, dict) else {"name": entry}
+        name, schema = str(entry.get("name")), entry.get("input_schema", entry.get("inputSchema"))
+        if not re.fullmatch(NAME, name) or not isinstance(schema, dict):
+            raise ConfigError(f"{where} lists the tool {name:.80}, but its name or its schema is none: {schema!r:.80}")
+        if name in RESERVED or name in tools:
+            why = "lists it twice" if name in tools else "OpenEnv itself has that name"
+            raise ConfigError(f"{where} lists the tool {name!r}, but {why}; rename it in the server")
+        tools[name] = ToolSpec(name, str(entry.get("description") or ""), {"properties": {}} | schema)
+        check_call(ToolCall(name, {}), [tools[name]])  # raises for what is no JSON schema
+    if not tools:
+        raise ConfigError(f"{where} lists no tools, and its actions have no fields: there is nothing to do")
+    return Actions("tools", tools=tuple(tools.values()), mcp=True)
+
+
+def observation_text(seen: Mapping[str, Any]) -> str:
+    """An observation as text: its only field if that is a text, else a line for each field that is not empty."""
+    fields = {name: value for name, value in seen.items() if name not in HIDDEN and value not in (None, "", [], {})}
+    fields = fields or {k: v for k, v in (seen.get("metadata") or {}).items() if v not in (None, "", [], {})}
+    texts = {name: as_text(value) for name, value in fields.items()}
+    if len(texts) > 1 or not all(isinstance(value, str) for value in fields.values()):
+        texts = {name: f"{name}: {text}" for name, text in texts.items()}
+    return cut("\n".join(texts.values()), LONGEST_RESULT)
+
+
+def result_text(seen: Mapping[str, Any]) -> tuple[str, bool]:
+    """(what a tool returned, whether it failed)."""
+    if error := seen.get("error"):
+        return cut(as_text(error.get("message", error) if isinstance(error, dict) else error), LONGEST_RESULT), True
+    result = seen.get("result")
+    if not isinstance(result, dict):
+        return cut(as_text(result), LONGEST_RESULT) if "result" in seen else observation_text(seen), False
+    parts = result.get("content")
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    data = result.get("data")
+    text = as_text(data) if data is not None else "\n".join(filter(None, texts)) or as_text(result)
+    return cut(text, LONGEST_RESULT), bool(result.get("is_error"))
+
+
+def as_text(value: Any) -> str:
+    """A JSON value as text; a text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class Full(Exception):
@@ -47,10 +141,10 @@ class Full(Exception):
 
 
 class Server:
-    """A server, what it offers, and the sessions that this process has there. name: its URL, or a hub id."""
+    """A server, what it offers, and the sessions that this process has there."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.url = name, ""
+    def __init__(self, url: str) -> None:
+        self.url = re.sub("^ws", "http", url).rstrip("/")
         self._actions: Actions | None = None
         self._describing, self._changed = threading.Lock(), threading.Condition()
         self._sessions: set[Any] = set()
@@ -59,7 +153,6 @@ class Server:
         """How it is acted on, asked once. Raises ConfigError for what cannot be played."""
         with self._describing:
             if self._actions is None:
-                self.url = self.url or self._start(settings)
                 self._actions = actions_of(self._schema(settings), self.url)
                 if self._actions is None:
                     session, answer = self.begin("step", {"type": "list_tools"}, settings)
@@ -133,7 +226,7 @@ class Server:
             from websockets.exceptions import InvalidStatus, WebSocketException
             from websockets.sync.client import connect
         except ImportError:
-            raise ConfigError(f"--env openenv:{self.name} needs the package websockets; {INSTALL}") from None
+            raise ConfigError("--env openenv:… needs websockets; run pip install 'reflectkit[openenv]'") from None
         limits: Any = {"open_timeout": settings.server_timeout_s, "max_size": MAX_MESSAGE}
         try:
             return connect(f"ws{self.url[4:]}/ws", additional_headers=headers(), **limits)
@@ -160,29 +253,6 @@ class Server:
             if response.status_code == 200:
                 return response.json()["action"]
         raise ConfigError(f"{self.url}/schema (HTTP {response.status_code}) describes no actions: {PROTOCOL}")
-
-    def _start(self, settings: OpenEnvSettings) -> str:
-        """The URL of the server, which is started first if a hub id names it."""
-        if "://" in self.name:
-            return re.sub("^ws", "http", self.name).rstrip("/")
-        space = re.sub(r"[^a-z0-9]", "-", self.name.lower())
-        if not settings.run_hub_code:
-            raise ConfigError(
-                f"--env openenv:{self.name} runs that hub repository's code on this machine; add --run-hub-code to"
-                f" allow it, or play where it is hosted: --env openenv:https://{space}.hf.space"
-            )
-        try:
-            from openenv.core.containers.runtime import LocalDockerProvider
-
-            docker = LocalDockerProvider()
-            atexit.register(docker.stop_container)
-            url = str(docker.start_container(f"registry.hf.space/{space}:latest"))
-            docker.wait_for_ready(url)
-        except ImportError:
-            raise ConfigError(f"--run-hub-code needs the package openenv; {INSTALL}") from None
-        except Exception as error:  # docker may fail in any way
-            raise ConfigError(f"cannot run {self.name} in a container: {redacted(str(error))}") from None
-        return url.rstrip("/")
 
 
 class OpenEnv(Env):
@@ -226,9 +296,7 @@ class OpenEnv(Env):
             seen = self._act({actions.field: actions.values[check_choice(action, actions.choices, self.name)]})
             self._messages = [Message("user", observation_text(seen))]
             return self._result(seen, int("error" in seen))
-        use = parse(action, actions.tools, PLAIN, replies=True) if isinstance(action, str) else action
-        if not isinstance(use, ToolUse):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes calls of its tools, or words")
+        use = read_use(action, actions.tools, self.name)
         self._messages.append(Message("assistant", use.text, use.calls))
         if actions.kind == "text":
             seen = self._act({actions.field: spoken(use.text)})
@@ -281,9 +349,13 @@ class OpenEnv(Env):
 
 @cache
 def env_of(name: str) -> type[Env]:
-    """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
-    if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
+    """The env of the server at the URL `name`. Raises ConfigError for anything else."""
+    if not re.match("(http|ws)s?://.", name):
+        hosted = f"https://{re.sub(r'[^a-z0-9]', '-', name.lower())}.hf.space"
+        raise ConfigError(
+            f"--env openenv:{name}: write openenv:http://HOST:PORT; an environment of the hub runs in its container, or"
+            f" where it is hosted, e.g. openenv:{hosted}"
+        )
     return env_type(OpenEnv, f"openenv-{name}", server=Server(name))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_origin
@@ -18,7 +18,7 @@ from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_r
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, IllegalActionError, code_place
 from reflectkit.rollouts.wrappers import is_flag
-from reflectkit.tools import PLAIN, parse
+from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
 SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
@@ -226,11 +226,15 @@ class Tools(Plain):
         """Carry out the calls; without one, the episode ends. Awaitable if a method of the class is."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if isinstance(action, str):
-            action = parse(action, self._tools, PLAIN, replies=True)
-        if not isinstance(action, ToolUse):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes calls of its tools and replies")
-        return self._act(action) if self._waits else _finished(self._act(action))
+        acting = self._act(read_use(action, self._tools, self.name))
+        if self._waits:
+            return acting
+        try:
+            acting.send(None)
+        except StopIteration as done:
+            result: StepResult = done.value
+            return result
+        raise RuntimeError("a tool waits; write `async def`")
 
     async def _act(self, action: ToolUse) -> StepResult:
         self._messages.append(Message("assistant", action.text, action.calls))
@@ -267,16 +271,6 @@ class Tools(Plain):
 
     def _observe(self) -> Observation:
         return Observation(tuple(self._messages), tools=self._tools, replies=True)
-
-
-def _finished(acting: Coroutine[Any, Any, StepResult]) -> StepResult:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        acting.send(None)
-    except StopIteration as done:
-        result: StepResult = done.value
-        return result
-    raise RuntimeError("a tool waits; write `async def`")
 
 
 def _tool_names(kind: type) -> list[str]:

@@ -18,7 +18,7 @@ from reflectkit.env import Action, Env, StepResult, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
-from reflectkit.tools import PLAIN, parse
+from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
 MOST_TASKS = 1000
@@ -55,10 +55,7 @@ class Verifiers(Env):
         """Carry out the calls, or take the words as the answer."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        use = parse(action, self._tools, PLAIN, replies=True) if isinstance(action, str) else action
-        if not isinstance(use, ToolUse):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes calls and words")
-        return self._act(use)
+        return self._act(read_use(action, self._tools, self.name))
 
     async def _begin(self) -> Observation:
         import verifiers.v1 as vf
@@ -102,7 +99,8 @@ class Verifiers(Env):
             server, name = self._servers[call.name]
             try:
                 result = await server.call_tool(name, call.arguments)
-                text = "\n".join(part.text for part in content_of(result) if part.type == "text")
+                parts = getattr(result, "content", result)
+                text = "\n".join(part.text for part in parts if part.type == "text")
             except Exception as error:  # as a server tells a model that a tool failed
                 text = f"error: {error}"
             self._add(types.ToolMessage(tool_call_id=key, content=cut(text, LONGEST_RESULT)), name=call.name)
@@ -183,11 +181,6 @@ def needs_runtime(hook: Any) -> bool:
     """Whether a scoring function cannot run without verifiers' runtime."""
     runtime = inspect.signature(hook).parameters.get("runtime")
     return runtime is not None and runtime.default is inspect.Parameter.empty
-
-
-def content_of(result: Any) -> list[Any]:
-    """The parts of a tool's result."""
-    return list(getattr(result, "content", result))
 
 
 @cache

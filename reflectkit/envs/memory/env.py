@@ -53,7 +53,7 @@ from reflectkit.envs.memory.store import (
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.text import count_tokens, pluralize
-from reflectkit.tools import PLAIN, parse, use_of
+from reflectkit.tools import read_use, use_of
 from reflectkit.types import Message, Observation, Task, ToolCall, ToolUse, Trajectory, from_json
 
 
@@ -313,10 +313,7 @@ class Memory(Env):
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if isinstance(action, str):
-            action = parse(action, TOOLS, PLAIN)
-        if not isinstance(action, ToolUse):
-            raise IllegalActionError(f"{self.name}: no action {action!r}; it takes calls of its tools")
+        action = read_use(action, TOOLS, self.name, replies=False)
         chunk, facts = self._chunks[self._at], self._facts[self._at]
         self.mark = MemoryTeacher(self).mark(action)
         outcomes = [apply(self.store, call, self._at) for call in action.calls]

@@ -19,100 +19,22 @@ Source
 
 from __future__ import annotations
 
-import importlib
-import os
 import random
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from reflectkit.config import Config, option
-from reflectkit.env import Taskset, Teacher, User, UserTurn, check_task
+from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
-from reflectkit.envs.tau.package import SPLITS, Problem, installed
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
-from reflectkit.eventloop import in_thread
-from reflectkit.keys import masked
+from reflectkit.envs.tau.package import SPLITS, Problem
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.text import pluralize
 from reflectkit.tools import use_of
 from reflectkit.types import Message, Task, ToolCall, ToolSpec, ToolUse, from_json
-
-STOP = "###STOP###"
-GREETING = "Hi! How can I help you today?"  # the package's, at the start of each conversation
-TIMEOUT_S = 120.0
-OFFLINE = "LITELLM_LOCAL_MODEL_COST_MAP"  # without it, importing litellm waits for a list of prices
-
-
-def parse_simulator(text: str) -> tuple[str, str]:
-    """(model, provider) of `MODEL@PROVIDER`. Raises ConfigError."""
-    model, _, provider = text.rpartition("@")
-    if not model or not provider:
-        raise ConfigError(f"--simulator {text!r}: write MODEL@PROVIDER as litellm names them, e.g. gpt-4o@openai")
-    return model, provider
-
-
-class Simulator:
-    """Asks `model` of `provider` through litellm; keys and addresses (OPENAI_API_BASE) come from the environment.
-
-    Raises ConfigError if a package is missing.
-    """
-
-    def __init__(self, model: str, provider: str) -> None:
-        self.model, self.provider = model, provider
-        self._module = installed("tau_bench.envs.user")
-        self._module.completion = _litellm().completion
-
-    async def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
-        """The user's next message; see `env.User`. Raises EnvironmentFailure if the model cannot be asked."""
-        try:
-            text = await in_thread(self._ask, instructions, conversation)
-        except Exception as error:  # litellm's errors have many types, and no common base
-            reason = " ".join(masked(str(error)).split()) or type(error).__name__
-            raise EnvironmentFailure(f"the user {self.model}@{self.provider} cannot be asked: {reason:.200}") from None
-        said = text.replace(STOP, " ").strip()
-        return UserTurn(said, over=STOP in text)
-
-    def _ask(self, instructions: str, conversation: Sequence[Message]) -> str:
-        """What the package's user says after `conversation`."""
-        kind = self._module.LLMUserSimulationEnv
-        user = kind.__new__(kind)  # its constructor asks the model
-        user.model, user.provider, user.total_cost = self.model, self.provider, 0.0
-        user.messages = [
-            {"role": "system", "content": user.build_system_prompt(instruction=instructions)},
-            {"role": "user", "content": GREETING},
-            *({"role": "assistant" if one.role == "user" else "user", "content": one.content} for one in conversation),
-        ]
-        return str(user.generate_next_message(user.messages) or "")
-
-
-@cache
-def simulator(model: str, provider: str) -> Simulator:
-    """The simulator, which all envs of the process share. Raises ConfigError if a package is missing."""
-    return Simulator(model, provider)
-
-
-def _litellm() -> Any:
-    """The package litellm, without its messages. Raises ConfigError if it is missing."""
-    given = OFFLINE in os.environ
-    os.environ.setdefault(OFFLINE, "True")
-    try:
-        litellm: Any = importlib.import_module("litellm")
-    except ImportError as error:
-        raise ConfigError(
-            f"--simulator needs litellm ({error}): pip install litellm && pip install 'openai>=3.54', which it replaces"
-            " by an older one"
-        ) from None
-    finally:
-        if not given:
-            del os.environ[OFFLINE]
-    litellm.suppress_debug_info = True
-    litellm.request_timeout = TIMEOUT_S
-    return litellm
-
 
 NAME = "tau"
 NOBODY = "none"
@@ -134,17 +56,6 @@ class TauSettings(UserSettings):
         help="What several calls in one turn do: first (the first is carried out, and the others are passed over, as by"
         " the benchmark's own agent) or refuse (none is, and the agent is told why).",
     )
-    simulator: str | None = option(
-        None, help="The package's own simulated user instead: MODEL@PROVIDER as litellm names them, e.g. gpt-4o@openai."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.simulator is not None:
-            parse_simulator(self.simulator)
-            if self.user != NOBODY:
-                raise ConfigError("--user and --simulator both play the user; leave one out")
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +143,6 @@ class Tau(ConversationEnv):
         "End: the episode ends when the customer ends the conversation, or when you transfer it to a person.\n"
         "Reward: 1 if the database ends up as it should and the customer was told what they need to know, else 0."
     )
-
-    def __init__(self, user: User | None = None, **settings: Any) -> None:
-        super().__init__(user, **settings)
-        if self.settings.simulator is not None:
-            if user is not None:
-                raise ConfigError("another user is given already; leave out --simulator")
-            self.user = simulator(*parse_simulator(self.settings.simulator))
 
     def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels)
