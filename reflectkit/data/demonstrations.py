@@ -73,7 +73,8 @@ def add_demonstrations(
         if label == "negative":
             if not (trajectory.success and "mistake" in notes and "correction" in notes):
                 continue
-            if any(_commands(entry) == _commands(other) for other in before):
+            commands = [step.cmd for step in entry.trajectory]
+            if any(commands == [step.cmd for step in other.trajectory] for other in before):
                 continue  # there is no other mistake to make
         before.append(entry)
     return low
@@ -95,10 +96,6 @@ def mark_mistakes(trajectory: Trajectory, make: Callable[[], Env]) -> Trajectory
         for turn, is_wrong in zip(trajectory.turns, wrong, strict=True)
     ]
     return replace(trajectory, turns=tuple(turns))
-
-
-def _commands(demonstration: Demonstration) -> list[str]:
-    return [step.cmd for step in demonstration.trajectory]
 
 
 def _play(task: Task, seed: int, make: Callable[[], Env], agent: Agent, where: str) -> Trajectory:
@@ -249,7 +246,12 @@ def replayed_lessons(
                                 raise not_repeatable(setup.env_name, record.task.id, number)
                     replayed = lessons([played.turns], answer)
                     if demonstration.visited:
-                        steps += _taught(replayed, demonstration)
+                        for lesson, step in zip(replayed, demonstration.trajectory, strict=True):
+                            choices = lesson.observation.choices
+                            if step.note == "mistake" and step.best in choices:  # the teacher's action, as a correction
+                                right = answers(choices, lesson.form)[choices.index(step.best)]
+                                lesson = replace(lesson, completion=right, note="correction")
+                            steps.append(lesson)
                     elif demonstration.negative:
                         steps += [step for step in replayed if step.note == "correction"]
                     elif fault := setup.kind.teacher_type.fault(played):
@@ -295,18 +297,6 @@ def logged_lessons(path: Path) -> list[Lesson]:
 def _plainly(message: Message) -> Message:
     """`message` with its calls in the form in which models are fine-tuned."""
     return replace(message, content=use_of(message.calls).text) if message.calls else message
-
-
-def _taught(replayed: list[Lesson], demonstration: Demonstration) -> list[Lesson]:
-    """The steps of another player, in which the teacher's action takes the place of a mistake, as a correction."""
-    taught = []
-    for lesson, step in zip(replayed, demonstration.trajectory, strict=True):
-        choices = lesson.observation.choices
-        if step.note == "mistake" and step.best in choices:
-            right = answers(choices, lesson.form)[choices.index(step.best)]
-            lesson = replace(lesson, completion=right, note="correction")
-        taught.append(lesson)
-    return taught
 
 
 def _replayed(setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int) -> Trajectory:

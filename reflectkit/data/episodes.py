@@ -26,7 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 
 from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps, lines, read_jsonl, replacing
-from reflectkit.types import LARGEST, Decision, Message, Observation, ToolUse, Trajectory, Turn, from_json
+from reflectkit.types import LARGEST, Decision, Observation, ToolUse, Trajectory, Turn, from_json
 
 
 def episode_to_json(
@@ -103,12 +103,9 @@ def _new_messages(observation: Observation, before: Turn | None) -> dict[str, An
         messages = messages if anew else messages[len(earlier) :]
         if not anew and messages and (messages[0].role, messages[0].content) == ("assistant", before.action_text):
             messages = messages[1:]
-    return {"messages": [_message(message) for message in messages], "anew": anew or None}
-
-
-def _message(message: Message) -> dict[str, str]:
-    row = {"role": message.role, "content": message.content}
-    return row | {"name": message.name} if message.name else row
+    rows = [{"role": each.role, "content": each.content, "name": each.name} for each in messages]
+    rows = [{key: value for key, value in row.items() if value or key != "name"} for row in rows]
+    return {"messages": rows, "anew": anew or None}
 
 
 def episode_line(row: Mapping[str, Any]) -> str:

@@ -134,10 +134,8 @@ class Problems:
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
         played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
-        seen = [
-            [trajectory.final, *((turn.observation, turn.reward) for turn in trajectory.turns)] for trajectory in played
-        ]
-        failed = any(trajectory.status is Status.ABORTED for trajectory in played)
+        seen = [[one.final, *((turn.observation, turn.reward) for turn in one.turns)] for one in played]
+        failed = any(one.status is Status.ABORTED for one in played)
         return not failed and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
 
 

@@ -30,7 +30,7 @@ from reflectkit.prompts import (
     thinking_prompt,
     with_comments,
 )
-from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Turn
+from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, Turn
 
 ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
@@ -61,6 +61,11 @@ class Lesson:
         """The index of the answer among the choices, which the observation must have."""
         return answers(self.observation.choices, self.form).index(self.completion)
 
+    @property
+    def answer_form(self) -> dict[str, str]:
+        """What its rows say of the form of their answer; nothing if that is the usual one."""
+        return {"answer": self.form} if self.form != ANSWERS[0] and self.observation.choices else {}
+
 
 def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[Lesson]:
     """The steps of `episodes`, in order; choices are answered with "label" or "text". Raises ConfigError."""
@@ -68,29 +73,19 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
     for turns in episodes:
         earlier: list[Lesson] = []
         for turn in turns:
-            decision = turn.decision
-            step = Lesson(
-                turn.observation,
-                decision.reflection or "",
-                _completion(turn.observation, decision.action, form),
-                decision.note or "positive",
-                tuple(earlier),
-                form,
-            )
-            steps.append(step)
-            if turn.observation.replies:
-                earlier.append(replace(step, earlier=()))
+            seen, decision = turn.observation, turn.decision
+            action = decision.action
+            answer = answers(seen.choices, form)[action] if isinstance(action, int) else action_completion(action)
+            note = decision.note or "positive"
+            steps.append(Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form))
+            if seen.replies:
+                earlier.append(replace(steps[-1], earlier=()))
     return steps
-
-
-def _completion(observation: Observation, action: int | str | ToolUse, form: str) -> str:
-    """What the policy should answer."""
-    return answers(observation.choices, form)[action] if isinstance(action, int) else action_completion(action)
 
 
 def plain_row(lesson: Lesson) -> dict[str, str]:
     """Prompt without comment → the answer."""
-    return _row(lesson, lesson.observation, None)
+    return policy_row(lesson, None)
 
 
 def reflection_row(lesson: Lesson) -> dict[str, str]:
@@ -98,15 +93,11 @@ def reflection_row(lesson: Lesson) -> dict[str, str]:
     return {"prompt": reflection_prompt(lesson.observation), "completion": reflection_completion(lesson.reflection)}
 
 
-def policy_row(lesson: Lesson, comment: str, earlier: Sequence[str] = ()) -> dict[str, str]:
+def policy_row(lesson: Lesson, comment: str | None, earlier: Sequence[str] = ()) -> dict[str, str]:
     """Prompt with `comment` → the answer. earlier: the comments on `lesson.earlier`."""
     observation = with_comments(lesson.observation, earlier) if earlier else lesson.observation
-    return _row(lesson, observation, comment)
-
-
-def _row(lesson: Lesson, observation: Observation, comment: str | None) -> dict[str, str]:
     row = {"prompt": policy_prompt(observation, comment, lesson.form), "completion": lesson.completion}
-    return row | ({"answer": lesson.form} if lesson.form != ANSWERS[0] and observation.choices else {})
+    return row | lesson.answer_form
 
 
 def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:
@@ -119,12 +110,12 @@ def mismatched(comments: Sequence[str], share: float, generator: random.Random) 
 
 def think_row(lesson: Lesson) -> dict[str, Any]:
     """Prompt without comment → the teacher's reflection, and then the answer."""
-    first = {
+    return {
         "prompt": thinking_prompt(lesson.observation, lesson.form),
         "completion": reflection_completion(lesson.reflection),
         "then": [{"prompt": THEN_ACT, "completion": lesson.completion}],
+        **lesson.answer_form,
     }
-    return first | ({"answer": lesson.form} if lesson.form != ANSWERS[0] and lesson.observation.choices else {})
 
 
 def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -161,7 +152,14 @@ class Row:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of `path`. Raises DataError with line and field."""
-    return [Row(number, tuple(_parts(path, number, row)), _form(path, number, row)) for number, row in read_jsonl(path)]
+    rows = []
+    for line, row in read_jsonl(path):
+        form = row.get("answer", ANSWERS[0])
+        if form not in ANSWERS:
+            wanted = f"expected {' or '.join(ANSWERS)}, found {form!r:.60}"
+            raise DataError(path, wanted, line=line, field="answer")
+        rows.append(Row(line, tuple(_parts(path, line, row)), str(form)))
+    return rows
 
 
 def form_of(path: Path, rows: Sequence[Row]) -> str:
@@ -179,29 +177,15 @@ def form_of(path: Path, rows: Sequence[Row]) -> str:
     return text.form
 
 
-def _form(path: Path, line: int, row: Mapping[str, Any]) -> str:
-    form = row.get("answer", ANSWERS[0])
-    if form not in ANSWERS:
-        raise DataError(path, f"expected {' or '.join(ANSWERS)}, found {form!r:.60}", line=line, field="answer")
-    return str(form)
-
-
-def _of_original(path: Path, line: int, row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of the original's files as prompt and completion."""
-    text = row["text"]
-    for marker in ORIGINAL_MARKERS if isinstance(text, str) else ():
-        prompt, found, completion = text.rpartition(marker)
-        if found:
-            return {"prompt": prompt + marker, "completion": completion}
-    wanted = " or ".join(repr(marker) for marker in ORIGINAL_MARKERS)
-    raise DataError(
-        path, f"expected text with {wanted} before the completion, found {text!r:.60}", line=line, field="text"
-    )
-
-
 def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "text" in row and "prompt" not in row:
-        row = _of_original(path, line, row)
+        text = row["text"] if isinstance(row["text"], str) else ""
+        cuts = (text.rpartition(marker) for marker in ORIGINAL_MARKERS)
+        prompt, marker, completion = next((cut for cut in cuts if cut[1]), ("", "", ""))
+        if not marker:
+            wanted = f"expected text with {' or '.join(map(repr, ORIGINAL_MARKERS))} before the completion"
+            raise DataError(path, f"{wanted}, found {row['text']!r:.60}", line=line, field="text")
+        row = {"prompt": prompt + marker, "completion": completion}
     then: Any = row.get("then", [])
     if not isinstance(then, list) or not all(isinstance(part, dict) for part in then):
         raise DataError(path, f"expected a list of objects, found {then!r:.60}", line=line, field="then")

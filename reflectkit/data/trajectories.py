@@ -77,11 +77,7 @@ class _File:
 def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demonstration:
     """A finished episode as a demonstration."""
     steps = tuple(
-        Step(
-            turn.decision.reflection or "",
-            turn.action_text,
-            cast(Note, turn.decision.note or "positive"),
-        )
+        Step(turn.decision.reflection or "", turn.action_text, cast(Note, turn.decision.note or "positive"))
         for turn in trajectory.turns
     )
     answer = trajectory.turns[-1].info.get("answer", "") if trajectory.turns else ""

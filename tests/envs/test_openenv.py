@@ -433,7 +433,7 @@ def test_an_action_that_the_server_refuses_is_told_to_the_agent() -> None:
 
 
 def test_an_environment_of_the_hub_is_named_by_its_url() -> None:
-    with pytest.raises(ConfigError, match="https://openenv-echo-env.hf.space"):
+    with pytest.raises(ConfigError, match="https://openenv-echo-env"):
         env_class("openenv:openenv/echo_env")
     with pytest.raises(ConfigError, match="write openenv:http"):
         env_class("openenv:localhost:8000")
