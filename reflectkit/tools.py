@@ -8,6 +8,7 @@ model, so it is short, has no control characters, and names the fix.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import json
@@ -50,16 +51,7 @@ CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 CONSTANTS = {"True": "true", "False": "false"}
 NULLS = ("null", "None")
-OPEN_ENDED = {
-    "additionalProperties",
-    "patternProperties",
-    "unevaluatedProperties",
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "if",
-}
+OPEN_ENDED = {*str.split("additionalProperties patternProperties unevaluatedProperties $ref allOf anyOf oneOf if")}
 """Keywords of a schema that decides itself about further arguments."""
 
 
@@ -196,7 +188,12 @@ def tools_text(tools: Sequence[ToolSpec]) -> str:
     >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": properties, "required": ["title"]})])
     'add(title: string, copies?: integer): Adds a book.'
     """
-    return "\n".join(_tool_line(tool) for tool in tools)
+    lines = []
+    for tool in tools:
+        required, properties = tool.parameters.get("required", []), tool.parameters.get("properties", {})
+        arguments = [f"{name}{'' if name in required else '?'}: {_type_text(of)}" for name, of in properties.items()]
+        lines.append(f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}".rstrip(": "))
+    return "\n".join(lines)
 
 
 EXAMPLE = ToolCall("name", {"argument": "value"})
@@ -282,11 +279,10 @@ def _of_family(text: str, form: CallForm) -> Iterator[_Piece]:
         if form.ends == CLOSED and piece.removeprefix(OPENED).lstrip().startswith("{"):
             yield from _hermes(piece)
             continue
-        whole = form.ends in piece and len(piece) <= MAX_CALL
-        try:
-            calls = [(name, _checked(values)) for name, values in form.read(piece)] if whole else []
-        except (ValueError, RecursionError, _Wrong):
-            calls = []
+        calls = []
+        if form.ends in piece and len(piece) <= MAX_CALL:
+            with contextlib.suppress(ValueError, RecursionError, _Wrong):
+                calls = [(name, _checked(values)) for name, values in form.read(piece)]
         wrong = _Wrong(f"{_quote(piece)} is no call; write {form.text([EXAMPLE]).strip()}")
         yield from calls or (wrong,)
 
@@ -321,9 +317,17 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec], *, untyped: bool = False)
         raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_described(arguments)}")
     if untyped:
         arguments = _typed(by_name[name], arguments)
-    problems = _problems(by_name[name], arguments)
-    if problems:
-        raise _Wrong(f"{name}: {'; '.join(problems)}")
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(name, _dump(by_name[name].parameters))  # references to the network are never resolved
+    try:
+        wrong = list(map(_problem, itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS)))
+    except Unresolvable as error:
+        wrong = [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
+    except RecursionError:
+        wrong = ["its schema refers to itself without an end"]
+    if wrong:
+        raise _Wrong(f"{name}: {'; '.join(dict.fromkeys(wrong))}")
     return ToolCall(name, arguments)
 
 
@@ -354,32 +358,12 @@ def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     validator = _validator(tool.name, _dump(tool.parameters))
     nulls = dict.fromkeys(key for key, value in arguments.items() if value in NULLS)
     arguments = arguments | dict.fromkeys(nulls.keys() - refused(arguments | nulls))
-    return arguments | {key: _from_text(arguments[key]) for key in refused(arguments) & arguments.keys()}
-
-
-def _from_text(value: Any) -> Any:
-    """The JSON value in a text, which may be a constant of Python; the text, if it is none."""
-    try:
-        decoded, end = _decode(CONSTANTS.get(value, value), 0)
-    except _Wrong:
-        return value
-    return decoded if end == len(CONSTANTS.get(value, value)) else value
-
-
-def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
-    """The errors in `arguments` by `tool`'s schema. References are resolved only within the schema, never over the
-    network.
-    """
-    from referencing.exceptions import Unresolvable
-
-    validator = _validator(tool.name, _dump(tool.parameters))
-    try:
-        wrong = list(itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS))
-    except Unresolvable as error:
-        return [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
-    except RecursionError:
-        return ["its schema refers to itself without an end"]
-    return list(dict.fromkeys(map(_problem, wrong)))
+    for key in refused(arguments) & arguments.keys():
+        text = CONSTANTS.get(arguments[key], arguments[key])
+        with contextlib.suppress(_Wrong):
+            value, end = _decode(text, 0)
+            arguments[key] = value if end == len(text) else arguments[key]
+    return arguments
 
 
 @lru_cache(maxsize=1024)
@@ -458,15 +442,6 @@ def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
     """The position after the match of `pattern` at `position`."""
     match = pattern.match(text, position)
     return match.end() if match else position
-
-
-def _tool_line(tool: ToolSpec) -> str:
-    required = tool.parameters.get("required", [])
-    arguments = [
-        f"{name}{'' if name in required else '?'}: {_type_text(schema)}"
-        for name, schema in tool.parameters.get("properties", {}).items()
-    ]
-    return f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}".rstrip(": ")
 
 
 def _type_text(schema: Any) -> str:

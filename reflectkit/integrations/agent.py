@@ -83,18 +83,6 @@ def observation_of(seen: Seen, choices: Sequence[str] | None) -> Observation:
     return Observation(tuple(given), legal)
 
 
-def as_act(observation: Observation, decision: Decision) -> Act:
-    """`decision` about `observation` as an act. Raises AgentError for one that was not made."""
-    if decision.failure is not None or decision.truncation_reason is not None:
-        raise AgentError(str(decision.failure or decision.truncation_reason))
-    action, comment = decision.action, decision.reflection
-    if isinstance(action, int):
-        return Act(observation.choices[action], action, comment, decision.probabilities)
-    if isinstance(action, ToolUse):
-        return Act(action.text, None, comment, calls=action.calls)
-    return Act(action, None, comment)
-
-
 class AgentConfig(Config):
     """Settings of an agent in your own program."""
 
@@ -148,8 +136,9 @@ def load_agent(
         CheckpointError: A model cannot be loaded.
         ConfigError: A setting is invalid.
     """
-    player = _parsed(policy, reflector)
-    folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
+    player = _parsed(policy, reflector).resolved(RunConfig().data_dir, Quiet())
+    if player.policy is not None:
+        _warn_of_mismatch(player.policy, player.reflector)
     given = {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
@@ -157,13 +146,10 @@ def load_agent(
         "answer": answer,
         "base_url": base_url,
         "seed": seed,
+        "thinking": thinking or _trained_with(player.policy).get("thinking", THINKING[0]),
     }
     config = build(AgentConfig, given, "load_agent")
-    player = player.resolved(config.run.data_dir, Quiet())
-    if player.policy is not None:
-        _warn_of_mismatch(player.policy, player.reflector)
-    given["thinking"] = thinking or _trained_with(player.policy).get("thinking", THINKING[0])
-    config = build(AgentConfig, given, "load_agent")
+    folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
     settings = PlayersSetup(
         Env,
         Path(folder.name if folder else "."),
@@ -179,9 +165,8 @@ def load_agent(
     for part in player.asked:
         key_of(settings.endpoint_of(part))
     players = Players(settings)
-    agent = players.agent(player)
     closing = (players.close, *([folder.cleanup] if folder else []))
-    return LoadedAgent(agent, _trained_env(player.policy), seed=seed, rules=rules, closing=closing)
+    return LoadedAgent(players.agent(player), _trained_env(player.policy), seed=seed, rules=rules, closing=closing)
 
 
 class LoadedAgent:
@@ -263,36 +248,43 @@ class LoadedAgent:
         return self._thread
 
     def _request(self, seen: Seen, choices: Sequence[str] | None) -> tuple[Observation, Context]:
-        """What is asked; its seed is the number of the request."""
-        observation = self._with_choices(observation_of(seen, choices))
-        return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
-
-    async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:
-        decisions = await asyncio.gather(*(self._agent.decide(*request) for request in requests))
-        return [as_act(request[0], decision) for request, decision in zip(requests, decisions, strict=True)]
-
-    def _with_choices(self, observation: Observation) -> Observation:
-        """`observation` with the actions of the env that the policy was trained in, if it has none.
+        """What is asked, with the actions of the env that the policy was trained in if none are given; its seed is the
+        number of the request.
 
         Raises ConfigError where these differ from state to state, and for a conversation in which earlier comments are
         missing.
         """
-        if (
-            observation.replies
-            and getattr(self._agent, "reflector", None)
-            and "assistant" in [message.role for message in observation.messages]
-        ):
+        observation = observation_of(seen, choices)
+        is_begun = "assistant" in [message.role for message in observation.messages]
+        if observation.replies and getattr(self._agent, "reflector", None) and is_begun:
             raise ConfigError("in a conversation the policy reads its earlier comments, too: play it with `rollout`")
-        if observation.choices or observation.tools or observation.replies or self._trained_env is None:
-            return observation
-        env, settings = self._trained_env
-        if isinstance(choices := getattr(env, "choices", None), tuple | list):
-            return dataclasses.replace(observation, choices=tuple(choices))
-        if env.action_kind(settings) == "tools":
-            raise ConfigError(f"the policy was trained in env '{env.name}', which offers tools: pass its Observation")
-        if env.action_kind(settings) == "choice":
-            raise ConfigError(f"the policy was trained in env '{env.name}', where it chooses: give choices=[…]")
-        return observation
+        if self._trained_env is not None and not (observation.choices or observation.tools or observation.replies):
+            env, settings = self._trained_env
+            kind = env.action_kind(settings)
+            if isinstance(own := getattr(env, "choices", None), tuple | list):
+                observation = dataclasses.replace(observation, choices=tuple(own))
+            elif kind == "tools":
+                raise ConfigError(
+                    f"the policy was trained in env '{env.name}', which offers tools: pass its Observation"
+                )
+            elif kind == "choice":
+                raise ConfigError(f"the policy was trained in env '{env.name}', where it chooses: give choices=[…]")
+        return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
+
+    async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:
+        decisions = await asyncio.gather(*(self._agent.decide(*request) for request in requests))
+        acts = []
+        for (observation, _), decision in zip(requests, decisions, strict=True):
+            if wrong := decision.failure or decision.truncation_reason:
+                raise AgentError(str(wrong))
+            action, comment = decision.action, decision.reflection
+            if isinstance(action, int):
+                acts.append(Act(observation.choices[action], action, comment, decision.probabilities))
+            elif isinstance(action, ToolUse):
+                acts.append(Act(action.text, None, comment, calls=action.calls))
+            else:
+                acts.append(Act(action, None, comment))
+        return acts
 
 
 def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:
