@@ -146,7 +146,12 @@ def _text_env() -> type[Any]:
         ) -> None:
             super().__init__()
             setup = _setup(env, {**settings, **dict(env_config or {})})
-            self.task, self.seed = _row(extras or {})
+            text, self.seed = (extras or {}).get("task"), (extras or {}).get("seed", -1)
+            try:
+                self.task = from_json(Task, json.loads(str(text)), path="SkyRL's row")
+            except json.JSONDecodeError as error:
+                fix = "make the rows with reflectkit.integrations.skyrl.rows"
+                raise DataError("SkyRL's row", f"has no task ({error.msg}); {fix}") from None
             self.max_turns = (extras or {}).get("max_turns") or setup.horizon_at(self.task.level)
             self.inner: Any = setup.make(self.max_turns)
             self.view = _View(rules_of(self.inner))
@@ -165,9 +170,9 @@ def _text_env() -> type[Any]:
             """Carry out the model's answer."""
             self.turns += 1
             late = self.turns >= self.max_turns
-            if self.failure:
-                return self._output([], 0.0, True, {"failure": self.failure})
             try:
+                if self.failure:
+                    raise EnvironmentFailure(self.failure)
                 result = shared_result_of(self.inner.step(self.view.read(action)))
             except EnvironmentFailure as failure:
                 self.failure = str(failure)
@@ -295,14 +300,3 @@ def read_choice(text: str, choices: Sequence[str]) -> int:
 def harmless(text: str) -> str:
     """What users and tools say, with a zero-width space in what chat templates and tokenizers read as a mark."""
     return MARKS.sub(lambda mark: f"{mark[0][0]}{UNSEEN}{mark[0][1:]}", as_data(text))
-
-
-def _row(extras: Mapping[str, Any]) -> tuple[Task, int]:
-    """(task, seed) of a row. Raises DataError."""
-    text, seed = extras.get("task"), extras.get("seed")
-    if not isinstance(text, str) or type(seed) is not int or seed < 0:
-        raise DataError("SkyRL's row", "has no task and seed; make the rows with reflectkit.integrations.skyrl.rows")
-    try:
-        return from_json(Task, json.loads(text), path="SkyRL's row"), seed
-    except json.JSONDecodeError as error:
-        raise DataError("SkyRL's row", f"its task is not JSON: {error.msg}") from None

@@ -115,7 +115,7 @@ def test_changes_by_hand() -> None:
     assert list(store.items) == ["s1", "s3"]  # an id is never given again
     assert apply(store, update("Its name\nis Tom.", None, CORE), 2).ok
     assert apply(store, update("Its name is Tom.", None, CORE), 2).counts is False
-    assert list(store.lines()) == ["Its name is Tom.", "one", "three"]
+    assert [store.core, *(item.text for item in store.items.values())] == ["Its name is Tom.", "one", "three"]
 
 
 def test_retrieval_finds_by_words_and_nothing_else() -> None:

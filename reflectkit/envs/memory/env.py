@@ -332,29 +332,27 @@ class Memory(Env):
         if self._at < len(self._chunks):
             return StepResult(self._observe(), reward, False, info=info)
         self._over = True
+
+        def answered(answers: list[str]) -> StepResult | Awaitable[StepResult]:
+            return followed(scores(self._questions, answers, self.judge), lambda given: ended(answers, given))
+
+        def ended(answers: list[str], given: list[float]) -> StepResult:
+            accuracy, tokens = sum(given) / len(given), self.store.tokens
+            compression = rewards.compression(tokens, sum(map(count_tokens, self._chunks)))
+            shared = accuracy + self.settings.compression_weight * compression
+            figures = {"accuracy": accuracy, "compression": compression, "memory_tokens": float(tokens)}
+            items = [[item.id, item.text] for item in self.store.items.values()]
+            told = {
+                "figures": info["figures"] | figures,
+                "shared_reward": shared,
+                "success": accuracy == 1.0,
+                "answers": answers,
+                "memory": {"core": self.store.core, "items": items},
+            }
+            return StepResult(self._observe(), reward + shared, True, info=info | told)
+
         recalled = [self._recall(query.question) for query in self._queries]
-
-        def judged(answers: list[str]) -> StepResult | Awaitable[StepResult]:
-            given = scores(self._questions, answers, self.judge)
-            return followed(given, lambda given: self._end(answers, given, reward, info))
-
-        return followed(self.reader.answer(self._queries, recalled), judged)
-
-    def _end(self, answers: list[str], given: list[float], reward: float, info: dict[str, Any]) -> StepResult:
-        """The result of the last step. given: the score of each answer. reward, info: those of its calls."""
-        accuracy = sum(given) / len(given)
-        compression = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
-        shared = accuracy + self.settings.compression_weight * compression
-        figures = {"accuracy": accuracy, "compression": compression, "memory_tokens": float(self.store.tokens)}
-        items = [[item.id, item.text] for item in self.store.items.values()]
-        info = info | {
-            "figures": info["figures"] | figures,
-            "shared_reward": shared,
-            "success": accuracy == 1.0,
-            "answers": answers,
-            "memory": {"core": self.store.core, "items": items},
-        }
-        return StepResult(self._observe(), reward + shared, True, info=info)
+        return followed(self.reader.answer(self._queries, recalled), answered)
 
     @property
     def facts(self) -> Sequence[ConversationFact]:
@@ -385,21 +383,18 @@ class Memory(Env):
 
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)
-        self.shown = shown = [] if over else self._shown()
-        lines = [*(f"Not done: {refusal}" for refusal in self._refusals), f"Core memory: {self.store.core or 'empty'}"]
-        for kind in LISTS:
-            item_lines = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
-            lines += [HEADS[kind], *item_lines] if item_lines else [f"{HEADS[kind]} empty"]
-        lines += ["The conversation is over."] if over else ["Conversation:", self._chunks[self._at]]
-        head = () if self.settings.brief else (Message("system", INSTRUCTIONS),)
-        return Observation((*head, Message("user", "\n".join(lines))), tools=TOOLS)
-
-    def _shown(self) -> list[Item]:
-        """The items that the agent sees, in order."""
         shown_ids: set[str] = set()
-        for kind in LISTS:
+        for kind in () if over else LISTS:
             items = self.store.listed(kind)
             near = self._related([item.text for item in items], self._chunks[self._at], self.settings.related)
             newest = items[len(items) - self.settings.recent :]
             shown_ids |= {items[index].id for index in near} | {item.id for item in newest}
-        return [item for item in self.store.items.values() if item.id in shown_ids]
+        self.shown = [item for item in self.store.items.values() if item.id in shown_ids]
+        """The items that the agent sees, in order."""
+        lines = [*(f"Not done: {refusal}" for refusal in self._refusals), f"Core memory: {self.store.core or 'empty'}"]
+        for kind in LISTS:
+            item_lines = [f" {item.id} {item.text}" for item in self.shown if item.kind == kind]
+            lines += [HEADS[kind], *item_lines] if item_lines else [f"{HEADS[kind]} empty"]
+        lines += ["The conversation is over."] if over else ["Conversation:", self._chunks[self._at]]
+        head = () if self.settings.brief else (Message("system", INSTRUCTIONS),)
+        return Observation((*head, Message("user", "\n".join(lines))), tools=TOOLS)

@@ -93,15 +93,43 @@ class _World:
 
     def happens(self) -> tuple[str, ConversationFact | None]:
         """A sentence and its fact; None if that kind of fact is exhausted."""
+        chance = self.chance
         kinds, shares = zip(*SHARES, strict=True)
-        kind = self.chance.choices(kinds, shares)[0]
+        kind = chance.choices(kinds, shares)[0]
         if kind == "event":
-            return self._event()
+            person, day = chance.choice(self.people), chance.choice(DAYS)
+            if (person, day) in self.events:
+                return "", None
+            event = self.events[person, day] = chance.choice(EVENTS)
+            text = f"{person} {event} on {day}"
+            said = chance.choice(HAPPENED).format(person=person, event=event, day=day)
+            return said, ConversationFact(EPISODIC, text, text)
         if kind == "self":
-            return self._self()
-        if kind in ("changed", "forget") and self.values:
-            return self._changed(kind)
-        return self._stated(CORRECTED if kind == "corrected" else NEW)
+            unset = [name for name in OWN if name not in self.own]
+            if not unset:
+                return "", None
+            name = chance.choice(unset)
+            value = self.own[name] = chance.choice(OWN[name])
+            key = f"The user's {name}"
+            return f"The user says: my {name} is {value}.", ConversationFact(CORE, key, f"{key} is {value}")
+        fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
+        fresh = [(key, name) for key, name in fresh if key not in self.values]
+        if (kind in ("changed", "forget") and self.values) or not fresh:
+            key = chance.choice(list(self.values))
+            name, old = self.values[key]
+            if kind == "forget":
+                del self.values[key]
+                self.forgotten.append(key)
+                return chance.choice(FORGET).format(key=key), ConversationFact(SEMANTIC, key, "")
+            value, wrong = chance.choice([other for other in VALUES[name] if other != old]), ""
+            wordings = CHANGED
+        else:
+            key, name = chance.choice(fresh)
+            value, wrong = chance.sample(VALUES[name], 2)
+            wordings = CORRECTED if kind == "corrected" else NEW
+        self.values[key] = (name, value)
+        text = chance.choice(wordings).format(key=key, value=value, wrong=wrong)
+        return text[0].upper() + text[1:], ConversationFact(SEMANTIC, key, f"{key} is {value}")
 
     def questions(self) -> list[dict[str, Any]]:
         """Up to eight questions about facts that are valid at the end or were to be forgotten."""
@@ -115,51 +143,6 @@ class _World:
         self.chance.shuffle(questions)
         questions = [*unknown[:2], *questions][:MOST_QUESTIONS]
         return questions or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
-
-    def _stated(self, wordings: Sequence[str]) -> tuple[str, ConversationFact]:
-        fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
-        fresh = [(key, name) for key, name in fresh if key not in self.values]
-        if not fresh:
-            return self._changed("changed")
-        key, name = self.chance.choice(fresh)
-        value, wrong = self.chance.sample(VALUES[name], 2)
-        return self._set(key, name, value, wordings, wrong)
-
-    def _changed(self, kind: str) -> tuple[str, ConversationFact]:
-        key = self.chance.choice(list(self.values))
-        name, old = self.values[key]
-        if kind == "forget":
-            del self.values[key]
-            self.forgotten.append(key)
-            return self.chance.choice(FORGET).format(key=key), ConversationFact(SEMANTIC, key, "")
-        value = self.chance.choice([other for other in VALUES[name] if other != old])
-        return self._set(key, name, value, CHANGED)
-
-    def _set(
-        self, key: str, name: str, value: str, wordings: Sequence[str], wrong: str = ""
-    ) -> tuple[str, ConversationFact]:
-        self.values[key] = (name, value)
-        text = self.chance.choice(wordings).format(key=key, value=value, wrong=wrong)
-        return text[0].upper() + text[1:], ConversationFact(SEMANTIC, key, f"{key} is {value}")
-
-    def _event(self) -> tuple[str, ConversationFact | None]:
-        person, day = self.chance.choice(self.people), self.chance.choice(DAYS)
-        if (person, day) in self.events:
-            return "", None
-        event = self.events[person, day] = self.chance.choice(EVENTS)
-        text = f"{person} {event} on {day}"
-        return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), ConversationFact(
-            EPISODIC, text, text
-        )
-
-    def _self(self) -> tuple[str, ConversationFact | None]:
-        unset = [name for name in OWN if name not in self.own]
-        if not unset:
-            return "", None
-        name = self.chance.choice(unset)
-        value = self.own[name] = self.chance.choice(OWN[name])
-        key = f"The user's {name}"
-        return f"The user says: my {name} is {value}.", ConversationFact(CORE, key, f"{key} is {value}")
 
 
 def _question(question: str, answer: str, values: Sequence[str]) -> dict[str, Any]:

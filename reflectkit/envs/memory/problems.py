@@ -92,19 +92,18 @@ def answers_of(entry: Mapping[str, Any], source: DataSource, titles: Mapping[str
     value = entry.get("answer", entry.get("answers"))
     if isinstance(value, Mapping):  # SQuAD's {"text": …}
         value = value.get("text")
-    values = list(_flat(value))
+    values = [str(part) for part in _flat(value) if part is not None]
     if source.split and len(values) == 1:
         values = values[0].split(source.split)
     texts = [text for text in (value.strip() for value in values) if text]
     return [titles[text] for text in texts] if source.kind == "recommend" else texts
 
 
-def _flat(value: Any) -> Iterator[str]:
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
-    elif value is not None:
-        yield str(value)
+def _flat(value: Any) -> Iterator[Any]:
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _flat(part)
+    if not isinstance(value, list | tuple):
+        yield value
 
 
 def read_titles(path: Path) -> dict[str, str]:
@@ -112,12 +111,11 @@ def read_titles(path: Path) -> dict[str, str]:
 
     A name may be an address: "<http://…/Heat_(1995_film)>" is "Heat". Raises DataError.
     """
-    return {str(number): _title(name) for name, number in dict(read_json(path)).items()}
-
-
-def _title(name: str) -> str:
-    words = re.sub(r"\([^()]*\)", "", re.sub(r"[_>-]", " ", name.rpartition("/")[2])).split()
-    return " ".join(words) or name
+    titles = {}
+    for name, number in dict(read_json(path)).items():
+        words = re.sub(r"\([^()]*\)", "", re.sub(r"[_>-]", " ", name.rpartition("/")[2])).split()
+        titles[str(number)] = " ".join(words) or name
+    return titles
 
 
 def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
@@ -229,11 +227,20 @@ class Conversations(ProblemGenerator):
         """`data.json` with all conversations. Raises DataError."""
         settings, path = self.settings, self.folder / "data.json"
         texts = text_files(settings.text) if settings.text else []
-        total = len(texts) or len(settings.parquet) or settings.number + settings.long_instances
+        titles = read_titles(settings.titles) if settings.titles else {}
+        levels = [("short", number) for number in range(settings.number)]
+        levels += [("long", number) for number in range(settings.long_instances)]
         tasks: list[Task] = []
-        with progress.bar("Conversations", total) as bar:
-            for made in self._made(texts):
-                tasks += made
+        with progress.bar("Conversations", len(texts) or len(settings.parquet) or len(levels)) as bar:
+            for source in texts or settings.parquet or levels:
+                if isinstance(source, tuple):
+                    level, number = source
+                    chunks = LONG if level == "long" else generator(self.seed, "length", number).randint(*SHORT)
+                    tasks.append(conversation(number, chunks, level, self.seed))
+                elif texts:
+                    tasks.append(read_text(source, settings.chunk_tokens))
+                else:
+                    tasks += read_parquet(source, titles)
                 bar.advance()
         if len({task.id for task in tasks}) < len(tasks):
             raise DataError(
@@ -243,21 +250,6 @@ class Conversations(ProblemGenerator):
         figures |= {level: sum(task.level == level for task in tasks) for level in ("short", "long")}
         figures |= {part: sum(len(task.data[part]) for task in tasks) for part in ("chunks", "questions")}
         return Generated({"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),))
-
-    def _made(self, texts: list[Path]) -> Iterator[list[Task]]:
-        """The tasks of each text, parquet file or generated conversation."""
-        if texts:
-            yield from ([read_text(text, self.settings.chunk_tokens)] for text in texts)
-        elif self.settings.parquet:
-            titles = read_titles(self.settings.titles) if self.settings.titles else {}
-            yield from (list(read_parquet(source, titles)) for source in self.settings.parquet)
-        else:
-            for number in range(self.settings.number):
-                chunks = generator(self.seed, "length", number).randint(*SHORT)
-                yield [conversation(number, chunks, "short", self.seed)]
-            yield from (
-                [conversation(number, LONG, "long", self.seed)] for number in range(self.settings.long_instances)
-            )
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,22 +49,11 @@ class Store:
     @property
     def tokens(self) -> int:
         """Approximate number of tokens in the memory."""
-        return sum(map(count_tokens, self.lines()))
+        return count_tokens(self.core) + sum(count_tokens(item.text) for item in self.items.values())
 
     def listed(self, kind: str) -> list[Item]:
         """The items of one list, oldest first."""
         return [item for item in self.items.values() if item.kind == kind]
-
-    def lines(self) -> Iterator[str]:
-        """All texts in the memory, the core first."""
-        if self.core:
-            yield self.core
-        yield from (item.text for item in self.items.values())
-
-    def find(self, kind: str, text: str) -> Item | None:
-        """The item of `kind`, or the core, whose text is `text`."""
-        held = [self.held(CORE, None)] if kind == CORE else self.listed(kind)
-        return next((item for item in held if item.text == text), None)
 
     def held(self, kind: str, item_id: str | None) -> Item:
         """The core, which has no id, or an item."""
@@ -186,7 +174,8 @@ def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
             store.delete(kind, item_id)
             return Outcome(call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk)
         content = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
-        if (same := store.find(kind, content)) is not None:
+        held = [store.held(CORE, None)] if kind == CORE else store.listed(kind)
+        if (same := next((item for item in held if item.text == content), None)) is not None:
             place = f", in {same.id}" if call.name == INSERT else ""
             return Outcome(call, False, f"{kind} already says that{place}", counts=False)
         if call.name == INSERT:

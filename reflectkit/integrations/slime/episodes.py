@@ -103,15 +103,6 @@ def _config(text: str) -> SlimeConfig:
     return build(SlimeConfig, json.loads(text), WHERE)
 
 
-def check_arguments(args: Any, evaluation: bool) -> None:
-    """Raises ConfigError for an argument of slime that does not go together with whole episodes of several rows."""
-    wrong = [name for name in UNFIT if getattr(args, name, False)]
-    if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:
-        wrong.append("rollout_top_p")
-    if wrong:
-        raise ConfigError(f"--{wrong[0].replace('_', '-')} does not fit episodes of several rows; leave it out")
-
-
 def reflector_of(args: Any) -> str | None:
     """The checkpoint of the reflector that --sglang-config serves, or None without one.
 
@@ -145,15 +136,20 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     ------
     ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt data are wrong.
     """
-    check_arguments(args, evaluation)
+    wrong = [name for name in UNFIT if getattr(args, name, False)]
+    if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:
+        wrong.append("rollout_top_p")
+    if wrong:
+        raise ConfigError(f"--{wrong[0].replace('_', '-')} does not fit episodes of several rows; leave it out")
     prompt = read_prompt(args, sample.metadata)
     if not evaluation and prompt.split in HELD_OUT:
         raise ConfigError(f"--prompt-data has tasks of the {prompt.split} split; train on train.jsonl")
     answers: list[Answer] = []
+    by_session = bool(sample.session_id) and getattr(args, "router_policy", None) == "consistent_hashing"
     policy = RouterSampler(
         policy_model(args, evaluation),
         sampling_params,
-        headers=_headers(args, sample),
+        headers={ROUTING_KEY: sample.session_id} if by_session else None,
         stopped=lambda: _stopped(args),
         on_answer=answers.append,
     )
@@ -166,7 +162,14 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         episode_tokens=prompt.config.episode_tokens,
         thinking=prompt.config.thinking,
     )
-    trajectory = await _play(prompt, episode_of(args, sample, prompt, evaluation), agent)
+    spare = _spare[prompt.config, prompt.task.level]
+    env = spare.pop() if spare else checked(prompt.config.plugin.setup.maker(prompt.task.level)())
+    trajectory = await play(episode_of(args, sample, prompt, evaluation), env, agent)
+    if trajectory.status is Status.ABORTED:
+        logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
+        env.close()
+    else:
+        spare.append(env)
     samples = to_samples(trajectory, answers, sample, policy.tokenizer)
     if evaluation:
         return samples[-1]
@@ -187,25 +190,16 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
     return Episode(prompt.task, derive(root, sample.index), str(sample.group_index), start)
 
 
-async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:
-    spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else checked(prompt.config.plugin.setup.maker(prompt.task.level)())
-    trajectory = await play(episode, env, agent)
-    if trajectory.status is Status.ABORTED:
-        logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
-        env.close()
-    else:
-        spare.append(env)
-    return trajectory
-
-
 def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, tokenizer: Any) -> list[Any]:
     """The rows of an episode as copies of slime's `sample`. answers: of the policy, in order.
 
     A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer
     that is no legal label has ended the episode, and is trained with the rest.
     """
-    turns = (*trajectory.turns, *map(_illegal, answers[len(trajectory.turns) :]))
+    turns = trajectory.turns
+    for answer in answers[len(turns) :]:  # not played; its tokens are kept
+        choices = Observation((), ("",) * len(answer.ask.labels))
+        turns += (Turn(choices, Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs), 0),)
     zeros, labels = [[0.0] * len(turns)], dict.fromkeys((turn.observation.choices for turn in turns), ())
     status = type(sample).Status(trajectory.status.value)
     written = (
@@ -226,18 +220,14 @@ def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, t
             if "weight_version" in answer.meta:
                 own.weight_versions.append(answer.meta["weight_version"])
         filled.append(own)
-    filled = filled or [_nothing_to_learn(_blank(sample, trajectory, status))]
+    if not filled:  # slime drops no samples: a row of two tokens with an empty mask
+        own = _blank(sample, trajectory, status)
+        own.tokens, own.response, own.response_length = [0, 0], "", 1
+        own.loss_mask, own.rollout_log_probs, own.remove_sample = [0], [0.0], True
+        filled = [own]
     for own in filled:
         own.metadata[EPISODE]["figures"]["rows"] = len(filled)
     return filled
-
-
-def _illegal(answer: Answer) -> Turn:
-    """A turn that was not played, for its tokens."""
-    choices = ("",) * len(answer.ask.labels)
-    return Turn(
-        Observation((), choices), Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs), 0
-    )
 
 
 def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
@@ -247,19 +237,6 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
     own.status, own.remove_sample = status, False
     own.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
     own.weight_versions, own.prefix_cache_info = [], type(sample.prefix_cache_info)()
-    own.metadata = {**sample.metadata, EPISODE: _facts(trajectory)}
-    return own
-
-
-def _nothing_to_learn(sample: Any) -> Any:
-    """`sample` as a row of two tokens with an empty mask, for an episode without an answer: slime drops no samples."""
-    sample.tokens, sample.response, sample.response_length = [0, 0], "", 1
-    sample.loss_mask, sample.rollout_log_probs, sample.remove_sample = [0], [0.0], True
-    return sample
-
-
-def _facts(trajectory: Trajectory) -> dict[str, Any]:
-    """What `metrics.py` and debug dumps say about the episode."""
     decisions = [turn.decision for turn in trajectory.turns]
     thoughts = [decision.thoughts for decision in decisions if decision.thoughts is not None]
     figures = {
@@ -272,7 +249,9 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
         "comments": sum(decision.reflection is not None for decision in decisions),
     }
     figures |= {"thought_tokens": sum(thoughts)} if thoughts else {}
-    return {"task": trajectory.task.id, "seed": trajectory.seed, "reason": trajectory.reason, "figures": figures}
+    facts = {"task": trajectory.task.id, "seed": trajectory.seed, "reason": trajectory.reason, "figures": figures}
+    own.metadata = {**sample.metadata, EPISODE: facts}
+    return own
 
 
 def policy_model(args: Any, evaluation: bool) -> Model:
@@ -316,12 +295,6 @@ _reflectors: dict[tuple[str, str, float], Reflector] = {}
 def _checkpoint(source: str) -> tuple[Any, int, str | None]:
     """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
     return load_tokenizer(source), context_of(source) or LONGEST, _facts_of(Path(source)).get("role")
-
-
-def _headers(args: Any, sample: Any) -> dict[str, str] | None:
-    if sample.session_id and getattr(args, "router_policy", None) == "consistent_hashing":
-        return {ROUTING_KEY: sample.session_id}
-    return None
 
 
 def _stopped(args: Any) -> bool:

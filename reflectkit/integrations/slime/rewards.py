@@ -7,7 +7,7 @@ and standard deviation. Failed episodes are in neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -54,18 +54,14 @@ def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
     """
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 
-    ended = [rows[0] for rows in map(rows_of, samples) if rows and not failed(rows[0])]
+    firsts = [item[0] if isinstance(item, list) else item for item in samples if item != []]
+    ended = [sample for sample in firsts if not failed(sample)]
     rewards = [reward_of(args, sample) for sample in ended]
     if len(ended) < 2:
         return DynamicFilterOutput(keep=False, reason="failed_episodes")
     if max(rewards) - min(rewards) <= SMALLEST:
         return DynamicFilterOutput(keep=False, reason=f"equal_rewards_{round(rewards[0], 1)}")
     return DynamicFilterOutput(keep=True)
-
-
-def rows_of(item: Any) -> list[Any]:
-    """The rows of one episode of a group."""
-    return item if isinstance(item, list) else [item]
 
 
 def failed(sample: Any) -> bool:
@@ -86,21 +82,16 @@ def episode_key(sample: Any, row: int) -> Any:
     return ("row", row) if sample.rollout_id is None else sample.rollout_id
 
 
-def first_rows(samples: Iterable[Any]) -> list[Any]:
-    """The first row of each episode."""
-    firsts: dict[Any, Any] = {}
-    for row, sample in enumerate(samples):
-        firsts.setdefault(episode_key(sample, row), sample)
-    return list(firsts.values())
-
-
 def figures(samples: Sequence[Any]) -> dict[str, float]:
     """Means over the episodes of `samples`: success, return, steps, rows, tokens, …, and those that their env reports.
 
     `failed` is the share of episodes whose infrastructure failed; the others are means of the rest. With several tries
     of each problem, also pass@k and pass^k for all k tries.
     """
-    episodes = [sample for sample in first_rows(samples) if EPISODE in (sample.metadata or {})]
+    firsts: dict[Any, Any] = {}
+    for row, sample in enumerate(samples):
+        firsts.setdefault(episode_key(sample, row), sample)
+    episodes = [sample for sample in firsts.values() if EPISODE in (sample.metadata or {})]
     if not episodes:
         return {}
     ended = [sample.metadata[EPISODE] for sample in episodes if not failed(sample)]

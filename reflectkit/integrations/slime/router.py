@@ -82,10 +82,21 @@ class RouterSampler:
             return SampleOutput(
                 too_long=f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads {self.context}"
             )
+        parameters = {
+            **self.parameters,
+            "temperature": ask.temperature,
+            "max_new_tokens": 1 if ask.labels else min(ask.max_new_tokens, room),
+            "stop_token_ids": sorted({*(self.parameters.get("stop_token_ids") or ()), *ask.stop_ids}),
+        }
+        if "sampling_seed" in parameters:  # --sglang-enable-deterministic-inference
+            parameters["sampling_seed"] = ask.seed % 2**31
+        request = {"input_ids": list(ask.prompt_ids), "sampling_params": parameters, "return_logprob": True}
+        if ask.labels:
+            request["token_ids_logprob"] = [token for (token,) in ask.labels]
         if self.stopped():
             raise EnvironmentFailure("slime has ended the rollout")
         try:
-            output = await post(self.model.url, self._request(ask, room), headers=self.headers)
+            output = await post(self.model.url, request, headers=self.headers)
         except (httpx.HTTPError, ValueError) as error:  # a ValueError for a body that is not text
             raise EnvironmentFailure(f"{self.model.url}: {error or type(error).__name__}") from None
         answer = read_answer(ask, output)
@@ -96,22 +107,15 @@ class RouterSampler:
         if answer.token_ids not in ask.labels:
             word = self.tokenizer.decode(answer.token_ids)
             return SampleOutput(too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels")
-        return SampleOutput(answer.token_ids, answer.logprobs, _label_logprobs(ask, answer))
+        try:
+            by_token = {int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]}
+            logprobs = [by_token[token] for (token,) in ask.labels]
+        except (TypeError, KeyError, IndexError, ValueError):
+            raise EnvironmentFailure("SGLang's answer has no output_token_ids_logprobs for the labels") from None
+        return SampleOutput(answer.token_ids, answer.logprobs, tuple(log_softmax(logprobs).tolist()))
 
     async def publish(self, weights: Any, version: int) -> None:
         """Nothing: slime updates the servers' weights."""
-
-    def _request(self, ask: SampleRequest, room: int) -> dict[str, Any]:
-        parameters = {
-            **self.parameters,
-            "temperature": ask.temperature,
-            "max_new_tokens": 1 if ask.labels else min(ask.max_new_tokens, room),
-            "stop_token_ids": sorted({*(self.parameters.get("stop_token_ids") or ()), *ask.stop_ids}),
-        }
-        if "sampling_seed" in parameters:  # --sglang-enable-deterministic-inference
-            parameters["sampling_seed"] = ask.seed % 2**31
-        request = {"input_ids": list(ask.prompt_ids), "sampling_params": parameters, "return_logprob": True}
-        return request | ({"token_ids_logprob": [token for (token,) in ask.labels]} if ask.labels else {})
 
 
 def read_answer(ask: SampleRequest, output: Any) -> Answer:
@@ -127,13 +131,3 @@ def read_answer(ask: SampleRequest, output: Any) -> Answer:
         raise EnvironmentFailure(f"SGLang's answer has no token, or one without a finite log-prob: {pairs!r:.200}")
     logprobs, token_ids = zip(*pairs, strict=True)
     return Answer(ask, token_ids, logprobs, meta)
-
-
-def _label_logprobs(ask: SampleRequest, answer: Answer) -> tuple[float, ...]:
-    """The labels' log-probs among each other. Raises EnvironmentFailure if the router did not report them."""
-    try:
-        by_token = {int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]}
-        logprobs = [by_token[token] for (token,) in ask.labels]
-    except (TypeError, KeyError, IndexError, ValueError):
-        raise EnvironmentFailure("SGLang's answer has no output_token_ids_logprobs for the labels") from None
-    return tuple(log_softmax(logprobs).tolist())
