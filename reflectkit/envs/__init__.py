@@ -74,7 +74,10 @@ def env_class(name: str) -> type[Env]:
     Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong place.
     """
     scheme, _, rest = name.partition(":")
-    found: Any = _in_family(scheme, rest) if scheme in SCHEMES else resolve("env", name, ENVS, PLUGINS, _fits)
+    if scheme in SCHEMES:
+        found: Any = resolve("scheme", scheme, SCHEMES)(rest)
+    else:
+        found = resolve("env", name, ENVS, PLUGINS, lambda kind: callable(getattr(kind, "reset", None)))
     if not isinstance(found, type):
         raise ConfigError(f"{name} is {found!r:.60}, and no class; name the class of an env")
     needed = ("reset", "step") if issubclass(found, Env) else ("reset",)
@@ -85,26 +88,12 @@ def env_class(name: str) -> type[Env]:
 
 
 @cache
-def _in_family(scheme: str, rest: str) -> Any:
-    return resolve("scheme", scheme, SCHEMES)(rest)
-
-
-def _fits(found: type) -> bool:
-    """Whether the class is an env."""
-    return callable(getattr(found, "reset", None))
-
-
-def _is_env(kind: Any) -> bool:
-    """Whether the class has the methods of `Env`, if not its base."""
-    return issubclass(kind, Env) or (hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters)
-
-
-@cache
 def _checked(kind: Any, name: str) -> Any:
     from reflectkit.envs.adapters import adapted
     from reflectkit.envs.adapters.plain import settings_of
 
-    if not _is_env(kind):
+    has_methods = hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters
+    if not issubclass(kind, Env) and not has_methods:
         kind = adapted(kind)
     if not issubclass(kind, Env):
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}

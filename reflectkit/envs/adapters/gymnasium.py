@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -34,6 +35,7 @@ def env_of_class(kind: type) -> type[Env]:
     return wrapped(Choices, game_of(kind, kind.__name__), settings_of(kind, "render_mode"))
 
 
+@cache
 def env_of(name: str) -> type[Env]:
     """The env of Gymnasium's `name`. Raises ConfigError for an unknown one."""
     try:

@@ -253,21 +253,18 @@ class Tools(Plain):
             info: dict[str, Any] = {"refused": refused} if refused else {}
             reward = 0.0
             if self._over or self._steps == self.horizon:
-                reward, told = await self._score()
+                own: list[float] = []
+                if hasattr(self.plain, "get_reward"):
+                    value = self.plain.get_reward()
+                    value = await value if inspect.isawaitable(value) else value
+                    if not is_reward(value):
+                        raise self._wrong("get_reward", value, "return a number")
+                    own = [float(value)]
+                messages = [{"role": message.role, "content": message.content} for message in self._messages]
+                row, completion = self._row | {"prompt": messages[: self._first]}, messages[self._first :]
+                reward, told = await score(self.settings.reward, row, completion, own=own, environments=[self.plain])
                 info |= told
         return StepResult(self._observe(), reward, self._over, info=info)
-
-    async def _score(self) -> tuple[float, dict[str, Any]]:
-        own: list[float] = []
-        if hasattr(self.plain, "get_reward"):
-            value = self.plain.get_reward()
-            value = await value if inspect.isawaitable(value) else value
-            if not is_reward(value):
-                raise self._wrong("get_reward", value, "return a number")
-            own = [float(value)]
-        messages = [{"role": message.role, "content": message.content} for message in self._messages]
-        row = self._row | {"prompt": messages[: self._first]}
-        return await score(self.settings.reward, row, messages[self._first :], own=own, environments=[self.plain])
 
     def _observe(self) -> Observation:
         return Observation(tuple(self._messages), tools=self._tools, replies=True)

@@ -78,7 +78,15 @@ def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
     rows: Any
     path = Path(dataset)
     if not dataset.endswith(FILES):
-        rows = _from_hub(dataset, split)
+        from reflectkit.models.hub import dataset_rows
+
+        name, _, config = dataset.partition(":")
+        try:
+            rows = dataset_rows(name, config, split)
+        except ValueError as error:
+            files = ", ".join(FILES)
+            why = f"no file ({files}), nor can it be read from the hub: {error}"
+            raise ConfigError(f"--dataset {dataset}: {why}") from None
     elif not path.exists():
         raise missing(path)
     elif path.suffix == ".json":
@@ -86,7 +94,12 @@ def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
     elif path.suffix == ".jsonl":
         rows = [value for _, value in read_jsonl(path)]
     else:
-        rows = _from_arrow(path)
+        from pyarrow import ArrowInvalid, csv, parquet
+
+        try:
+            rows = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(path).to_pylist()
+        except ArrowInvalid as error:
+            raise DataError(path, " ".join(str(error).split())) from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping) or "prompt" not in row:
             has = f"its columns are {', '.join(map(str, row))}" if isinstance(row, Mapping) else "it is no JSON object"
@@ -95,29 +108,6 @@ def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
     if not rows:
         raise DataError(dataset, "has no rows")
     return [dict(row) for row in rows]
-
-
-def _from_arrow(path: Path) -> Any:
-    """The rows of a CSV or Parquet file."""
-    from pyarrow import ArrowInvalid, csv, parquet
-
-    try:
-        table = csv.read_csv(path) if path.suffix == ".csv" else parquet.read_table(path)
-    except ArrowInvalid as error:
-        raise DataError(path, " ".join(str(error).split())) from None
-    return table.to_pylist()
-
-
-def _from_hub(dataset: str, split: str) -> Any:
-    """The rows of a data set on the hub, NAME or NAME:CONFIG."""
-    from reflectkit.models.hub import dataset_rows
-
-    name, _, config = dataset.partition(":")
-    try:
-        return dataset_rows(name, config, split)
-    except ValueError as error:
-        files = ", ".join(FILES)
-        raise ConfigError(f"--dataset {dataset}: no file ({files}), nor can it be read from the hub: {error}") from None
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:

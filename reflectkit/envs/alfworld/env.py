@@ -23,8 +23,7 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -198,9 +197,19 @@ class Alfworld(Env):
         """
         self.close()
         check_task(task, self.name, TYPES)
-        folder = self._folder(task)
-        with _aborting():
-            self.goal = _goal(folder, task)
+        name = task.data.get("game")
+        folder = inside(self.games_dir, name)
+        if folder is None or not all((folder / file).is_file() for file in (GAME, RECORD)):
+            raise DataError(task.id, f"there is no game {name!r:.200} in {self.games_dir}; {MORE}", field="data.game")
+        try:
+            record, playable = read(folder)
+            if record.task_type != task.level:
+                why = f"level {task.level!r}, but the game is of type {record.task_type!r}"
+                raise DataError(task.id, why, field="level")
+            parameters = record.pddl_params
+            target = parameters.toggle_target if task.level == LOOK else parameters.parent_target
+            item = parameters.object_target.lower()
+            self.goal = Goal(task.level, item, target.lower(), *rules(playable.pddl_problem, item))
             self.engine = pool().take(folder)
             expert = None if self.settings.expert == "search" else self.settings.expert
             state = await self.engine.reset(folder, expert, self.load_seconds)
@@ -209,6 +218,8 @@ class Alfworld(Env):
                 raise DataError(
                     folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again"
                 )
+        except DataError as error:  # of a broken game: only its own episode ends, not the run
+            raise EnvironmentFailure(str(error)) from None
         self.task = " ".join(task_text.split()).removesuffix(".")
         self.seed = seed
         self.belief = Belief()
@@ -260,14 +271,6 @@ class Alfworld(Env):
             pool().give(self.engine)
             self.engine = None
 
-    def _folder(self, task: Task) -> Path:
-        """The folder of the task's game. Raises DataError."""
-        name = task.data.get("game")
-        folder = inside(self.games_dir, name)
-        if folder is None or not all((folder / file).is_file() for file in (GAME, RECORD)):
-            raise DataError(task.id, f"there is no game {name!r:.200} in {self.games_dir}; {MORE}", field="data.game")
-        return folder
-
     def _take_in(self, state: State) -> None:
         self.engine_state = state
         self.belief.learn(state.feedback, state.commands)
@@ -298,23 +301,3 @@ class Alfworld(Env):
             lines.append(line)
         text = start + "\n".join(["Commands:", *reversed(lines)] if lines else ["Commands: none"])
         return Observation((Message("user", text),), () if settings.typed else self.commands)
-
-
-@contextmanager
-def _aborting() -> Iterator[None]:
-    """Turn the error of a broken game into one that ends only its own episode, not the run."""
-    try:
-        yield
-    except DataError as error:
-        raise EnvironmentFailure(str(error)) from None
-
-
-def _goal(folder: Path, task: Task) -> Goal:
-    """The goal, from the game's files. Raises DataError."""
-    record, playable = read(folder)
-    parameters = record.pddl_params
-    if record.task_type != task.level:
-        raise DataError(task.id, f"level {task.level!r}, but the game is of type {record.task_type!r}", field="level")
-    target = parameters.toggle_target if task.level == LOOK else parameters.parent_target
-    item = parameters.object_target.lower()
-    return Goal(task.level, item, target.lower(), *rules(playable.pddl_problem, item))

@@ -16,7 +16,7 @@ from reflectkit.console import Progress, Table
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.games import FOLDER, SPLITS, TYPES, VERSION, Generation, find, read, task
 from reflectkit.envs.alfworld.generate import DrawnGame, draw, levels, trial_name
-from reflectkit.envs.alfworld.pool import Engine, pool
+from reflectkit.envs.alfworld.pool import pool
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
@@ -166,7 +166,21 @@ async def find_solution(folder: Path, seconds: float = SECONDS) -> Solution:
     for _ in range(2):  # the second time with a new engine, as the first or the machine failed
         engine = pool().take(folder)
         try:
-            return await _solve(engine, folder, seconds)
+            state = await engine.reset(folder, HANDCODED, seconds)
+            played: list[str] = []
+            while not state.won and len(played) < STEPS:
+                assert state.advice is not None
+                played.append(state.advice)
+                state = await engine.step(state.advice, seconds)
+            if state.won:
+                return Solution(tuple(played), HANDCODED)
+            state = await engine.reset(folder, None, seconds)
+            plan = await engine.plan(seconds)
+            for command in plan[:STEPS]:
+                state = await engine.step(command, seconds)
+            if state.won:
+                return Solution(tuple(plan), PLANNER)
+            return Solution(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
         except DataError as error:
             return Solution(reason=error.message)
         except EnvironmentFailure as error:
@@ -174,24 +188,6 @@ async def find_solution(folder: Path, seconds: float = SECONDS) -> Solution:
         finally:
             pool().give(engine)
     return Solution(reason=reason)
-
-
-async def _solve(engine: Engine, folder: Path, seconds: float) -> Solution:
-    state = await engine.reset(folder, HANDCODED, seconds)
-    played: list[str] = []
-    while not state.won and len(played) < STEPS:
-        assert state.advice is not None
-        played.append(state.advice)
-        state = await engine.step(state.advice, seconds)
-    if state.won:
-        return Solution(tuple(played), HANDCODED)
-    state = await engine.reset(folder, None, seconds)
-    plan = await engine.plan(seconds)
-    for command in plan[:STEPS]:
-        state = await engine.step(command, seconds)
-    if state.won:
-        return Solution(tuple(plan), PLANNER)
-    return Solution(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
 
 
 # --------------------------------------------------------------------------------------------------------- generation
@@ -227,7 +223,11 @@ class Maker:
             names = [trial_name(self.seed, index, self.patterns) for index in range(number)]
             finished = {index: existing[name] for index, name in enumerate(names) if name in existing}
             for folder in finished.values():
-                self._is_like_another(_finished_problem(folder), folder.name)
+                try:
+                    self._is_like_another(read(folder)[1].pddl_problem, folder.name)
+                except DataError as error:
+                    fix = "delete this folder and run the same command again to recreate the game"
+                    raise DataError(folder, f"is damaged ({error.message}); {fix}") from None
             with progress.bar("Games", number, len(finished)) as bar:
                 for index in (index for index in range(number) if index not in finished):
                     if made := run_sync(self._make(index)):
@@ -266,15 +266,6 @@ class Maker:
         first line.
         """
         return self.contents.setdefault(problem.partition("\n")[2], name) != name
-
-
-def _finished_problem(folder: Path) -> str:
-    """The PDDL of a finished game. Raises DataError if it has been damaged."""
-    try:
-        return read(folder)[1].pddl_problem
-    except DataError as error:
-        fix = "delete this folder and run the same command again to recreate the game"
-        raise DataError(folder, f"is damaged ({error.message}); {fix}") from None
 
 
 def _write(folder: Path, game: DrawnGame, walkthrough: Sequence[str]) -> None:

@@ -114,6 +114,7 @@ class _World:
             return f"The user says: my {name} is {value}.", ConversationFact(CORE, key, f"{key} is {value}")
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
         fresh = [(key, name) for key, name in fresh if key not in self.values]
+        wordings: Sequence[str] = CHANGED
         if (kind in ("changed", "forget") and self.values) or not fresh:
             key = chance.choice(list(self.values))
             name, old = self.values[key]
@@ -122,7 +123,6 @@ class _World:
                 self.forgotten.append(key)
                 return chance.choice(FORGET).format(key=key), ConversationFact(SEMANTIC, key, "")
             value, wrong = chance.choice([other for other in VALUES[name] if other != old]), ""
-            wordings = CHANGED
         else:
             key, name = chance.choice(fresh)
             value, wrong = chance.sample(VALUES[name], 2)

@@ -30,11 +30,6 @@ from reflectkit.envs.support.hearing import agrees, heard, names, numbers, state
 from reflectkit.envs.support.policy import POLICY, QUESTIONS, RULES, UserRequest, refuses, rules_named
 from reflectkit.envs.support.shop import (
     CUSTOMERS,
-    DELIVERED,
-    LATE_DAYS,
-    PENDING,
-    REASONS,
-    RETURN_DAYS,
     TEN,
     Ledger,
     ShopDatabase,
@@ -101,8 +96,8 @@ class SupportTeacher(ConversationTeacher):
                 return "ask", name
             if name == "order" and persona.revealed[name] not in conduct.orders:
                 return "look up", "order"
-            if forbidden := self.forbidden(name):
-                return "refuse", forbidden
+            if request.rule and RULES[request.rule].shown_by == name:
+                return "refuse", request.refused
         if request.kind == "payment" and not conduct.account:
             return "look up", "account"
         if request.product and request.product not in conduct.products:
@@ -115,24 +110,6 @@ class SupportTeacher(ConversationTeacher):
             return "report", request.kind
         return ("do", request.actions[0].name) if persona.confirmed else ("confirm", request.kind)
 
-    def forbidden(self, fact: str) -> str:
-        """Why the policy forbids the request, by what is known since `fact` was told; "" if it does not."""
-        request, revealed = self.env.persona.current, self.env.persona.revealed
-        order = self.env.ledger.find("orders", revealed.get("order", ""))
-        if fact == "order" and order is not None:
-            is_recent = order["status"] != DELIVERED or order["days_since_delivery"] <= RETURN_DAYS
-            fits = (
-                order["customer"] == self.env.conduct.customer
-                and (request.kind not in ("cancel", "address", "payment", "swap") or order["status"] == PENDING)
-                and (request.kind not in ("return", "exchange") or is_recent)
-                and (request.kind != "credit" or order["late_days"] >= LATE_DAYS)
-            )
-        elif fact == "reason":
-            fits = revealed[fact] in REASONS
-        else:
-            fits = fact != "payment" or request.kind != "return"
-        return "" if fits else str(request.refused)
-
     def action(self) -> ToolUse:
         """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
         self.check(self.env.settings, scripted=self.env.user is None)
@@ -144,10 +121,9 @@ class SupportTeacher(ConversationTeacher):
             return ToolUse(FACT_QUESTIONS[subject])
         if step == "look up":
             name, email = persona.identity.name, persona.identity.email
+            by_name = ("find_customer_by_name", {"name": name, "city": persona.identity.city})
             call, arguments = {
-                "customer": ("find_customer", {"email": email})
-                if email
-                else ("find_customer_by_name", {"name": name, "city": persona.identity.city}),
+                "customer": ("find_customer", {"email": email}) if email else by_name,
                 "order": ("get_order", {"order": facts.get("order")}),
                 "account": ("get_customer", {"customer": self.env.conduct.customer}),
                 "product": ("get_product", {"product": request.product}),
@@ -400,21 +376,23 @@ class Support(ConversationEnv):
 
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
         done, text = execute(self.ledger, call)
-        if done and self.conduct.saw(call, self._agreed()):
+        agreed = self.persona.confirmed
+        if self.user is not None:
+            agreed = agrees(
+                heard([message.content for message in self.transcript.spoken if message.role == "user"][-1])
+            )
+        if done and self.conduct.saw(call, agreed):
             self.persona.acted = True
         return text, not done, self.ledger.escalated
-
-    def _agreed(self) -> bool:
-        """Whether the user has said yes to the change that is made now."""
-        if self.user is None:
-            return self.persona.confirmed
-        words = [message.content for message in self.transcript.spoken if message.role == "user"]
-        return agrees(heard(words[-1]))
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         ledger, expected, conduct = self.ledger, self._expected, self.conduct
         changes, right = ledger.differences(), expected.differences()
-        missing_facts = untold(self._requests, self._replies())
+        replies = self.persona.replies
+        if self.user is not None:  # has no script: all that was said counts for each request
+            said = [heard(message.content) for message in self.transcript.spoken if message.role == "assistant"]
+            replies = [said] * len(self._requests)
+        missing_facts = untold(self._requests, replies)
         wrong = {
             # A record that was to be changed was changed otherwise, or was not, or a colleague was to take over.
             "wrong_change": any(changes[record] != right[record] for record in changes.keys() & right.keys()),
@@ -440,13 +418,6 @@ class Support(ConversationEnv):
             "expected": expected.listed(),
             "untold": missing_facts,
         }
-
-    def _replies(self) -> list[list[str]]:
-        """What the user heard during each request; of a user without a script, all of it during each."""
-        if self.user is None:
-            return self.persona.replies
-        said = [heard(message.content) for message in self.transcript.spoken if message.role == "assistant"]
-        return [said] * len(self._requests)
 
     def _state(self) -> object:
         """What the teacher's next action depends on."""

@@ -39,27 +39,33 @@ RuleName = Literal["shipped", "late", "stock", "reason", "payment", "owner", "cr
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A rule that forbids something. why: how the oracle names it. words: a refusal must contain one of them, if there
-    are any. needs_look_up: whether it depends on the order or the product.
+    are any. shown_by: the fact that tells that it applies. needs_look_up: whether it depends on the order or the
+    product.
     """
 
     why: str
     words: tuple[str, ...]
+    shown_by: str = ""
     needs_look_up: bool = True
 
 
 RULES: Mapping[RuleName, Rule] = {
-    "shipped": Rule("it has shipped", ("shipped", "dispatched", "on its way", "not pending", "no longer pending")),
+    "shipped": Rule(
+        "it has shipped", ("shipped", "dispatched", "on its way", "not pending", "no longer pending"), "order"
+    ),
     "late": Rule(
         f"{RETURN_DAYS} days have passed",
         (str(RETURN_DAYS), "thirty", "too long ago", "too late", "too many days", "return period", "return window"),
+        "order",
     ),
     "stock": Rule(
         "that option is sold out", ("sold out", "out of stock", "not in stock", "unavailable", "not available")
     ),
-    "reason": Rule("that reason does not count", ("reason", *REASONS, "by mistake"), needs_look_up=False),
+    "reason": Rule("that reason does not count", ("reason", *REASONS, "by mistake"), "reason", needs_look_up=False),
     "payment": Rule(
         "refunds go to the payment method of the order",
         ("payment", "paid with", "paid by", "original method", "same method", "was paid"),
+        "payment",
     ),
     "owner": Rule(
         "it is not your own order",
@@ -67,6 +73,7 @@ RULES: Mapping[RuleName, Rule] = {
             *("your own", "not yours", "not your", "does not belong", "doesn't belong"),
             *("another customer", "different customer", "someone else", "somebody else"),
         ),
+        "order",
     ),
     "credit": Rule(
         f"it was not {LATE_DAYS} days late",
@@ -74,6 +81,7 @@ RULES: Mapping[RuleName, Rule] = {
             *(f"{LATE_DAYS} days", f"{LATE_DAYS} or more", "three days", "three or more"),
             *("not late", "days late", "late enough", "on time", "in time"),
         ),
+        "order",
     ),
     "goodwill": Rule("the only credit is for a late delivery", (), needs_look_up=False),
 }

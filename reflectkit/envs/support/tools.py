@@ -97,13 +97,12 @@ def get_product(ledger: Ledger, product: str) -> Record:
     wanted = product.strip().lower()
     for name, record in ledger.database.tables["products"].items():
         if wanted in (name, record["name"]):
-            return {item: _offer(ledger.of("items", item)) for item in record["items"]}
+            items = [(item, ledger.of("items", item)) for item in record["items"]]
+            stock = {item: f"{of['stock']} left" if of["stock"] else "sold out" for item, of in items}
+            return {
+                item: f"{of['name'].rpartition(', ')[2]}, {of['price']:g} euros, {stock[item]}" for item, of in items
+            }
     raise RefusedCallError(f"no product {product[:80]}")
-
-
-def _offer(item: Record) -> str:
-    stock = f"{item['stock']} left" if item["stock"] else "sold out"
-    return f"{item['name'].rpartition(', ')[2]}, {item['price']:g} euros, {stock}"
 
 
 @_tool()

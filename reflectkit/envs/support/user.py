@@ -174,20 +174,17 @@ class Persona:
             if name in ("email", "name"):
                 new |= not self.identified
                 self.identified = True
-                parts.append(self._identity(name))
+                who, terse = self.identity, self.mood == "terse"
+                if name == "email" and who.email:
+                    parts.append(who.email if terse else f"It is {who.email}")
+                else:
+                    parts.append(f"{who.name}, {who.city}" if terse else f"I am {who.name} from {who.city}.")
             elif name in facts:
                 new |= name not in self.revealed
                 self.revealed[name] = facts[name]
                 parts.append(self._fact(name, facts[name]))
         words = self._dressed(" ".join(dict.fromkeys(parts)) or "I do not know.")
         return UserTurn(words) if new else self._unhelped(words)
-
-    def _identity(self, name: str) -> str:
-        email, terse = self.identity.email, self.mood == "terse"
-        if name == "email" and email:
-            return email if terse else f"It is {email}"
-        parts = self.identity.name, self.identity.city
-        return ", ".join(parts) if terse else f"I am {' from '.join(parts)}."
 
     def _fact(self, name: str, value: str) -> str:
         if self.mood == "terse":
