@@ -279,25 +279,23 @@ def journal_path(folder: Path, endpoint: Endpoint) -> Path:
 
 @dataclass(frozen=True)
 class PlayersSetup:
-    """What players are made with."""
+    """What players are made with.
+
+    kind: the env's class. env_folder: for the answers of chat models. folder: of the env's rows. players: all of them.
+    history_tokens: of earlier turns that a chat model reads. truncation: which outcomes the policy may draw.
+    """
 
     kind: type[Env]
-    """The env's class."""
     env_folder: Path
-    """Where the answers of chat models are kept."""
     folder: Path
-    """The folder of the env's rows."""
     sampler: SamplerConfig
     chat: ChatConfig
     players: tuple[Player, ...]
-    """All of them."""
     temperature: float
     max_new_tokens: int
     history_tokens: int
-    """Of earlier turns that a chat model reads."""
     device: str
     truncation: Truncation = EVERYTHING
-    """What of the policy's distribution may be drawn."""
 
     def endpoint_of(self, part: str) -> Endpoint:
         """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises

@@ -74,10 +74,6 @@ class LocalSampler:
         self.kept.clear()
         self.scores.clear()
 
-    def forget(self) -> None:
-        """Forget what was read, which saves time and affects the rounding of what is written next."""
-        self.kept.clear()
-
     def _answer(self, asks: list[SampleRequest]) -> list[SampleOutput]:
         fitting = {ask for ask in asks if self._fits(ask)}
         self._has_read = self._has_read or bool(fitting)

@@ -44,7 +44,6 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
 
     settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
     """
-    trainer.settle()
     learner, curriculum = trainer.learner, trainer.curriculum
     state = {
         "step": trainer.step,

@@ -259,8 +259,9 @@ def build_trainer(
         start if distill.weight else None,
     )
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
+    watch = learner.observe if own else None
     sampler = config.sampler.open_policy(
-        Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
+        Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=watch)
     )
 
     reflector = reflector_trainer = None

@@ -399,10 +399,9 @@ class RLConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         sampler, reflector, lora, chat = self.sampler, self.reflector, self.lora, self.chat_reflector
-        stale, repeats, critic, several = (
+        stale, repeats, several = (
             self.staleness.max_staleness,
             self.algo.repeats,
-            self.algo.critic,
             self.processes > 1,
         )
         for level in self.curriculum.levels:
@@ -426,8 +425,6 @@ class RLConfig(Config):
         refuse(reflector.share_base and not pair, two)
         kept = "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
         refuse(self.share_prefixes and self.gradient_checkpointing, kept)
-        copied = critic and critic.critic_trunk == "separate" and (lora.r or self.policy.quantize not in ("", "none"))
-        refuse(copied, "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached")
 
         comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
         for given, needed, fix in (

@@ -129,32 +129,27 @@ class ReplayBuffer(deque[Trajectory]):
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """What to play and how to train."""
+    """What to play and how to train.
+
+    levels: the curriculum, in order. steps: updates in all. episodes: per update, of all processes. seed: of problems,
+    rollouts and minibatches. width: episodes played at once in one process. repeats: episodes of each drawn problem,
+    which start from the same state and form a group. replay_size: of the replay buffer. advance_at: see `Curriculum`.
+    optim: its schedule and warm-up. staleness: how far play may run ahead of learning, with a sampler in another
+    process. distill: whether and where comments that the policy did not read are distilled into it.
+    """
 
     levels: Sequence[Level]
-    """The curriculum, in order."""
     steps: int
-    """Updates in all."""
     episodes: int
-    """Episodes per update, over all processes."""
     objective: Objective[Any]
-    """The algorithm with its settings."""
     seed: int
-    """Seed of problems, rollouts and minibatches."""
     width: int
-    """Episodes played at once in one process."""
     repeats: int = 1
-    """Episodes of each drawn problem; they start from the same state and form a group."""
     replay_size: int = 0
-    """Size of the replay buffer."""
     advance_at: float = 0.0
-    """See `Curriculum`."""
     optim: OptimizerConfig = OptimizerConfig()
-    """Its schedule and warm-up."""
     staleness: StalenessConfig = StalenessConfig()
-    """How far play may run ahead of learning, with a sampler in another process."""
     distill: DistillConfig = DistillConfig()
-    """Whether comments that the policy did not read are distilled into it, and where."""
 
     @property
     def groups(self) -> int:
@@ -275,14 +270,6 @@ class Trainer:
         played = self._play_all(validation_episodes(level, self.config.seed), level, greedy)
         self._share_comments()
         return played
-
-    def settle(self) -> None:
-        """Forget what a run that is resumed from here does not have either, so that both round alike. A run that plays
-        ahead is not repeated exactly, and keeps it.
-        """
-        if self.rollouts is None:
-            for sampler in self._local_samplers():
-                sampler.forget()
 
     def close(self) -> None:
         """Stop playing ahead."""
