@@ -41,8 +41,8 @@ MUTATIONS = (
     ),
     Mutation(
         "loss-sign",
-        "return -weight_N * advantage_N * logprob_N",
-        "return weight_N * advantage_N * logprob_N",
+        "return -weight_N * tokens.advantage_N * tokens.logprob_N",
+        "return weight_N * tokens.advantage_N * tokens.logprob_N",
         ("tests/train/test_advantages.py",),
     ),
     Mutation(
@@ -78,8 +78,8 @@ MUTATIONS = (
     ),
     Mutation(
         "clip-bound",
-        "ratio_N.clamp(1 - clip, 1 + clip)",
-        "ratio_N.clamp(1 - clip, 1 + 2 * clip)",
+        "ratio_N.clamp(1 - tokens.clip, above)",
+        "ratio_N.clamp(1 - tokens.clip, 2 * above)",
         ("tests/train/test_advantages.py",),
     ),
     Mutation(

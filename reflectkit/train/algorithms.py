@@ -57,60 +57,28 @@ class TrainedTokens:
 
 
 def weighted_loss(tokens: TrainedTokens) -> torch.Tensor:
-    """`reinforce` of these tokens, with importance weights of at most `is_cap`, or 1 + clip without one."""
+    """REINFORCE's: -w A log π (Williams 1992, eq. 4), where w is the importance weight of the token's decision, at most
+    `is_cap`, or 1 + clip without one, and without gradient.
+    """
     log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.old_logprob_N).detach())
-    return reinforce(tokens.logprob_N, tokens.advantage_N, log_ratio_N, tokens.is_cap or 1 + tokens.clip)
+    weight_N = log_ratio_N.exp().clamp(max=tokens.is_cap or 1 + tokens.clip)  # truncated, Ionides 2008
+    return -weight_N * tokens.advantage_N * tokens.logprob_N
 
 
 def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
-    """`clipped_surrogate` of these tokens."""
-    return clipped_surrogate(
-        tokens.logprob_N,
-        tokens.old_logprob_N,
-        tokens.advantage_N,
-        tokens.clip,
-        tokens.replayed_N,
-        tokens.is_cap,
-        tokens.clip_high,
-    )
+    """PPO's and GRPO's (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 - clip … 1 + clip where that lowers the
+    objective; the upper end is 1 + clip_high if that is given ("clip-higher", DAPO, arXiv 2503.14476, eq. 8).
 
-
-def reinforce(
-    logprob_N: torch.Tensor, advantage_N: torch.Tensor, log_ratio_N: torch.Tensor, cap: float
-) -> torch.Tensor:
-    """-w A log π (Williams 1992, eq. 4), where w is the decision's importance weight, at most `cap`, without gradient.
-
-    log_ratio_N: log π now minus log π at sampling, summed over the decision's tokens; 0 for a fresh row.
+    Where the ratio is 1, the gradient is REINFORCE's. The ratio of a replayed token is at most the upper end whatever
+    the sign of its advantage, since eq. 7 bounds it on one side only; so is, for the same reason, any by `is_cap`.
     """
-    weight_N = log_ratio_N.detach().exp().clamp(max=cap)  # truncated importance sampling, Ionides 2008
-    return -weight_N * advantage_N * logprob_N
-
-
-def clipped_surrogate(
-    logprob_N: torch.Tensor,
-    old_logprob_N: torch.Tensor,
-    advantage_N: torch.Tensor,
-    clip: float,
-    replayed_N: torch.Tensor | None = None,
-    cap: float = 0.0,
-    clip_high: float = 0.0,
-) -> torch.Tensor:
-    """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the
-    objective.
-
-    Where the ratio is 1, the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token; its
-    ratio is at most 1 + clip whatever the sign of the advantage, since eq. 7 bounds it on one side only. cap: for the
-    same reason, most that any ratio may be; 0: no limit. clip_high: the upper end, 1 + clip_high, where it differs
-    ("clip-higher", DAPO, arXiv 2503.14476, eq. 8); 0: it does not.
-    """
-    above = 1 + (clip_high or clip)
-    ratio_N = (logprob_N - old_logprob_N).exp()  # 1 at the first pass over fresh rows
-    if replayed_N is not None:
-        ratio_N = ratio_N.clamp(max=above).where(replayed_N, ratio_N)
-    if cap:
-        ratio_N = ratio_N.clamp(max=cap)
-    clipped_N = ratio_N.clamp(1 - clip, above)
-    return -(ratio_N * advantage_N).minimum(clipped_N * advantage_N)
+    above = 1 + (tokens.clip_high or tokens.clip)
+    ratio_N = (tokens.logprob_N - tokens.old_logprob_N).exp()  # 1 at the first pass over fresh rows
+    ratio_N = ratio_N.clamp(max=above).where(tokens.replayed_N, ratio_N)
+    if tokens.is_cap:
+        ratio_N = ratio_N.clamp(max=tokens.is_cap)
+    clipped_N = ratio_N.clamp(1 - tokens.clip, above)
+    return -(ratio_N * tokens.advantage_N).minimum(clipped_N * tokens.advantage_N)
 
 
 def kl_estimate(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +100,12 @@ def settings_of(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error})") from None
 
 
-def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`. Call `checksums.verify` first.
-
-    defaults: see `check_settings`.
-
-    Raises
-    ------
-    CheckpointError: the state does not fit. OtherSettingsError: it belongs to a run with other settings.
+def restore(checkpoint: Path, trainer: Trainer) -> None:
+    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`, after `check_settings` and `verify`.
+    Raises CheckpointError if the state does not fit.
     """
     try:
         state = read_json(checkpoint / STATE)
-        check_settings(checkpoint, state["settings"], settings, defaults)
         learner, tensors = trainer.learner, load_file(checkpoint / TENSORS)
         if learner.critic is not None:
             learner.critic.load_state_dict(_part(tensors, "critic."))
@@ -133,27 +127,27 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         memo = read_json(checkpoint / MEMO)
         if trainer.agent.reflector is not None:
             trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}
-    except CheckpointError:
-        raise
     except (DataError, SafetensorError, OSError, LookupError, ValueError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
 
 
 def check_settings(
-    checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any], defaults: Mapping[str, Any]
+    checkpoint: Path, settings: Mapping[str, Any], defaults: Mapping[str, Any], free: Collection[str] = ()
 ) -> None:
-    """Raises OtherSettingsError, naming the differences, if the two are not the same.
+    """Raises OtherSettingsError, naming the differences, if `checkpoint` was made with other settings than these.
 
-    defaults: stand in for the settings that the version which made the checkpoint did not know. Those that it knew and
-    this one does not may be at them.
+    free: names of those that may differ. defaults: stand in for the settings that the version which made the checkpoint
+    did not know. Those that it knew and this one does not may be at them.
     """
-    there = {name: value for name, value in defaults.items() if name in here} | {
-        name: value for name, value in there.items() if name in here or defaults.get(name, ...) != value
+    there = {name: value for name, value in defaults.items() if name in settings} | {
+        name: value
+        for name, value in settings_of(checkpoint).items()
+        if name in settings or defaults.get(name, ...) != value
     }
     differing = [
-        f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
-        for name in sorted({*there, *here})
-        if there.get(name) != here.get(name)
+        f"{name} is {there.get(name, 'not set')} there and {settings.get(name, 'not set')} here"
+        for name in sorted({*there, *settings}.difference(free))
+        if there.get(name) != settings.get(name)
     ]
     if differing:
         raise OtherSettingsError(

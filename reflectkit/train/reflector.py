@@ -19,6 +19,7 @@ from reflectkit.env import Context, Env
 from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.seeding import derive
 from reflectkit.train.algorithms import SPREAD, deviation, leave_one_out
+from reflectkit.train.batch import Row
 from reflectkit.types import Comment, Decision, Observation, Sample, Status, Trajectory
 
 if TYPE_CHECKING:
@@ -196,20 +197,9 @@ def rows(compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[fl
         if not all(comment.token_ids for comment in comments) or all(abs(value) <= SPREAD for value in row):
             continue
         for comment, advantage in zip(comments, row, strict=True):
-            before, written = len(comment.prompt_ids), len(comment.token_ids)
-            samples.append(
-                Sample(
-                    tokens=(*comment.prompt_ids, *comment.token_ids),
-                    loss_mask=(0,) * before + (1,) * written,
-                    decisions=(-1,) * before + (0,) * written,
-                    logprobs=(0.0,) * before + comment.logprobs,
-                    advantages=(0.0,) * before + (advantage,) * written,
-                    returns=(0.0,) * before + (comment.reward,) * written,
-                    values=(),
-                    choices=(),
-                    group_id=str(place),
-                )
-            )
+            own = Row(())
+            own.write(comment, advantage, comment.reward, None)
+            samples.append(own.sample(str(place), replayed=False))
     return samples
 
 

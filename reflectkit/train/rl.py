@@ -360,33 +360,25 @@ def resumed_trainer(
     """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
     a chat model that comments.
     """
-    defaults = recorded_defaults(config)
-    for place in reversed(checkpoints(folder)):
+    defaults, place = recorded_defaults(config), config.resume_from
+    for own in reversed(checkpoints(folder)):
         try:
-            verify(place)
-            trainer = build_trainer(config, levels, place, processes, progress, chat)
-            checkpoint.restore(place, trainer, settings, defaults)
+            checkpoint.check_settings(own, settings, defaults)
+            verify(own)
+            trainer = build_trainer(config, levels, own, processes, progress, chat)
+            checkpoint.restore(own, trainer)
             return trainer
         except checkpoint.OtherSettingsError:
             raise
         except CheckpointError as error:
             progress.news(f"{error}; resuming from an earlier state")
-    if config.resume_from is None:
+    if place is None:
         return build_trainer(config, levels, None, processes, progress, chat)
-    place = config.resume_from
-    there = checkpoint.settings_of(place)
-    free = set(MAY_DIFFER)
-    if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at):
-        free.add("max_steps")
-    checkpoint.check_settings(
-        place,
-        {name: value for name, value in there.items() if name not in free},
-        {name: value for name, value in settings.items() if name not in free},
-        defaults,
-    )
+    endless = config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
+    checkpoint.check_settings(place, settings, defaults, MAY_DIFFER | ({"max_steps"} if endless else set()))
     verify(place)
     trainer = build_trainer(config, levels, place, processes, progress, chat)
-    checkpoint.restore(place, trainer, there, defaults)
+    checkpoint.restore(place, trainer)
     if trainer.step >= config.max_steps:
         raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
     return trainer

@@ -102,7 +102,7 @@ def main(kind: str, folder: Path) -> None:
     half = checkpoint.save(folder / kind, trainer, {}, {})
     processes.wait()
     trainer = build_trainer(half, processes)
-    checkpoint.restore(half, trainer, {}, {})
+    checkpoint.restore(half, trainer)
     for _ in range(2):
         trainer.train_step()
     checkpoint.save(folder / kind, trainer, {}, {})

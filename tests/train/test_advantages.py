@@ -13,7 +13,6 @@ import torch
 from reflectkit.train.algorithms import (
     TrainedTokens,
     clipped_loss,
-    clipped_surrogate,
     deviation,
     entropy,
     generalised_advantages,
@@ -22,12 +21,12 @@ from reflectkit.train.algorithms import (
     leave_one_out,
     mismatch,
     objective,
-    reinforce,
     returns_to_go,
     value_loss,
     weighted_loss,
 )
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
+from tests.train.training import tokens_of
 
 
 def test_returns_by_hand() -> None:
@@ -157,13 +156,14 @@ def test_losses_by_hand() -> None:
     # ratios 1, 1.5, 0.5 with advantages 2, 1, -1 and clip 0.2: -min(2, 2), -min(1.5, 1.2), -min(-0.5, -0.8)
     new, old = torch.log(torch.tensor([0.5, 0.3, 0.2])), torch.log(torch.tensor([0.5, 0.2, 0.4]))
     gains = torch.tensor([2.0, 1.0, -1.0])
-    assert clipped_surrogate(new, old, gains, 0.2).tolist() == pytest.approx([-2, -1.2, 0.8])
+    assert clipped_loss(tokens_of(new, old, gains)).tolist() == pytest.approx([-2, -1.2, 0.8])
     # replayed, a ratio is at most 1.2 for a negative advantage too, where eq. 7 has no bound: -min(-1.5, -1.2) and 1.2
     likelier, gain = torch.log(torch.tensor([0.3, 0.3])), torch.tensor([-1.0, -1.0])
-    found = clipped_surrogate(likelier, torch.log(torch.tensor([0.2, 0.2])), gain, 0.2, torch.tensor([False, True]))
+    before, replayed = torch.log(torch.tensor([0.2, 0.2])), torch.tensor([False, True])
+    found = clipped_loss(tokens_of(likelier, before, gain, replayed=replayed))
     assert found.tolist() == pytest.approx([1.5, 1.2])
     # weights 1, min(1.5, 1.2), 0.5
-    assert reinforce(new, gains, new - old, 1.2).tolist() == pytest.approx(
+    assert weighted_loss(tokens_of(new, old, gains)).tolist() == pytest.approx(
         [-2 * math.log(0.5), -1.2 * math.log(0.3), 0.5 * math.log(0.2)]
     )
     # w = 0.5 / 0.4, r = 0.25 / 0.5: 1.25 (0.5 - log 0.5 - 1)
@@ -265,10 +265,11 @@ def test_expected_gradients_are_those_of_the_return(algorithm: str) -> None:
         logprob = torch.stack([torch.log_softmax(theta, -1)[state, action] for state, action in enumerate(path)])
         if algorithm == "reinforce":
             gain = torch.tensor(returns_to_go(rewards(path), 1.0), dtype=torch.float64)
-            loss = reinforce(logprob, gain, torch.zeros(len(path), dtype=torch.float64), 1.2)
+            loss = weighted_loss(tokens_of(logprob, logprob.detach(), gain))
         else:
             found = generalised_advantages(rewards(path), values[: len(path)], 1.0, 1.0)
-            loss = clipped_surrogate(logprob, logprob.detach(), torch.tensor(found, dtype=torch.float64), 0.2)
+            gain = torch.tensor(found, dtype=torch.float64)
+            loss = clipped_loss(tokens_of(logprob, logprob.detach(), gain))
         loss.sum().backward()
         analytic -= theta.grad * torch.exp(logprob.detach().sum())
     torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
@@ -287,7 +288,8 @@ def test_gradients_of_the_whole_objective_against_finite_differences(clip: float
             states = torch.arange(len(path))
             taken = torch.tensor(path)
             logprob, sampled, reference = (table[states, taken] for table in (now, then, before))
-            surrogate = clipped_surrogate(logprob, sampled, torch.full((len(path),), gain, dtype=torch.float64), clip)
+            every = torch.full((len(path),), gain, dtype=torch.float64)
+            surrogate = clipped_loss(tokens_of(logprob, sampled, every, clip))
             total = (
                 total + (surrogate + 0.3 * kl_estimate(logprob, sampled, reference) - 0.1 * entropy(now[states])).sum()
             )

@@ -19,9 +19,10 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import clipped_surrogate, divergence, on_policy_enough
+from reflectkit.train.algorithms import clipped_loss, divergence, on_policy_enough
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.types import Sample, Trajectory
+from tests.train.training import tokens_of
 
 KINDS = ("forward", "reverse", "js")
 
@@ -173,5 +174,5 @@ def test_masks_by_hand() -> None:
 
 def test_the_upper_clip_can_be_wider() -> None:
     ratio = torch.tensor([1.25, 1.4, 0.7])
-    loss = clipped_surrogate(ratio.log(), torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), 0.2, clip_high=0.28)
+    loss = clipped_loss(tokens_of(ratio.log(), torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), clip_high=0.28))
     torch.testing.assert_close(loss, torch.tensor([-1.25, -1.28, 0.8]))

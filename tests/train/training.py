@@ -22,7 +22,7 @@ from reflectkit.prompts import label, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import Objective, objective
+from reflectkit.train.algorithms import Objective, TrainedTokens, objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig
@@ -111,6 +111,21 @@ def favour(player: LoadedModel, texts: Sequence[str], weight: float) -> None:
             (token,) = player.tokenizer(text)["input_ids"]
             player.model.transformer.wte.weight[token, 0] += weight
         player.model.transformer.ln_f.bias[0] = 1.5
+
+
+def tokens_of(
+    new: torch.Tensor,
+    old: torch.Tensor,
+    gains: torch.Tensor,
+    clip: float = 0.2,
+    replayed: torch.Tensor | None = None,
+    clip_high: float = 0.0,
+) -> TrainedTokens:
+    """Tokens that are a decision each."""
+    fresh = torch.zeros(len(new), dtype=torch.bool)
+    return TrainedTokens(
+        new, old, gains, torch.arange(len(new)), len(new), fresh if replayed is None else replayed, clip, 0.0, clip_high
+    )
 
 
 class Spelling:
