@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
