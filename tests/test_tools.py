@@ -130,16 +130,6 @@ def test_the_three_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "form"),
-    [("", PLAIN), (" none\n", PLAIN), ("I am done.", HERMES), ("", HERMES), ("{ is odd"[2:], LLAMA), ("", LLAMA)],
-)
-def test_no_calls(text: str, form: Form) -> None:
-    use = parse(text, TOOLS, form)
-    assert (use.calls, use.errors) == ((), ())
-    assert plain_text(()) == "none"
-
-
-@pytest.mark.parametrize(
     ("text", "error"),
     [
         ("cancle {}", "no tool named 'cancle'; did you mean cancel?"),
@@ -198,12 +188,6 @@ def test_what_is_wrong_in_the_models_own_forms(text: str, form: Form, error: str
     assert error in use.errors[0]
 
 
-def test_too_many_calls_are_not_all_read() -> None:
-    use = parse("cancel {}\n" * 1000, TOOLS, PLAIN)
-    assert len(use.calls) == MAX_CALLS
-    assert use.errors == (f"more than {MAX_CALLS} calls at once; the rest was not read",)
-
-
 @pytest.mark.parametrize("reference", ["https://example.org/x.json", "#/nowhere", "file:"])
 def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
@@ -215,19 +199,6 @@ def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.M
     assert "its schema refers to" in error
     assert "which is not in it" in error
     assert asked == []
-
-
-def test_references_within_the_schema_are_followed() -> None:
-    parameters = {
-        "type": "object",
-        "properties": {"x": {"$ref": "#/$defs/count"}},
-        "$defs": {"count": {"type": "integer"}},
-    }
-    tool = ToolSpec("near", "", parameters)
-    assert parse('near {"x": 1}', [tool], PLAIN).errors == ()
-    assert "expected integer" in parse('near {"x": "1"}', [tool], PLAIN).errors[0]
-    endless = ToolSpec("endless", "", {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}})
-    assert "without an end" in parse('endless {"x": 1}', [endless], PLAIN).errors[0]
 
 
 def test_the_prompt_of_a_model_without_a_template() -> None:

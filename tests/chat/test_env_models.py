@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.endpoints import ApiError, BudgetSpentError, Endpoint
+from reflectkit.chat.endpoints import BudgetSpentError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatJudge, ChatReader, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
@@ -191,17 +191,6 @@ def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
         run_sync(again.say("You are Anna.", [], 101))  # from the second process
         again.close()
         assert server.answered == answered
-
-
-def test_credits_that_run_out_end_the_run_at_once(tmp_path: Path) -> None:
-    with serve(lambda body: "Hello?") as server:
-        server.faults = [("status", 402, {}, {"message": "no credits"})]
-        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl", timeout_s=5)
-        with pytest.raises(
-            ApiError, match=r"the user local:m cannot be asked: .* add credit, then run the same command"
-        ):
-            rollout([Episode(TASKS[0], 5)], lambda: Support(user), Greeter(), width=1)
-        user.close()
 
 
 EVALUATE = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from reflectkit.chat.players import ChatTeacher
-from reflectkit.chat.templates import RIGHT, commenting_request, named, parse_comment, playing_request, teaching_request
+from reflectkit.chat.templates import RIGHT, named, parse_comment, playing_request
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import Context, rules_of
+from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
-from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
@@ -110,34 +109,6 @@ def the_history_is_in(server: Server, env: str) -> None:
     asked = [body["messages"][1]["content"] for body in server.requests if len(body["messages"]) == 2]
     assert any(content.startswith(first["content"] + "\n\n") for content in asked)
     assert answer["role"] == "assistant"
-
-
-@pytest.mark.parametrize("env", [name for name in TOLD if name != "auto_explore"], indirect=True)
-def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None:
-    command = command_of("evaluate", env, server, "--horizon", "10")
-    assert main([*command, "--policy", "local:alone", "--policy", "local:doer+local:thinker"]) == 0
-    assert {body["model"] for body in server.requests} == {"alone", "doer", "thinker"}
-    for body in server.requests:
-        the_rules_are_in(env, body)
-    the_history_is_in(server, env)
-    alone = [body for body in server.requests if body["model"] == "alone"]
-    later = max(alone, key=lambda body: len(body["messages"]))["messages"]
-    if env == "support":
-        return
-    assert later[2]["content"] == ("none" if env == "memory" else "Analysis: this is thought number 0.\nChoice: 0")
-    doer = [body["messages"] for body in server.requests if body["model"] == "doer"]
-    assert all(
-        "Reflection: This is what matters." in message["content"]
-        for messages in doer
-        for message in messages
-        if message["role"] == "user"
-    )
-    thinker = [body["messages"] for body in server.requests if body["model"] == "thinker"]
-    assert all("You comment on the states" in messages[0]["content"] for messages in thinker)
-    assert all("Example of a state and a good comment" in messages[0]["content"] for messages in thinker)
-    longest = max(thinker, key=len)
-    assert longest[2]["content"] == "This is what matters."
-    assert longest[3]["content"].startswith("The player did: ")
 
 
 @pytest.mark.parametrize(("env", "history"), [("corridor", "0"), ("support", "4000")], indirect=["env"])
@@ -239,48 +210,6 @@ def test_a_long_history_loses_its_middle_and_never_its_first_turn() -> None:
         assert 0 < left_out <= 29
     short = playing_request(observation, context, history_tokens=200)
     assert short.prompt_tokens < playing_request(observation, context, history_tokens=400).prompt_tokens < 2_000
-
-
-def test_what_somebody_else_did_is_part_of_what_is_seen() -> None:
-    """As in a negative example, where the oracle walks to the mistake, and in a walk that an expert made."""
-    observation, context = walk(3)
-    for request in (
-        teaching_request(observation, context, mistaken=True),
-        commenting_request(observation, context, "right", mistaken=True),
-    ):
-        _, asked = request.messages
-        assert asked.content.count("The player did: left\n") == 3
-        assert asked.content.count("Earlier:\n") == 3
-        assert asked.content.count("Now:\n") == 1
-        assert "The last action was a mistake." in asked.content
-
-
-class Silent(Corridor):
-    rules = None  # type: ignore[assignment]
-
-
-class Described(Corridor):
-    """Walk to the goal.
-
-    With care.
-    """
-
-    rules = None  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [(Silent, ""), (Described, "Walk to the goal.\n\nWith care.\n"), (Corridor, f"{Corridor.rules}\n")],
-)
-def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: type[Corridor], said: str) -> None:
-    from reflectkit.envs import make as make_env
-
-    wrapped = make_env(f"{__name__}:{kind.__name__}" if kind is not Corridor else "corridor", 3, shuffle=True)
-    limit = "The actions are numbered differently at each step.\nAn episode has at most 3 steps."
-    assert rules_of(wrapped) == said + limit
-    seen = result_of(wrapped.reset(kind.taskset.tasks("long")[0], 0))
-    system = playing_request(seen, Context(0, wrapped)).messages[0].content
-    assert system.endswith(said + limit)
 
 
 MAP = Observation((Message("user", "a map"),), ("south", "pickup", "cat a.py", "cd .."))

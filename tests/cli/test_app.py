@@ -65,13 +65,6 @@ def test_every_command_has_help_with_an_example(
         assert flags <= flags_in(capsys.readouterr().out)  # none is cut off
 
 
-def test_help_of_an_environment_shows_its_own_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rlft", "--env", "taxi", "--help"]) == 0
-    shown = flags_in(capsys.readouterr().out)
-    assert "--with-history" in shown
-    assert not shown & {"--baseline", "--reader", "--clip"}, "of an algorithm that was not named, or another env"
-
-
 def flags_in(told: str) -> set[str]:
     return {line.split()[1] for line in told.splitlines() if line.startswith("│ --")}
 
@@ -141,13 +134,6 @@ def test_a_full_device_is_one_line() -> None:
     assert done.stderr.decode().splitlines() == [
         "reflectkit: the disk is full; free some space and run the same command again to resume"
     ]
-
-
-def test_any_encoding_of_the_terminal_will_do(tmp_path: Path) -> None:
-    env = {"PYTHONIOENCODING": "ascii"}
-    done = started("play", "--env", "corridor", "--policy", "oracle", "--auto", env=env, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"results/1_play/episodes.jsonl" in done.stdout
 
 
 def test_closed_standard_streams(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.labels import prompt_ids, text_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.tiny import build_model
-from reflectkit.prompts import answers, listed_answers
 from reflectkit.train.sft import encode
 from tests.families import mistral
 
@@ -46,20 +45,6 @@ def checkpoint(text_rows: Path) -> Path:
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path)]
-
-
-def test_rows_answer_in_words_that_the_prompt_lists(taxi_data: Path, text_rows: Path) -> None:
-    for name in ("sft", "sft_policy", "sft_policy_positive"):
-        labels, words = rows_in(taxi_data / f"{name}.jsonl"), rows_in(text_rows / f"{name}.jsonl")
-        assert len(labels) == len(words)
-        for label, word in zip(labels, words, strict=True):
-            assert (list(label), word["answer"]) == (["prompt", "completion"], "text")
-            listed = listed_answers(word["prompt"], "text")
-            assert listed == answers(Taxi.choices, "text")
-            assert word["completion"] == listed[int(label["completion"])]
-            assert word["prompt"].partition("\nActions:")[0] == label["prompt"].partition("\nActions:")[0]
-    for name in ("sft_reflection", "sft_reflection_positive"):
-        assert (taxi_data / f"{name}.jsonl").read_bytes() == (text_rows / f"{name}.jsonl").read_bytes()
 
 
 def test_a_checkpoint_answers_as_it_was_trained(

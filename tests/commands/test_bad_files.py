@@ -92,14 +92,3 @@ def test_unusable_models_are_one_line(
     (broken / "config.json").unlink()
     assert "is not a model folder" in evaluate(str(broken))
     assert "no such" in evaluate("nowhere/at/all")
-
-
-def test_a_lone_surrogate_is_a_data_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    record = {"id": "a\ud800", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}
-    (tmp_path / "x.json").write_text(json.dumps([record]))
-    for command in (["split"], ["gen-sft"], ["evaluate", "--policy", "oracle"], ["rlft", "--policy", "nowhere"]):
-        told = error_of([*command, "--env", "taxi", "--task-file", "x.json"], capsys)
-        assert "x.json, record 0: a text contains half a surrogate pair" in told

@@ -8,14 +8,12 @@ import gc
 import math
 import shutil
 import tracemalloc
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reflectkit.agents.players import Player, Players, mismatch
-from reflectkit.agents.scripted import Oracle
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
 from reflectkit.commands.evaluate import EvaluateConfig
@@ -24,14 +22,10 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
-from reflectkit.evals.evaluate import Advised, Evaluation, Match, draw_problems, oracle_scores
+from reflectkit.evals.evaluate import Evaluation, Match, oracle_scores
 from reflectkit.evals.tables import lean, row
 from reflectkit.jsonl import read_json, read_jsonl, write_json
-from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon, Shuffled
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
-from tests.command_lines import error_of
-from tests.server import serve
 
 HERE = __name__
 TASKS = tuple(Corridor.taskset.tasks("long"))
@@ -68,24 +62,6 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     changed = tuple(dataclasses.replace(task, data=task.data | {"new": 1}) for task in TASKS)
     assert not any("mark" in line for line in play(0, tasks=changed)), "another problem by the same id"
     assert not any("mark" in line for line in play(0, horizon=6)), "another horizon's"
-
-
-def test_problems_are_drawn_evenly_from_the_clusters() -> None:
-    clusters = [*"aaaaaa", *"bbb", "c"]
-    for count in (0, 10, 99):
-        assert draw_problems(clusters, count, 0) == list(range(10))
-    drawn = {tuple(draw_problems(clusters, 5, seed)) for seed in range(5)}
-    assert len(drawn) > 1
-    assert all(Counter(clusters[place] for place in places) == {"a": 2, "b": 2, "c": 1} for places in drawn)
-
-
-def test_an_env_that_lists_its_problems_needs_no_split(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "--env=corridor", "--policy=oracle", "--level=short", "--level=long"]) == 0
-    assert "none held out" in Path("results/1_evaluate/eval.md").read_text()
-    assert "nosuch.json" in error_of(
-        ["evaluate", "--env=corridor", "--policy=oracle", "--task-file=nosuch.json"], capsys
-    )
-    assert "data/memory/test.json" in error_of(["evaluate", "--env=memory", "--policy=oracle"], capsys)
 
 
 def test_a_checkpoint_with_the_wrong_partner_or_env_is_warned_of(
@@ -266,24 +242,3 @@ def test_scores_are_means_over_turns(turns: list[Any], expected: dict[str, float
     scores = oracle_scores(trajectory)
     assert scores.keys() == expected.keys()
     assert all(scores[name] == pytest.approx(value) for name, value in expected.items())
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_the_oracle_is_asked_before_the_step_and_in_the_order_shown(shuffled: bool) -> None:
-    episodes = [Episode(task, seed) for seed, task in enumerate(Taxi.taskset.tasks("full")[:6])]
-    played = rollout(episodes, lambda: Horizon(Advised(Shuffled(Taxi()) if shuffled else Taxi()), 40), Oracle())
-    assert [oracle_scores(one) for one in played] == [{"agreement": 1.0}] * 6
-    assert any(len({turn.info["oracle"] for turn in one.turns}) > 1 for one in played)
-
-
-def test_a_chat_model_has_no_likelihood_even_if_its_first_answer_was_unreadable() -> None:
-    """Its probabilities are unknown, so that ln 2 of one episode would be a mean over all of them."""
-    first = Corridor().reset(TASKS[0], 0).text
-    with serve(lambda body: "?" if first in body["messages"][-1]["content"] else "Analysis: on.\nChoice: 1") as server:
-        command = ["evaluate", "--env=corridor", "--score-oracle", "--policy=local:walker", "--base-url", server.url]
-        assert main(command) == 0
-    lines = [line for _, line in read_jsonl(Path("results/1_evaluate/episodes.jsonl"))]
-    assert [] in [line["turns"] for line in lines]
-    assert all(set(line.get("figures", {})) == {"agreement"} for line in lines)
-    (found,) = read_json(Path("results/1_evaluate/eval.json"))["rows"]
-    assert list(found["figures"]) == ["agreement"]

@@ -13,9 +13,7 @@ from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl, write_json
-from tests.command_lines import error_of
 from tests.server import Server, serve
 
 
@@ -104,29 +102,6 @@ def test_answers_that_are_no_choice_end_the_episode(
     assert first.endswith("| 100.0 % | 0.0025 |")
 
 
-def test_one_and_two_calls_a_step(here: Path) -> None:
-    """A model that always takes the first choice: in taxi south, into a wall in the end."""
-    write_json(here / "tasks.json", [record_to_json(Record(task, ())) for task in Taxi.taskset.tasks("full")[:4]])
-
-    def answer(body: dict[str, Any]) -> str:
-        asked = body["messages"][-1]["content"]
-        return "Analysis: the first one.\nChoice: 0" if "Choice:" in asked else "Take the first one."
-
-    with serve(answer) as server:
-        command = ["evaluate", "--env=taxi", "--task-file=tasks.json", "--base-url", server.url, *PRICES]
-        assert main([*command, "--policy=local:doer", "--policy=local:doer+local:thinker"]) == 0
-    alone, two = found(here)["rows"]
-    (run,) = (here / "results").glob("*_evaluate")
-    episodes = [episode for _, episode in read_jsonl(run / "episodes.jsonl")]
-    turns = sum(len(episode["turns"]) for episode in episodes[:4])
-    assert alone["steps"] * 4 == two["steps"] * 4 == turns
-    assert alone["price_usd"] == pytest.approx(turns * CALL)
-    assert two["price_usd"] == pytest.approx(turns * 2 * CALL)  # a comment and a choice a step
-    assert alone["tokens"] == two["tokens"] == pytest.approx(20 * alone["steps"])  # the comment is not the policy's
-    assert {turn["reflection"] for turn in episodes[-1]["turns"]} == {"Take the first one."}
-    assert alone["illegal_share"] == pytest.approx(4 / turns)
-
-
 def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: Path, walker: Server) -> None:
     """Both share one budget, so each can be the one that is stopped; nothing is kept that lacks a comment."""
     near_first = sorted(Corridor.taskset.tasks("long"), key=lambda task: -task.data["start"])
@@ -167,37 +142,3 @@ def test_killed_chat_episodes_go_on_without_paying_twice(
     assert len(asked) - len(set(asked)) <= 1, "the other episode's call was under way"
     (row,) = found(here)["rows"]
     assert row["price_usd"] == pytest.approx(row["steps"] * 6 * 2 * CALL)
-
-
-def test_models_whose_names_differ_have_different_journals(here: Path) -> None:
-    with serve(lambda body: "Analysis: the goal is to the right.\nChoice: 1") as server:
-        for model in ("a_b", "a/b"):
-            assert evaluate("--policy", f"local:{model}", "--base-url", server.url) == 0
-        made = len(server.requests)
-        assert len(list((here / "data" / "corridor").glob("evaluate_local_a_b*.jsonl"))) == 2
-        both = ("--policy", "local:a/b", "--policy", "local:a_b", "--base-url", server.url, "--name", "both")
-        assert evaluate(*both) == 0
-        assert len(server.requests) == made
-
-
-@pytest.mark.parametrize(
-    "players",
-    [("evaluate", "--policy", "random", "--score-oracle")],
-)  # fmt: skip
-def test_an_oracle_that_needs_the_scripted_user_is_refused_before_anybody_is_asked(
-    here: Path, walker: Server, capsys: pytest.CaptureFixture[str], players: tuple[str, ...]
-) -> None:
-    command = [*players, "--env", "support", "--user", "local:m", "--user-url", walker.url]
-    assert "reads the scripted user's mind; leave out --user" in error_of(command, capsys)
-    assert not walker.requests
-
-
-def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path) -> None:
-    (here / "evals.yaml").write_text(
-        "env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n"
-    )
-    assert main(["evaluate", "--config", "evals.yaml", "--eval-reps", "1"]) == 0
-    assert [(row["name"], row["episodes"]) for row in found(here)["rows"]] == [("oracle", 6), ("random", 6)]
-    (here / "one.yaml").write_text("env: corridor\ntask_file: corridor.json\npolicy: oracle\nresults_dir: others\n")
-    assert main(["evaluate", "--config", "one.yaml"]) == 0
-    assert [row["name"] for row in read_json(here / "others" / "1_evaluate" / "eval.json")["rows"]] == ["oracle"]

@@ -211,25 +211,6 @@ def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture
     assert len(list(read_jsonl(old / "accepted" / "sft_policy.jsonl"))) == 4 + 1 + 2
 
 
-def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.chdir(old)
-    roots = ["big"] * 32 + ["r1", "r2"] * 4
-    records = [original(f"Question {n}?", "README.md", ["cat README.md"], root=root) for n, root in enumerate(roots)]
-    write_json(Path("data/auto_explore/tasks_filtered/data_reflection_negative.json"), records)
-    assert main(["split", "--env", "auto_explore"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "big alone has 32 of 40 questions" in shown
-    assert "--by question" in shown
-    assert main(["split", "--env", "auto_explore", "--by", "question"]) == 0
-    sizes = [
-        len(read_json(Path(f"data/auto_explore/tasks_filtered/{name}.json"))) for name in ("train", "validate", "test")
-    ]
-    assert sizes == [28, 8, 4]
-    assert main(["split", "--env", "auto_explore", "--by", "group"]) == 2
-    assert main(["split", "--env", "taxi", "--by", "repo"]) == 2
-    assert "--by repo is not for env 'taxi'" in capsys.readouterr().err
-
-
 def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -> None:
     record = original("Who leaves?", "README.md", []) | {"root": "../../.."}
     path = old / "lies.json"

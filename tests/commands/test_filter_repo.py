@@ -8,7 +8,6 @@ import io
 import os
 import stat
 import tarfile
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ from hypothesis import strategies as st
 
 from reflectkit.commands import filter_repo
 from reflectkit.console import Quiet, Report
-from reflectkit.envs.auto_explore import filtering
-from reflectkit.envs.auto_explore.filtering import filter_repository, name_fault
-from reflectkit.errors import DataError
+from reflectkit.envs.auto_explore.filtering import filter_repository
 from tests.alarm import alarm
 
 GOOD = b"enough characters to be kept\n"
@@ -40,17 +37,6 @@ def kept(folder: Path) -> set[str]:
 def put(path: Path, content: bytes = GOOD) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-
-
-KEPT = "a.py b.hxx b.go n.ipynb t.csv t.rst t.json pyproject.toml s.sh circle.py latest.txt UPPER.PY conf.yaml"
-DROPPED = ".h.py _p.py LICENSE LICENSE.txt Makefile conf.py requirements-dev.txt ci.yml tests.py noext i.png naïve.py"
-
-
-def test_names() -> None:
-    assert not [name for name in [*KEPT.split(), "my tests.py", "it's.md"] if name_fault(name)]
-    assert all(map(name_fault, [*DROPPED.split(), "tab\there.py", " lead.py", "new\nline.py", "back\\slash.py"]))
-    assert all(name_fault(name, is_folder=True) for name in ("tests", "ci", ".git", "_build", "requests.egg-info"))
-    assert name_fault("circuits", is_folder=True) is None
 
 
 def test_contents_are_judged_and_the_report_says_why(tmp_path: Path) -> None:
@@ -153,16 +139,6 @@ def test_nothing_gets_out_of_an_archive_and_links_are_dropped(tmp_path: Path, ma
     assert report.figures["dropped"] == {"path that leaves the archive": len(HOSTILE), "link or special file": 2}
 
 
-def test_a_file_beneath_a_file_and_the_same_path_twice(tmp_path: Path) -> None:
-    path = zip_of(tmp_path / "in", "z", {})
-    with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
-        warnings.simplefilter("ignore")  # of the same name twice, which is what is tried
-        for name in ("a.py", "a.py/b.py", "a.py", "c.py/d.py", "c.py"):
-            archive.writestr(name, GOOD)
-    run(tmp_path)
-    assert kept(tmp_path) == {"z/a.py", "z/c.py/d.py"}
-
-
 def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None:
     zeros = b"0" * (40 << 20)
     zip_of(tmp_path / "in", "bomb", {f"{n}.txt": zeros[: 4 << 20] for n in range(12)})
@@ -193,35 +169,6 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path, kind: bytes, headers: 
         report = run(tmp_path)
     assert kept(tmp_path) == {"fine/a.py"}
     assert set(report.figures["left_out"]) == {"long"}
-
-
-@both
-def test_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    monkeypatch.setattr(filtering, "MEMBERS", 3)
-    make(tmp_path / "in", "many", {f"{number}.py": GOOD for number in range(5)})
-    put(tmp_path / "in" / "fine" / "a.py")
-    assert run(tmp_path).figures["left_out"] == {"many": "more than 3 files"}
-
-
-@pytest.mark.parametrize(("make", "keep"), [(zip_of, 200), (zip_of, -30), (tar_of, 0), (tar_of, 200)])
-def test_damaged_archives_are_left_out_by_name(tmp_path: Path, make: Any, keep: int) -> None:
-    path = make(tmp_path / "in", "cut", {f"{n}.py": os.urandom(3000).hex().encode() for n in range(9)})
-    path.write_bytes(path.read_bytes()[:keep])
-    put(tmp_path / "in" / "fine" / "a.py")
-    report = run(tmp_path)
-    assert kept(tmp_path) == {"fine/a.py"}
-    assert set(report.figures["left_out"]) == {"cut"}
-
-
-def test_a_changed_repository_is_filtered_again_and_old_files_go(tmp_path: Path) -> None:
-    put(tmp_path / "in" / "shop" / "a.py")
-    put(tmp_path / "in" / "shop" / "b.py")
-    run(tmp_path)
-    (tmp_path / "in" / "shop" / "b.py").unlink()
-    put(tmp_path / "in" / "shop" / "c.py")
-    assert not run(tmp_path).skipped
-    assert kept(tmp_path) == {"shop/a.py", "shop/c.py"}
-    assert run(tmp_path).skipped
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,16 +204,3 @@ def test_what_is_not_gzip_or_full_of_holes_is_left_out_and_the_run_goes_on(tmp_p
     assert kept(tmp_path) == {"fine/a.py"}
     assert set(report.figures["left_out"]) == {"notgz", "holes"}
     assert report.figures["dropped"]["binary"] == 1
-
-
-def test_copies_do_not_feed_on_themselves_or_follow_a_link(tmp_path: Path) -> None:
-    put(tmp_path / "in" / "shop" / "a.py")
-    with pytest.raises(DataError, match="filtered copies go"):
-        run(tmp_path, repo_dir=tmp_path)
-    target = tmp_path / "data" / "auto_explore" / "repos_filtered"
-    put(tmp_path / "outside" / "mine.txt")
-    target.mkdir(parents=True)
-    os.symlink(tmp_path / "outside", target / "shop")
-    run(tmp_path)
-    assert (tmp_path / "outside" / "mine.txt").exists()
-    assert kept(tmp_path) == {"shop/a.py"}

@@ -19,7 +19,7 @@ from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.tools import plain_text
 from reflectkit.types import Task
-from tests.server import Server, completion, serve
+from tests.server import Server, serve
 
 CHUNKS = 4
 CHUNK = "Anna is in Rome now."
@@ -80,27 +80,6 @@ def test_both_are_scored_with_the_others_and_asked_once(here: Path, server: Serv
     assert episodes[0]["price_usd"] == pytest.approx(CHUNKS * (100 + 2 * 20) / 1e6)
     assert evaluate(*more, "--base-url", server.url, "--force") == 0
     assert len(server.requests) == 2 * CHUNKS, "a rerun costs nothing"
-
-
-def test_useless_answers_are_counted_and_leave_the_memory_as_it_is(here: Path, server: Server) -> None:
-    """The first chunk is answered with calls, the second with nothing, the third is cut off, the fourth is well."""
-    said: list[str] = []
-
-    def respond(body: dict[str, Any]) -> dict[str, Any]:
-        said.append("")
-        if len(said) <= 3:
-            return completion('<tool_call>{"name": "memory_delete"}</tool_call>')
-        if len(said) <= 6:
-            return completion(None)
-        return completion("A long text that ends ab", "length") if len(said) == 7 else completion("It is all.")
-
-    server.respond = respond
-    assert evaluate("--policy", "memagent:local:small", "--base-url", server.url) == 0
-    _, (episode,) = found()
-    assert [turn.get("unreadable") for turn in episode["turns"]] == [3, 3, None, None]
-    assert episode["status"] == "completed"
-    assert episode["turns"][-1]["info"]["memory"]["items"] == [["s1", "It is all."]]
-    assert "A long text that ends ab" in server.requests[7]["messages"][-1]["content"]
 
 
 def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:

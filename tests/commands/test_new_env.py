@@ -68,15 +68,3 @@ def test_a_chat_model_teaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert main(["split", *env]) == 0
     assert main(["gen-sft", *env]) == 0
     assert main(["sft", *env, "--role", "policy", "--max-steps", "1"]) == 0
-
-
-def test_nothing_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("maze.jsonl").write_text("mine", encoding="utf-8")
-    assert main(["new", "maze", "--kind", "prompts"]) == 2
-    assert "maze.jsonl exists already" in capsys.readouterr().err
-    assert {path.name for path in Path().iterdir()} == {"maze.jsonl"}
-    assert main(["new", "My-Maze"]) == 2
-    assert "write small letters, digits and _" in capsys.readouterr().err

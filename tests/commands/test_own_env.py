@@ -12,7 +12,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, write_json
-from tests.examples import CONTRIBUTING, examples, own_module, save_example
+from tests.examples import own_module, save_example
 
 
 @pytest.fixture
@@ -36,19 +36,6 @@ def test_the_example_goes_through_the_data_stages_and_evaluation(module: str) ->
     (row,) = read_json(Path("results/lock/eval.json"))["rows"]
     assert row["success"] == 1
     assert row["return"] == pytest.approx(1 - 0.2 * (row["steps"] - 1))  # all steps but the last are turns
-
-
-def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("evaluate", "gen-sft"):
-        assert main([command, "--env", f"{module}:Lock", "--help"]) == 0
-        shown = capsys.readouterr().out
-        assert f"─ env '{module}:Lock"[:60] in shown
-        assert "--turn-cost" in shown
-        assert main([command, "--help"]) == 0
-        assert "--turn-cost" not in capsys.readouterr().out
-    Path("settings.yaml").write_text(f"env: {module}:Lock\n", encoding="utf-8")
-    assert main(["evaluate", "--config", "settings.yaml", "--help"]) == 0
-    assert "--turn-cost" in capsys.readouterr().out
 
 
 def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,48 +186,6 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
     assert "Already finished" not in capsys.readouterr().out
 
 
-def test_a_setting_may_say_that_it_changes_no_results(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(f"{module}.py")
-    code = file.read_text("utf-8").replace("option(0.1, ", "option(0.1, identity=False, ")
-    file.write_text(code, encoding="utf-8")
-    command = ["evaluate", "--env", f"{module}:Lock", "--policy", "oracle", "--turn-cost"]
-    assert main([*command, "0.2"]) == 0
-    assert main([*command, "0.9"]) == 0
-    assert "Already finished" in capsys.readouterr().out
-
-
-PACKAGE = {
-    "__init__.py": "",
-    "env.py": "from .texts import words\nfrom {name} import rules\n" + examples(CONTRIBUTING)["my_lock"],
-    "rules.py": "def start():\n    import {name}_tables\n",
-    "texts/__init__.py": "from . import words\n",
-    "texts/words.py": "GOOD = 1\n",
-    "unused.py": "",
-    "../{name}_tables.py": "SIZE = 3\n",
-}
-
-
-@pytest.mark.parametrize("edited", ["rules.py", "texts/words.py"])
-def test_an_edit_of_what_an_env_imports_from_its_package_makes_a_new_run(
-    module: str, capsys: pytest.CaptureFixture[str], edited: str
-) -> None:
-    package = Path(f"{module}_{edited.partition('.')[0].replace('/', '_')}")
-    for name, code in PACKAGE.items():
-        file = package / name.format(name=package)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(code.replace("{name}", str(package)), encoding="utf-8")
-    command = ["evaluate", "--env", f"{package}.env:Lock", "--policy", "oracle"]
-    assert main(command) == 0
-    used = {str(package / name) for name in PACKAGE if name[0] != "." and name != "unused.py"}
-    assert read_json(Path("results/1_evaluate/config.json"))["inputs"].keys() == used | {f"{package}_tables.py"}
-    (package / "unused.py").write_text("# edited\n", encoding="utf-8")
-    assert main(command) == 0
-    assert "Already finished" in capsys.readouterr().out
-    (package / edited).write_text("# edited\n" + (package / edited).read_text("utf-8"), encoding="utf-8")
-    assert main(command) == 0
-    assert "Already finished" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [
@@ -310,43 +255,6 @@ def test_an_environment_is_named_by_its_file(
     assert inputs.keys() == {str(folder / f"{name}.py"), str(folder / f"{name}_text.py")}
 
 
-WITHOUT_A_BASE = """
-from reflectkit import Config, Message, Observation, StepResult, Task
-
-class Bare:
-    "Press until it opens."
-    name = "bare"
-
-    class Settings(Config):
-        presses: int = 2
-
-    def __init__(self, presses):
-        self.presses = presses
-
-    def reset(self, task, seed):
-        self.left = self.presses
-        return self.look()
-
-    def step(self, action):
-        self.left -= 1
-        return StepResult(self.look(), 1.0, self.left == 0, info={"success": self.left == 0})
-
-    def look(self):
-        return Observation((Message("user", f"{self.left} left"),), ("press",))
-
-    @classmethod
-    def tasks(cls, level):
-        return [Task("only", "bare", level, "only", {})]
-"""
-
-
-def test_a_class_without_a_base_gets_the_other_attributes(module: str) -> None:
-    Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
-    assert main(["evaluate", "--env", f"{module}:Bare", "--presses", "3", "--policy", "random", "--name", "bare"]) == 0
-    (row,) = read_json(Path("results/bare/eval.json"))["rows"]
-    assert (row["steps"], row["return"], row["success"]) == (3, 3, 1)
-
-
 def test_packages_offer_environments_and_players(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,46 +285,3 @@ def test_packages_offer_environments_and_players(
     assert "did you mean 'lock'" in capsys.readouterr().err
     assert main(["evaluate", "--env", "lock", "--policy", "frist"]) == 2
     assert "or one of oracle, random, sft, first" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("statement", ["raise SystemExit(0)", "Lock = []"])
-def test_a_package_that_fails_in_any_way_is_one_line_of_the_list(
-    statement: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = f"{module}_{abs(hash(statement))}"
-    package = tmp_path / "b_package-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_bytes(b"Name: b-package\nAuthor: \xff\n")
-    (package / "entry_points.txt").write_text(
-        f"[reflectkit.envs]\nfailing = {name}:Lock\n[reflectkit.players]\nfailing = {name}:make\n", encoding="utf-8"
-    )
-    Path(f"{name}.py").write_text(statement, encoding="utf-8")
-    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
-        assert main(command) == 0
-    assert "  failing " in capsys.readouterr().out
-    for command in (["--env", "failing"], ["--env", f"{name}:Lock"], ["--env", "corridor", "--policy", "failing"]):
-        assert main(["play", "--auto", *command]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe"])
-def test_a_package_with_damaged_metadata_is_passed_over(
-    content: bytes, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = tmp_path / "c_package-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_bytes(b"\xff")
-    (package / "entry_points.txt").write_bytes(content)
-    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
-        assert main(command) == 0
-    assert main(["play", "--env", "lokc", "--auto"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_ctrl_c_ends_the_import_of_a_package(module: str, tmp_path: Path) -> None:
-    package = tmp_path / "d_package-1.0.dist-info"
-    package.mkdir()
-    (package / "entry_points.txt").write_text(f"[reflectkit.envs]\nstopped = {module}_stopped:Lock\n", encoding="utf-8")
-    Path(f"{module}_stopped.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
-    for command in (["list"], ["play", "--env", "stopped"], ["play", "--env", f"{module}_stopped:Lock"]):
-        assert main(command) == 130

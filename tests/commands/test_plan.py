@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from reflectkit.cli.main import main
 from reflectkit.commands import rlft, sft
 from reflectkit.console import Quiet
-from reflectkit.models.load import LoadedModel, with_adapter
-from reflectkit.train.estimate import activation_size, optimizer_size, size, split_parameters
-from reflectkit.train.optimizers import new_optimizer
+from reflectkit.models.load import LoadedModel
+from reflectkit.train.estimate import activation_size
 from tests.rlft_runs import arguments
 from tests.sft_runs import config, write_rows
 
@@ -55,23 +53,3 @@ def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> No
     assert not (tmp_path / "results").exists()
     assert figures["frozen"] == 2 * figures["trained"], "the reflector and the reference"
     assert figures["episodes"] == 96 * 3
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
-def test_the_optimizers_size_is_that_of_its_state(policy: LoadedModel, optimizer: str) -> None:
-    trained, frozen = split_parameters([policy.model, policy.model])
-    assert frozen == []
-    made = new_optimizer(optimizer, trained, 1e-3, 0.0)
-    for weight in trained:
-        weight.grad = torch.ones_like(weight)
-    made.step()
-    held = [value for state in made.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    assert optimizer_size(optimizer, trained) == size(value for value in held if value.ndim)
-
-
-def test_the_plan_counts_what_several_models_share_once(policy: LoadedModel) -> None:
-    whole = sum(weight.numel() for weight in policy.model.parameters())
-    adapted = with_adapter(policy, 2, 4, 0).model
-    trained, frozen = split_parameters([adapted, policy.model])
-    assert sum(weight.numel() for weight in frozen) == whole
-    assert 0 < sum(weight.numel() for weight in trained) < whole

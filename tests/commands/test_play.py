@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +71,6 @@ def test_a_person_plays_by_number_beginning_and_whole_text(play: Any) -> None:
     assert "\n. . . . . . T" in shown  # the last view
 
 
-def test_what_cannot_be_read_is_asked_again_and_commands_take_no_step(play: Any) -> None:
-    code, shown, _ = play("--env", "taxi", typed="\n9\nzz\nh\n?\no\nq\n")
-    assert code == 0
-    assert "'9' is no choice; write a number from 0 to 5" in shown
-    assert "'zz' is no choice" in shown
-    assert shown.count("leave.") == 2
-    assert shown.count("Goal: drive the taxi to the waiting passenger") == 2, "the rules are part of the help"
-    assert "The oracle would: " in shown
-    (episode,) = episodes()
-    assert (episode["turns"], episode["status"], episode["reason"]) == ([], "truncated", "the person left")
-
-
 def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: Any) -> None:
     for number, end in enumerate(("q\n", ""), start=1):  # an end of input is a way to leave
         code, shown, _ = play("--env", "corridor", "--count", "3", typed="left\n" + end)
@@ -115,13 +103,6 @@ def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any)
     assert "The oracle would: " in shown
     (episode,) = episodes()
     assert [turn["said"] for turn in episode["turns"]] == [good]
-
-
-def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
-    _, shown, _ = play("--env", "corridor", "--teacher", typed="right\n")
-    comment = episodes()[0]["turns"][0]["reflection"]
-    assert "right" in comment
-    assert f"Reflection: {comment}\n" in shown
 
 
 def test_a_checkpoint_shows_its_comment_and_probabilities(play: Any, checkpoints: dict[str, Path]) -> None:
@@ -211,7 +192,6 @@ def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path)
 
 
 LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))
-Play = Callable[..., tuple[int, str, str]]
 
 
 class Typed(Quiet):
@@ -261,24 +241,3 @@ def test_the_person_reads_words_and_no_calls() -> None:
     said = [message.content for message in trajectory.final.messages if message.role == "user"]
     assert said == ["Hello?", "It is late.", "Goodbye."]
     assert (user.answered, user.left) == (True, False)
-
-
-@pytest.mark.parametrize("lines", [["Hello.", "q"], []])
-def test_leaving_ends_the_episode_without_a_verdict(lines: list[str]) -> None:
-    trajectory, user = talked(Typed(*lines), "Yes?")
-    assert (trajectory.status, trajectory.reason) == (Status.ABORTED, "the person left")
-    assert user.left
-
-
-AS_USER = ("--env", "support", "--as", "user", "--policy", "random")
-
-
-def test_command(play: Play) -> None:
-    code, shown, _ = play(*AS_USER, typed="Hello.\n" * 30)
-    assert code == 0
-    assert "You are " in shown
-    assert "Reward" not in shown
-    assert "Tool " not in shown
-    assert ": return +0 in " in shown
-    (line,) = Path("results/1_play/episodes.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["turns"][0]["messages"][-1] == {"role": "user", "content": "Hello."}

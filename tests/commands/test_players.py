@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.agents.players import newest_checkpoint
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
@@ -28,12 +27,6 @@ def runs(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("ours", "theirs"):
         (tmp_path / "results" / name / "config.json").write_text('{"stage": "rlft", "settings": {}}')
     return tmp_path
-
-
-def test_a_model_with_checkpoints_beside_it_is_itself(runs: Path) -> None:
-    shutil.copytree("results/ours/checkpoint-9", "model")
-    shutil.copytree("results/ours/checkpoint-9", "model/checkpoint-500")
-    assert newest_checkpoint(Path("model")) == Path("model")
 
 
 @pytest.mark.parametrize("policy", ["big=results/ours+gpt2-xl"])

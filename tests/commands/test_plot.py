@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.errors import DataError
-from reflectkit.evals.plot import chained, read_curves, smooth
+from reflectkit.evals.plot import read_curves
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 
 
@@ -50,19 +49,6 @@ def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Pat
     assert curve(first, against="episodes")[0] == [8, 16, 24, 32, 40]
 
 
-def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
-    first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
-    made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
-    with pytest.raises(DataError, match="resumed from"):
-        chained(first / "metrics.jsonl")
-
-
-def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path) -> None:
-    run = made(tmp_path / "1_rlft", range(1, 3))
-    write_jsonl(run / "metrics.jsonl", [{"step": 1, "episodes": 8, "entropy": 0.5}, {"step": 2, "episodes": 16}])
-    assert curve(run, "entropy") == ([8], [0.5])
-
-
 def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [f"--runs=a={made(tmp_path / f'{n}_rlft', range(1, 6), loss=n)}" for n in (1, 2)]
@@ -83,8 +69,3 @@ def test_bars_of_an_evaluation(
     for figure in ("success", "agreement"):
         assert main(["plot", "--evals", run, "--figure", figure, "--out", f"{figure}.png", "--name", figure]) == 0
         assert read_json(Path(f"results/{figure}/report.json"))["figures"]["oracle long"] == 1.0
-
-
-def test_smooth() -> None:
-    assert smooth([1, 3, 5, 7], 2) == [1, 2, 4, 6]
-    assert smooth([1e17, 1, 2, 3], 1) == [1e17, 1, 2, 3]

@@ -97,18 +97,6 @@ def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
     assert noises == [0.3, 0.1, 0.2, 0.4]
 
 
-def test_each_value_has_its_own_folders(tmp_path: Path) -> None:
-    names = [PipelineConfig.from_flat(recipe="r.yaml", place=Path(place)).folder for place in ("a/x", "b/x", "a/x/")]
-    assert names[0] == names[2] == PipelineConfig.from_flat(recipe="r.yaml", place=tmp_path / "a/x").folder
-    assert names[0] != names[1]
-    assert names[0].startswith("r-x-")
-    given = jobs(place=Path("a/x"), fast=True)["repos"].values
-    assert given["data_dir"] == Path("data") / f"{names[0].removeprefix('r-')}-fast"
-    assert given["name"] == f"{names[0]}-fast/repos"
-    assert PipelineConfig.from_flat(recipe="r.yaml", place=Path("mine")).folder == "r"
-    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True, name="x/y").folder == "x/y"
-
-
 def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
     plain, more = jobs("taxi-tiny"), jobs("taxi-tiny", ablate=("reflection,negatives", "curriculum"))
     assert [name for name in more if name not in plain] == [

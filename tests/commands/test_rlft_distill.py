@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.commands import rlft
-from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_jsonl
 from tests.commands.test_rlft_processes import forked_ranks
-from tests.rlft_runs import arguments, command, same, train, weights
+from tests.rlft_runs import command, same, train, weights
 
 ALONE = {"algo": "none", "distill_comments": 1.0}
 
@@ -92,30 +90,3 @@ def test_the_starting_policy_is_the_same_teacher_as_a_copy_and_as_the_base_of_an
     copied, adapted = (rows(place.parents[1])[0]["divergence"] for place in alike)
     assert copied == pytest.approx(adapted, rel=1e-5)
     assert copied > 0
-
-
-def test_empty_comments_are_counted_and_skipped(
-    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: " ")
-    train(corridor_folder, tmp_path, reflector=Path("oracle"), distill_comments=1.0)
-    for row in rows(tmp_path):
-        assert row["commented_decisions"] == 0
-        assert row["comments_skipped"] == row["rows"]
-        assert row["divergence"] == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"distill_comments": 1.0}, "needs comments; add --reflector"),
-        ({"distill_joint": 0.5}, "--distill-joint is a setting of distillation"),
-        ({"algo": "none"}, "add --distill-comments 1"),
-        ({"reflector": Path("oracle")}, "'oracle' is no model"),
-        ({"reflector": Path("oracle"), "distill_comments": 1.0, "reflect_prob": 0.5}, "use --distill-joint"),
-        ({"reflector": Path("oracle"), "distill_joint": 0.5, **ALONE}, "leave out --algo none"),
-    ],
-)
-def test_what_cannot_be_distilled_is_refused(corridor_folder: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        rlft.RLConfig.from_flat(**arguments(corridor_folder, **settings))

@@ -38,14 +38,6 @@ def test_a_resumed_run_has_the_same_outcomes_on_held_out_problems(
     assert "Held-out" in (tmp_path / "results" / "test" / "eval.md").read_text()
 
 
-def test_a_new_model_fits_the_prompts_of_its_env(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["rlft", "--env", "corridor", "--model", "tiny", "--device", "cpu", "--plan"]) == 0
-    assert "warning" not in "".join(capsys.readouterr())
-
-
 class Road:
     """Follow the signs for a while. Each prompt repeats those before it, and a wrong turn ends the episode."""
 

@@ -14,7 +14,6 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.train import rl
 from tests import sft_runs as sft
 from tests.rlft_runs import arguments, train
 
@@ -79,14 +78,6 @@ def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(
 def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: list[tuple[str, ...]]) -> None:
     config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
     assert config.curriculum.stages("full") == stages
-
-
-def test_few_data_are_the_first_of_each_level() -> None:
-    config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "full"), few_data=3)
-    levels = rl.levels_of(config)
-    assert [[task.id for task in level.tasks] for level in levels] == [
-        [task.id for task in config.problems.tasks("train", name)[:3]] for name in ("pickup", "full")
-    ]
 
 
 def test_a_run_stands_for_its_newest_checkpoint(

@@ -18,9 +18,8 @@ import pytest
 
 from reflectkit.chat.endpoints import prices_of
 from reflectkit.chat.journal import open_journal
-from reflectkit.chat.templates import parse_reply
 from reflectkit.cli.main import main
-from reflectkit.data.questioning import FileContext, parse_check, parse_questions, question_messages
+from reflectkit.data.questioning import FileContext, question_messages
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.text import count_tokens
 from tests.explore import write_repository
@@ -237,44 +236,6 @@ def test_files_cannot_speak_to_the_teacher_in_its_own_voice() -> None:
     assert "| {count} {path}" in braces
 
 
-STYLES = [
-    (
-        "**Question 1:** Whose?\n**Answer 1:** Hers.\n\n**Question 2:** Who?\n**Answer 2:** She.",
-        [("Whose?", "Hers."), ("Who?", "She.")],
-    ),
-    (
-        "QUESTION: a?\nANSWER: 1\nQUESTION: a?\nANSWER: 2\nQUESTION: b?\nANSWER: 3\nQUESTION: c?\nANSWER: 4",
-        [("a?", "1"), ("b?", "3")],
-    ),
-    (
-        "ANALYSIS: It is about fees.\nQUESTION: a?\nANSWER: 1\nAnalysis: More.\nQUESTION: b?\nANSWER: 2",
-        [("a?", "1"), ("b?", "2")],
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), STYLES)
-def test_questions_are_read_from_many_styles(text: str, expected: list[tuple[str, str]]) -> None:
-    assert parse_questions(text, "app/late.py", 2) == expected
-
-
-@pytest.mark.parametrize("text", ["1: 2", "1: 4\n2: none"])
-def test_verdicts_that_say_nothing_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="question"):
-        parse_check(text, 2, 3)
-    assert parse_check("1: 2\n**Question 2:** 1 and 3", 2, 3) == [{2}, {1, 3}]
-
-
-CHOICES = ("cd app", "cat README.md", "id README.md")
-
-
-@pytest.mark.parametrize(
-    "text", ["**Analysis:** It is there.\n**Choice:** 1.", "Analysis: It is there.\nChoice: `1 cat README.md`"]
-)
-def test_replies_are_read_from_many_styles(text: str) -> None:
-    assert parse_reply(text, CHOICES) == ("It is there.", 1)
-
-
 def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(server: Server, place: Path) -> None:
     assert main(["gen-task", *teacher(server)]) == 0
     assert main(["filter-task"]) == 0
@@ -321,29 +282,3 @@ def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server,
     assert not [
         steps for steps in notes if ("cat extra.md", "correction") in steps and ("id extra.md", "positive") not in steps
     ]
-
-
-def test_demonstrations_that_a_file_holds_already_are_kept(place: Path) -> None:
-    (place / "repos_filtered" / "library" / "good.md").write_text(f"# Lending a book to a stranger\n\n{PROSE}\n")
-    assert main(["gen-task"]) == 0
-    assert main(["filter-task"]) == 0
-    path = place / "tasks_filtered" / "data.json"
-    records = read_json(path)
-    paid = {"model_name": "gpt-4", "info": "positive0", "filename": records[0]["filename"],
-        "trajectory": [{"reflection": "paid text",
-        "cmd": command} for command in records[0]["optimal_path"]]}  # fmt: skip
-    records[0]["trajectories"] = [paid]
-    path.write_text(json.dumps(records))
-    assert main(["gen-trajectory", "--env", ENV]) == 0
-    made = read_json(place / "tasks_filtered" / "data_reflection_negative.json")[0]["trajectories"]
-    assert made[0]["trajectory"][0]["reflection"] == "paid text"
-    assert [item["info"] for item in made][:2] == ["positive0", "positive1"]
-
-
-def test_odd_settings_files_do_not_stop_the_oracle(place: Path) -> None:
-    (place / "repos_filtered" / "library" / "good.md").write_text(f"# Lending a book to a stranger\n\n{PROSE}\n")
-    texts = ["x: !!bool foo", "a b: !!timestamp foo", "apples kept: 0x" + "f" * 5000, "a: &x [*x]"]
-    for number, text in enumerate(texts):
-        (place / "repos_filtered" / "library" / f"odd{number}.yaml").write_text(text + "\n# " + PROSE)
-    (place / "repos_filtered" / "library" / "long.c").write_text("static " * 20_000)
-    assert main(["gen-task"]) == 0

@@ -7,10 +7,7 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,17 +16,16 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.scripted import Demonstrator
-from reflectkit.cli.main import main
 from reflectkit.commands import view
 from reflectkit.console import Quiet
-from reflectkit.data.episodes import episode_line, episode_to_json, read_episodes
+from reflectkit.data.episodes import episode_to_json, read_episodes
 from reflectkit.env import BaseEnv, Context, StepResult
 from reflectkit.envs.support.env import Support
 from reflectkit.evals.view import Source, write_page
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
-from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory
-from tests.episodes import HOSTILE, conversation, episode, many, write
+from reflectkit.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
+from tests.episodes import HOSTILE, episode, many, write
 
 
 class Tags(HTMLParser):
@@ -128,33 +124,6 @@ def test_page_holds_what_was_played(tmp_path: Path, quiet: Quiet) -> None:
     assert file.with_name("view.html").read_bytes() == make(folder, quiet=quiet).read_bytes()
 
 
-def test_integers_that_javascript_cannot_hold_are_text(tmp_path: Path) -> None:
-    (played,) = read_episodes(write(tmp_path, [episode("a", data={"large": 2**53 + 1, "small": 2**40})]))
-    assert played.data == {"large": "9007199254740993", "small": 2**40}
-
-
-BROKEN = {
-    "cut": ('{"name": "a", "turns": [', "2: not JSON", "cut off"),
-    "infinite": ('{"turns": [{"reward": 1e999}]}', "field 'turns.0.reward'", "must be a number"),
-    "shares": ('{"turns": [{"choices": ["a"], "probabilities": [1, 2]}]}', "turns.0.probabilities", "2 for 1 choices"),
-    "deep": ('{"turns": [], "data": ' + "[" * 100_000, "2: ", "fix or delete"),
-    "role": ('{"turns": [{"messages": [{"role": "narrator"}]}]}', "turns.0.messages.0.role", "'system'"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_line_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text, *said = BROKEN[name]
-    file = write(tmp_path, [episode("hello")])
-    file.write_text(file.read_text(encoding="utf-8") + text + "\n", encoding="utf-8")
-    assert main(["view", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert all(part in error for part in said)
-    assert not (tmp_path / "view.html").exists()
-    assert not list(tmp_path.glob(".reflectkit*"))
-
-
 @pytest.mark.slow
 def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
     """10,000 episodes of 10 turns: 30 MB of lines become a page of under 8 MB, in blocks of a bounded size."""
@@ -192,39 +161,10 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
     assert answer["metadata"]["probabilities"] == [0.7, 0.3]
 
 
-def test_open_calls_the_browser(tmp_path: Path) -> None:
-    script, told = tmp_path / "browser.sh", tmp_path / "told"
-    script.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
-    script.chmod(0o755)
-    write(tmp_path, [episode("hello")])
-    command = [sys.executable, "-m", "reflectkit", "view", str(tmp_path), "--open"]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"BROWSER": f"{script} %s"})
-    assert told.read_text().strip() == (tmp_path / "view.html").as_uri()
-
-
-LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))
-
-
-class Repeating:
-    """Looks up the same thing again and again."""
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        return Decision(LOOK)
-
-
 def played(agent: Any, horizon: int) -> Trajectory:
     task = Support.taskset.example("one", 3)
     (trajectory,) = rollout([Episode(task, 5)], lambda: Horizon(Support(horizon=horizon), horizon), agent)
     return trajectory
-
-
-def test_a_line_grows_with_the_conversation() -> None:
-    """Twice the turns are twice the text, where the whole conversation in each turn would be four times as much."""
-    short, long = (episode_to_json("x", played(Repeating(), turns)) for turns in (20, 40))
-    sizes = [len(json.dumps(one["turns"][1:])) for one in (short, long)]
-    assert [len(one["turns"]) for one in (short, long)] == [20, 40]
-    assert sizes[1] / sizes[0] == pytest.approx(39 / 19, abs=0.05)
-    assert not any("seen" in turn for turn in long["turns"])
 
 
 def test_what_was_seen_can_be_put_together_again() -> None:
@@ -278,29 +218,3 @@ def test_a_conversation_that_its_env_rewrote_is_stored_again(tmp_path: Path) -> 
     (again,) = read_episodes(write(tmp_path, [row]))
     assert [turn.anew for turn in again.turns] == [False, False, True]
     assert [message.content for message in again.ending] == ["YES", "3", "YES", "5"]
-
-
-def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
-    file = write(tmp_path, [conversation("half \ud800"), episode_to_json("SFT", played(Demonstrator(0.0), 40))])
-    logs = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
-    (sample, other) = [sample for log in logs for sample in json.loads(log.read_text(encoding="utf-8"))["samples"]]
-    roles = [message["role"] for message in sample["messages"]]
-    assert roles == [
-        "system", "user", "assistant", "user", "assistant", "tool", "assistant", "tool", "assistant", "tool",
-        "assistant", "user",
-    ]  # fmt: skip
-    assert [message["role"] for message in sample["input"]] == ["system", "user"]
-    call, result = sample["messages"][4], sample["messages"][5]
-    assert call["tool_calls"][0]["id"] == result["tool_call_id"]
-    assert result["content"] == json.dumps({"status": "pending", "note": "half \ud800"})
-    assert "\ud800" not in sample["messages"][1]["content"]
-    answered = {message["tool_call_id"] for message in other["messages"] if message["role"] == "tool"}
-    asked = {call["id"] for message in other["messages"] for call in message.get("tool_calls", ())}
-    assert answered == asked != set()
-
-
-def test_half_pairs_survive_the_line(tmp_path: Path) -> None:
-    file = tmp_path / "episodes.jsonl"
-    file.write_text(episode_line(conversation("half \ud800 a pair \udfff")), encoding="utf-8")
-    (again,) = read_episodes(file)
-    assert again.ending[0].content == "Goodbye. half \ud800 a pair \udfff"

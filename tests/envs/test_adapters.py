@@ -86,25 +86,6 @@ def test_gymnasiums_truncation_and_success_are_understood() -> None:
     assert (last.terminated, last.truncated, last.info["success"]) == (False, True, False)
 
 
-def test_choices_may_change_with_the_state() -> None:
-    class Shrinking:
-        def reset(self, seed: int) -> str:
-            self.left = [1, 2, 3]
-            return "Take one."
-
-        def choices(self) -> list[int]:
-            return self.left
-
-        def step(self, choice: int) -> Any:
-            self.left = [value for value in self.left if value != choice]
-            return "Take one.", float(choice), not self.left
-
-    env = make(Shrinking)
-    assert env.reset(task_of(env), 5).choices == ("1", "2", "3")
-    assert env.step(1).observation.choices == ("1", "3")
-    assert env.step(1).reward == 3
-
-
 class Dice:
     """Uses the global generators."""
 
@@ -195,21 +176,6 @@ def test_the_score_is_also_asked_at_the_horizon() -> None:
     last = step(env, calls(4))
     assert [message.content for message in last.observation.messages[:2]] == ["S", "U"]
     assert (last.reward, last.terminated, last.info["success"]) == (0.4, False, False)
-
-
-def test_tools_and_scores_may_wait() -> None:
-    class Slow(Desk):
-        async def add(self, number: int) -> int:  # type: ignore[override]
-            return super().add(number)
-
-        async def get_reward(self) -> float:  # type: ignore[override]
-            return 3.0
-
-    Slow.add.__doc__ = Desk.add.__doc__
-    env = make(Slow)
-    env.reset(task_of(env), 3)
-    assert step(env, calls(4)).observation.messages[-1].content == "4"
-    assert step(env, ToolUse("Done.")).reward == 3.0
 
 
 REWARDS = """
@@ -351,16 +317,6 @@ def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
     assert (last.reward, last.terminated, last.info) == (1.0, True, {"success": True})
     assert env_class("gymnasium:FrozenLake-v1").horizons == {"all": 100}
     assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
-
-
-@pytest.mark.parametrize(
-    ("name", "choices", "shown"), [("Taxi-v4", 6, "yellow at line"), ("CliffWalking-v1", 4, "x  C")]
-)
-def test_other_games_show_their_text(name: str, choices: int, shown: str) -> None:
-    env, text = game(name)
-    assert len(env.seen.choices) == choices
-    assert shown in text
-    assert env.step(0).observation.text != text
 
 
 BAD = """

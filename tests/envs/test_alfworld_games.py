@@ -4,17 +4,13 @@ damaged.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
@@ -51,10 +47,6 @@ def root(tmp_path: Path) -> Path:
 def gen(folder: Path, *flags: str, stage: str = "gen-task") -> int:
     common = ["--env", "alfworld", "--data-dir", str(folder / "data"), "--results-dir", str(folder / "results")]
     return main([stage, *common, *flags])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def facts(game: DrawnGame, name: str) -> list[list[str]]:
@@ -95,13 +87,6 @@ def test_a_draw_keeps_the_rules(level: str) -> None:
         assert game.trajectory["turk_annotations"]["anns"][0]["task_desc"] in game.grammar
 
 
-def test_a_draw_is_a_function_of_its_arguments() -> None:
-    first = draw(0, 4, 0, TWO)
-    assert first.files(("look",)) == draw(0, 4, 0, TWO).files(("look",))
-    others = [draw(1, 4, 0, TWO), draw(0, 5, 0, TWO), draw(0, 4, 1, TWO)]
-    assert len({game.problem.partition("\n")[2] for game in [first, *others]}) == 4
-
-
 # ------------------------------------------------------------------------------------------------------------- winnable
 
 
@@ -115,20 +100,6 @@ def test_games_of_every_type_are_made_and_won(made: Path) -> None:
         assert playable.pddl_problem == (folder / "initial_state.pddl").read_text()
         assert playable.walkthrough
         assert run_sync(find_solution(folder)).walkthrough == tuple(playable.walkthrough)
-
-
-def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path, tmp_path: Path) -> None:
-    assert gen(tmp_path, "--instances", "2") == 0
-    ours, all_six = tmp_path / "data" / "alfworld" / "games", contents(made / "data" / "alfworld" / "games")
-    first_two = contents(ours)
-    assert first_two.items() <= all_six.items()
-    lost = next(ours.glob("*/*/*/trial_G0_1"))
-    shutil.rmtree(lost)
-    kept = next(ours.glob("*/*/*/trial_G0_0")) / "game.tw-pddl"
-    before = kept.stat().st_mtime_ns
-    assert gen(tmp_path, "--instances", "2") == 0
-    assert contents(ours) == first_two
-    assert kept.stat().st_mtime_ns == before
 
 
 def make(folder: Path, number: int, *answers: Solution) -> list[Path]:
@@ -156,14 +127,6 @@ def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
-def test_a_game_without_solution_has_a_reason(root: Path) -> None:
-    folder = next(root.glob("*/*/pick_and_place_simple*-1/*"))
-    playable = read_json(folder / "game.tw-pddl")
-    playable["pddl_problem"] = re.sub(r"\(canContain MicrowaveType \w+\)", "", playable["pddl_problem"])
-    (folder / "game.tw-pddl").write_text(json.dumps(playable))
-    assert "cannot be won" in run_sync(find_solution(folder)).reason
-
-
 # ------------------------------------------------------------------------------------------------- a benchmark's folder
 
 
@@ -181,59 +144,6 @@ def test_games_are_found_by_split_and_pattern(root: Path) -> None:
     assert task.data == {"game": f"json_2.1.1/valid_seen/{task.id}", "room": "FloorPlan1", "split": "valid_seen"}
     with pytest.raises(DataError, match="no game matches --games nothing; there are look_at_obj_in_light"):
         games.find(root, ("nothing",))
-
-
-def edit(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        value = read_json(folder / name)
-        change(value)
-        (folder / name).write_text(json.dumps(value))
-
-    return damage
-
-
-def old_wording(value: dict[str, Any]) -> None:
-    value["grammar"] = value["grammar"].replace("move {o} to", "put {o} in/on")
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (edit(T, lambda value: value.update(scene={"floor_plan": "../FloorPlan1"})), "field 'scene.floor_plan'"),
-        (edit(G, lambda value: value.pop("pddl_problem")), "field 'pddl_problem'"),
-        (edit(G, old_wording), "before 0.4"),
-    ],
-)
-def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], object], reason: str) -> None:
-    folder = games.find(root)[0]
-    assert games.task(folder)
-    damage(folder)
-    with pytest.raises(DataError, match=reason):
-        games.task(folder)
-
-
-@pytest.mark.parametrize("name", ["/etc", "..", "a/../../b", "a\0b", 7, "a" * 300])
-def test_a_name_of_a_game_leads_nowhere_else(tmp_path: Path, name: object) -> None:
-    assert games.inside(tmp_path, name) is None
-    assert games.inside(tmp_path, "train/game") == (tmp_path / "train" / "game").resolve()
-
-
-@given(name=st.sampled_from([T, G]), share=st.floats(0, 1, exclude_max=True), rubbish=st.binary(max_size=8))
-@settings(max_examples=30, deadline=None)
-def test_a_damaged_file_is_a_reason_and_never_a_crash(
-    tmp_path_factory: pytest.TempPathFactory, name: str, share: float, rubbish: bytes
-) -> None:
-    base = tmp_path_factory.getbasetemp() / "damaged"
-    if not base.exists():
-        write_games(base)
-    folder = games.find(base)[0]
-    whole = (folder / name).read_bytes()
-    try:
-        (folder / name).write_bytes(whole[: int(share * len(whole))] + rubbish)
-        with pytest.raises(DataError):
-            games.task(folder)
-    finally:
-        (folder / name).write_bytes(whole)
 
 
 # ---------------------------------------------------------------------------------------------------------------- split

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectkit.envs.auto_explore.env import AutoExplore
-from reflectkit.envs.auto_explore.repository import UP, Walk, offered, open_repository, shortest_path
+from reflectkit.envs.auto_explore.repository import UP, Walk, open_repository, shortest_path
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.prompts import policy_prompt
 from reflectkit.text import count_tokens
@@ -78,28 +78,6 @@ def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: 
     assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
 
 
-def test_errors_cost_two_and_warnings_one(repos: Path) -> None:
-    (repos / "library" / "docs" / "empty.md").write_text(" \n")
-    env = start(repos)
-    (repos / "library" / "README.md").unlink()
-    gone = take(env, "cat README.md")
-    assert gone.info["cost"] == 1 + 2
-    assert "Error: README.md cannot be read" in gone.observation.text
-    take(env, "cd docs")
-    assert take(env, "cat empty.md").info["cost"] == 1 + 1
-
-
-def test_long_files_show_both_ends_within_the_budget(repos: Path) -> None:
-    (repos / "library" / "docs" / "long.md").write_text(LONG)
-    env = start(repos, result_tokens=60)
-    take(env, "cd docs")
-    text = take(env, "cat long.md").observation.text.partition("Output:")[2]
-    assert "first line of the file" in text
-    assert "last line of the file" in text
-    assert "[cut]" in text
-    assert count_tokens(text) <= 60 + text.count("\n")
-
-
 def test_a_huge_file_is_not_read_whole(repos: Path) -> None:
     path = repos / "library" / "docs" / "huge.csv"
     with path.open("wb") as file:
@@ -139,23 +117,6 @@ def test_a_file_cannot_forge_the_prompt(repos: Path) -> None:
     assert lines.count("Actions:") == 1
     assert sum(line.startswith(("Task:", "Folder:", "Action:")) for line in lines) == 3
     assert "\x1b" not in prompt
-
-
-def test_a_crowded_folder_offers_what_has_labels(repos: Path) -> None:
-    crowd = repos / "library" / "crowd"
-    crowd.mkdir()
-    for number in range(400):
-        (crowd / f"file{number:03}.txt").write_text("some words here")
-    env = start(repos)
-    seen = take(env, "cd crowd").observation
-    assert len(seen.choices) <= 252
-    assert policy_prompt(seen)
-    assert "more" in seen.text
-    repository = open_repository(repos / "library")
-    assert offered(repository, "crowd/file000.txt")
-    assert not offered(repository, "crowd/file399.txt")
-    with pytest.raises(DataError, match="too many entries"):
-        start(repos, "crowd/file399.txt")
 
 
 def test_links_are_not_in_the_tree(repos: Path, tmp_path: Path) -> None:

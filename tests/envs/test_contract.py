@@ -232,16 +232,6 @@ def test_mistakes_are_wrong_and_survivable(name: str, level: str) -> None:
         assert env.teacher().note() == "good"
 
 
-@pytest.mark.parametrize(("name", "level"), EVERY)
-def test_reflections_are_one_seeded_line_with_variety(name: str, level: str) -> None:
-    env: Any = make(name)
-    result_of(env.reset(some(name, level)[0], 0))
-    texts = [env.teacher().comment(random.Random(seed)) for seed in range(40)]
-    assert texts == [env.teacher().comment(random.Random(seed)) for seed in range(40)]
-    assert len(set(texts)) > 1
-    assert all(text and "\n" not in text for text in texts)
-
-
 CONFIRMING = [(name, level) for name, level in EVERY if env_class(name).teacher_type.has("confirms")]
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from reflectkit.envs.auto_explore.filtering import kind_of
-from reflectkit.envs.auto_explore.oracle import CODE, NOTES, TEXT, WORDINGS, ask, leaks, worded
+from reflectkit.envs.auto_explore.oracle import CODE, NOTES, TEXT, ask, leaks, worded
 from reflectkit.files import included_repositories
 from reflectkit.text import keywords
 
@@ -33,12 +33,6 @@ def test_a_question_follows_the_grammar_of_its_fact(kind: str, fact: str, place:
     assert questions <= {worded(kind, fact, place, random.Random(seed)) for seed in range(20)}
 
 
-def test_wordings_add_no_keywords() -> None:
-    for wordings in WORDINGS.values():
-        for wording in wordings:
-            assert keywords(wording.format(fact="", past="")) == [], wording
-
-
 def test_a_question_is_answered_by_its_file_alone() -> None:
     name = "bookshop"
     files = {
@@ -56,29 +50,3 @@ def test_a_question_is_answered_by_its_file_alone() -> None:
         assert not leaks(one.question, one.filename)
         assert one.question.endswith(("?", '?"'))
         assert "this:" not in one.question
-
-
-TOML = """
-[project]
-name = "x"
-requires-python = ">=3.11"
-
-[tool.ledger]
-retry_limit_seconds = 3
-allow_prereleases = true
-"""
-
-
-def test_toml_is_read() -> None:
-    (questions,) = ask("r", {"settings.toml": TOML}, {"settings.toml": TOML}, 10).values()
-    texts = " ".join(question.question for question in questions)
-    assert "retry limit in seconds" in texts
-    assert "whether we allow prereleases" in texts
-
-
-def test_a_cut_python_file_has_its_definitions_only() -> None:
-    text = (
-        "def late_fee(days):\n    raise ValueError('no such day')\n    call_someone(days)\n\nclass BookShelf:\n  (((\n"
-    )
-    (questions,) = ask("r", {"a.py": text}, {"a.py": text}, 10).values()
-    assert {question.answer for question in questions} == {"late_fee", "BookShelf"}

@@ -12,8 +12,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.problems import chunked, read_parquet, read_text, read_titles, text_files
-from reflectkit.errors import DataError
+from reflectkit.envs.memory.problems import chunked, read_parquet, read_text, text_files
 from reflectkit.jsonl import read_json
 from reflectkit.text import count_tokens
 from tests.command_lines import error_of
@@ -98,35 +97,3 @@ def test_published_rows_carry_rule_advice_and_length(tmp_path: Path) -> None:
     assert ruler.data["questions"][0]["answer"] == ["Rome", "Roma"]
     for task in (squad, icl, book, ruler):
         Memory().reset(task, 0)
-
-
-def test_recommendations_need_the_titles_of_their_ids(tmp_path: Path) -> None:
-    path = table(tmp_path / "a.parquet", [published("recsys_redial", [{"question": "?", "answer": ["11", "12"]}])])
-    with pytest.raises(DataError, match="give the file of ids"):
-        list(read_parquet(path, {}))
-    ids = {"<http://dbpedia.org/resource/Heat_(1995_film)>": 11, "/film/Toy-Story": 12, "Up": 13}
-    (tmp_path / "ids.json").write_text(json.dumps(ids))
-    titles = read_titles(tmp_path / "ids.json")
-    assert titles == {"11": "Heat", "12": "Toy Story", "13": "Up"}
-    (task,) = read_parquet(path, titles)
-    assert task.data["questions"][0]["answer"] == ["Heat", "Toy Story"]
-    assert task.data["titles"] == ["Heat", "Toy Story", "Up"]
-    with pytest.raises(DataError, match="'12' has no title"):
-        list(read_parquet(path, {"11": "Heat"}))
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([{"chunks": "[1", "questions_and_answers": "[]"}], "row 0: field 'chunks': expected a list"),
-        ([{"chunks": '["x"]', "questions_and_answers": "[]"}], "no question with an answer"),
-        ([published("squad", [{"question": "?", "answer": "a"}])], "cannot be read as parquet"),
-    ],
-)
-def test_broken_parquet_is_told(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
-    path = tmp_path / "b.parquet"
-    if rows:
-        whole = table(path, rows).read_bytes()
-        path.write_bytes(whole[: len(whole) // 2] if "parquet" in said else whole)
-    with pytest.raises(DataError, match=said):
-        list(read_parquet(path, {}))

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from reflectkit.envs import env_class
-from reflectkit.envs.adapters.openenv import actions_of, env_of, observation_text, tools_of
-from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
+from reflectkit.envs.adapters.openenv import actions_of, env_of, tools_of
+from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.tools import use_of
@@ -198,18 +198,6 @@ def test_a_server_that_is_full() -> None:
         assert "no session left" in waited.reason
 
 
-def test_an_episode_that_its_agent_ends_gives_its_session_back() -> None:
-    class Ends(Plays):
-        async def decide(self, observation: Any, context: Any) -> Decision:
-            if "drawn: 0" in observation.text:
-                return Decision(0, truncation_reason="too long")
-            return await super().decide(observation, context)
-
-    with served(create_fastapi_app(Line, MoveAction, Seen, 1)) as url:
-        played = play(url, Ends(1), 3)
-    assert [one.status for one in played] == [Status.TRUNCATED, Status.COMPLETED, Status.COMPLETED]
-
-
 def test_mcp_tools_are_typed_tools() -> None:
     pytest.importorskip("fastmcp", reason="needs fastmcp")
     from fastmcp import FastMCP
@@ -262,12 +250,6 @@ def test_mcp_tools_are_typed_tools() -> None:
     assert [turn.info.get("refused", 0) for turn in played.turns] == [0, 1, 1, 1]
     add = next(tool for tool in played.turns[0].observation.tools if tool.name == "add")
     assert (add.description, add.parameters["required"]) == ("Add.", ["a", "b"])
-
-
-def test_an_observation_of_a_megabyte_is_cut() -> None:
-    text = observation_text({"page": "x" * 2**20, "links": ["a"] * 2**18, "metadata": {}})
-    assert text.startswith("page: xxx")
-    assert len(text) < 17_000
 
 
 class Fields(Action):
@@ -345,15 +327,6 @@ def test_limited_values_are_choices(field: dict[str, Any], choices: tuple[str, .
     actions = actions_of(schema, "URL")
     assert actions is not None
     assert (actions.kind, actions.field, actions.choices) == ("choice", "x", choices)
-
-
-@pytest.mark.parametrize(
-    "field", [{"type": "integer"}, {"type": "integer", "minimum": 0, "maximum": 999}, {"enum": ["1", 1]}, {}]
-)
-def test_other_values_are_arguments(field: dict[str, Any]) -> None:
-    actions = actions_of({"properties": {"x": field}}, "URL")
-    assert actions is not None
-    assert (actions.kind, [tool.name for tool in actions.tools]) == ("tools", ["act"])
 
 
 async def answer_http(send: Any, body: bytes, status: int = 200) -> None:
@@ -437,20 +410,3 @@ def test_an_environment_of_the_hub_is_named_by_its_url() -> None:
         env_class("openenv:openenv/echo_env")
     with pytest.raises(ConfigError, match="write openenv:http"):
         env_class("openenv:localhost:8000")
-
-
-def test_without_websockets_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(other_server(schema=ACTION)) as url:
-        monkeypatch.setitem(sys.modules, "websockets.sync.client", None)
-        with pytest.raises(ConfigError, match=r"reflectkit\[openenv\]"):
-            play(url, Plays("x"))
-
-
-def test_closing_ends_the_wait_for_a_session() -> None:
-    from websockets.sync.client import connect
-
-    with served(create_fastapi_app(Line, MoveAction, Seen, 1)) as url, connect(f"ws{url[4:]}/ws"):
-        env = env_of(url)()
-        env.close()
-        with pytest.raises(EnvironmentFailure, match="waited"):
-            env.reset(task(0), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.data.demonstrations import logged_lessons
 from reflectkit.data.sft_rows import lessons
-from reflectkit.envs import data_folder, make
+from reflectkit.envs import make
 from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
@@ -148,37 +147,6 @@ def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
             start(command)
 
 
-def test_too_few_open_files_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(*command: Any, **how: Any) -> Any:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr("asyncio.create_subprocess_exec", refused)
-    with pytest.raises(ConfigError, match="cannot start true: Too many open files; run fewer episodes at once"):
-        start("true")
-
-
-def test_as_many_open_files_as_the_system_allows() -> None:
-    code = """
-import resource
-from reflectkit.envs import make
-from reflectkit.eventloop import run_sync
-from reflectkit.types import Task
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
-try:
-    run_sync(make("program:true", 5).reset(Task("a", "program", "all", "", {}), 0))
-except Exception as error:
-    print(error, resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout == "the program ended without a request (300, 300)\n", done.stderr
-
-
-def test_each_program_has_its_own_folder() -> None:
-    first, second = (data_folder(f"program:/bin/python -m {name} {{seed}}", Path("data")) for name in ("a.one", "b"))
-    assert (first, second) == (Path("data/program-python-m-a.one-seed"), Path("data/program-python-m-b-seed"))
-
-
 def children() -> list[str]:
     inside = []
     for process in psutil.Process().children(recursive=True):
@@ -293,23 +261,6 @@ def test_requests_at_once_are_answered_one_after_the_other(play: Play) -> None:
     """
     (episode,) = play(code, Scripted(WORDS))
     assert sorted(turn.observation.text for turn in episode.turns) == [f"User: {number}" for number in range(5)]
-
-
-def test_a_dropped_connection_is_no_step(play: Play) -> None:
-    code = """
-    import socket
-    host, port = URL.split("/")[2].split(":")
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Gone"}]}).encode()
-    for _ in range(20):
-        with socket.create_connection((host, int(port))) as connection:
-            path = URL.split(port)[1] + "/v1/chat/completions"
-            head = f"POST {path} HTTP/1.1\\r\\nHost: {host}\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
-            connection.sendall(head.encode() + body[:-1])
-    ask([{"role": "user", "content": "Here"}])
-    print(1)
-    """
-    (episode,) = play(code, Scripted(WORDS))
-    assert [turn.observation.text for turn in episode.turns] == ["User: Here"]
 
 
 def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from reflectkit.envs.support.env import Support, SupportTeacher, untold
 from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
 from reflectkit.envs.support.problems import prove
-from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, Ledger, shop
+from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
-from reflectkit.envs.support.tools import ESCALATE, TOOLS, execute
+from reflectkit.envs.support.tools import ESCALATE, TOOLS
 from reflectkit.envs.support.user import MANNERS
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.tools import PLAIN, parse
-from reflectkit.types import Message, Task, ToolCall, ToolUse, from_json
+from reflectkit.types import Message, Task, ToolUse, from_json
 
 SOURCE = source_of(3, CUSTOMERS)
 
@@ -68,27 +68,6 @@ def test_every_task_is_solved_by_its_oracle_in_every_mood(level: str) -> None:
     assert {task.data["user"]["mood"] for task in tasks} == set(MANNERS) - ({"wavering"} if level == REFUSE else set())
     if level == ONE:
         assert {task.data["kind"] for task in tasks} == set(CHANGES)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "why"),
-    [
-        ("get_order", {"order": 7}, "expected string"),
-        ("find_customer", {"email": "x" * 10_000}, "no customer"),
-        ("change_address", {"order": "{pending}", "address": " \n "}, "the address is empty"),
-    ],
-)
-def test_a_call_that_cannot_be_done_is_one_short_line(name: str, arguments: dict[str, Any], why: str) -> None:
-    pending = next(name for name, order in shop(3).tables["orders"].items() if order["status"] == PENDING)
-    arguments = {key: pending if value == "{pending}" else value for key, value in arguments.items()}
-    ledger = Ledger(shop(3))
-    done, text = execute(ledger, ToolCall(name, arguments))
-    assert not done
-    assert text.startswith("Error: ")
-    assert why in text
-    assert "\n" not in text
-    assert len(text) < 400
-    assert not ledger.differences()
 
 
 def test_a_fact_is_told_only_when_asked_for() -> None:

@@ -82,36 +82,6 @@ def test_a_yes_comes_only_when_it_is_clear_to_what() -> None:
     assert named.answer("Shall I cancel order W1234, which is no longer needed?").text == "Yes."
 
 
-def test_done_is_believed_when_records_changed_or_a_claim_is_plain() -> None:
-    loose, plain = "Done. I have taken care of it.", "Order W1234 is now cancelled."
-    assert persona(informed=True).answer(loose).text == "All right."
-    assert persona(informed=True).answer(plain).over
-    acted = persona(informed=True)
-    acted.acted = True
-    assert acted.answer(loose).over
-
-
-def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
-    hurt = persona(request=UserRequest("danger", "Your kettle caught fire and hurt my hand."), informed=True)
-    answers = [hurt.answer("I cannot help with that. It is not possible.") for _ in range(PATIENCE)]
-    assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert hurt.has_left
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "over"),
-    [
-        ("paid", "Order W1234 cost 45.50 euros.", True),
-        ("paid", "I see order W1234 here.", False),
-        ("paid", "Was it 45.50 euros?", False),
-        ("stock", "It is sold out.", True),
-        ("stock", "Let me look.", False),
-    ],
-)
-def test_a_question_is_answered_by_an_amount_or_a_count(kind: str, said: str, over: bool) -> None:
-    assert persona(request=UserRequest(kind, "How much?", {}), informed=True).answer(said).over == over
-
-
 def test_who_wavers_changes_their_mind_once() -> None:
     wavering = persona("wavering", informed=True)
     assert "changed my mind" in wavering.answer("Shall I cancel it?").text
@@ -132,13 +102,6 @@ def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> N
     assert moving.answer(said).text == address
     assert not moving.confirmed
     assert moving.answer(f"Shall I send order W1234 to the new address {address}?").text == "Yes."
-
-
-def test_who_is_refused_takes_no_offer_in_its_place() -> None:
-    refused = persona("terse", replace(CANCELLING, rule="shipped", revised={}))
-    assert refused.answer("I can't cancel it, it is shipped. Should I send it elsewhere?") == UserTurn(
-        "Bye.", over=True
-    )
 
 
 def test_a_user_who_gets_nowhere_leaves() -> None:

@@ -103,25 +103,6 @@ def test_reasons_for_no_reward(actions: Sequence[ToolUse | str], reasons: set[st
     assert {name for name, value in result.info["figures"].items() if value} == reasons
 
 
-def test_required_texts_may_be_spread_and_have_commas() -> None:
-    hidden = played(begun("retail-train-2"), "<think>1999 roses</think>Hm.", DONE)
-    assert hidden.info["untold"] == ["1999", "roses"]
-    env = begun("retail-train-2")
-    assert played(env, "They cost 1,999 in all.", "ROSES, of course.", DONE).reward == 1
-    result = played(begun("retail-train-2"), "They cost 1 999.", "roses", DONE)
-    assert (result.reward, result.info["untold"], result.info["figures"]["fact_not_told"]) == (0, ["1999"], 1.0)
-
-
-@pytest.mark.parametrize("price", [10.0, True])
-def test_numbers_of_another_type_are_a_change_as_in_the_package(price: Any) -> None:
-    """The package compares texts: 10 and 10.0 differ, although they are equal."""
-    env = begun("airline-test-1")
-    result = played(env, call("set_price", order_id="3", price=price), call("transfer_to_human_agents", summary=""))
-    assert result.info["figures"]["forbidden_change"] == 1.0
-    same = begun("airline-test-1")
-    assert played(same, call("set_price", order_id="3", price=10), *[env.teacher().action()]).reward == 1
-
-
 def test_the_original_database_and_the_tasks_stay_as_they_are() -> None:
     before = json.dumps([package.problems("retail", "train")[0].actions[1].arguments, *_all_records()])
     for _ in range(3):
@@ -129,12 +110,6 @@ def test_the_original_database_and_the_tasks_stay_as_they_are() -> None:
         assert played(begun("retail-dev-0"), call("cancel_order", **arguments), DONE).reward == 1
         assert arguments == {"order_id": "1", "reason": "late"}
     assert json.dumps([package.problems("retail", "train")[0].actions[1].arguments, *_all_records()]) == before
-
-
-def test_a_tool_that_keeps_its_arguments_does_not_change_the_call() -> None:
-    notes = ["gift"]
-    played(begun("airline-test-1"), call("keep_notes", order_id="1", notes=notes))
-    assert notes == ["gift"]
 
 
 def _all_records() -> list[Any]:
@@ -219,19 +194,6 @@ def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
     assert result.info["refused"] >= 1
     assert "nothing was executed" in result.observation.messages[-1].content
     assert env.teacher().note() == "mistake"
-
-
-@pytest.mark.parametrize("several", ["first", "refuse"])
-def test_of_several_calls_the_first_is_carried_out_or_none(several: str) -> None:
-    env = Tau(Talker(), horizon=30, **({} if several == "first" else {"several_calls": several}))
-    result_of(env.reset(named("retail-train-0"), 0))
-    calls = (ToolCall("find_user", {"name": "Ann"}), *[ToolCall("find_user", {"name": "Bob"})] * 2)
-    result = played(env, ToolUse("…", calls))
-    tools = [message for message in result.observation.messages if message.role == "tool"]
-    if several == "first":
-        assert (result.info["refused"], [message.content for message in tools]) == (2, ["ann"])
-    else:
-        assert (result.info["refused"], "nothing was executed" in tools[0].content) == (3, True)
 
 
 # ------------------------------------------------------------------------------------------------ problems and commands

@@ -53,12 +53,6 @@ def test_distances_agree_with_a_forward_search() -> None:
         assert table.distance[start] == steps
 
 
-def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
-    lengths = [TAXI_V4.distance[task.data["state"]] for task in Taxi.taskset.tasks("full")]
-    assert (len(lengths), max(lengths)) == (300, 18)
-    assert sum(lengths) / 300 == pytest.approx(13.07, abs=0.005)
-
-
 def test_return_of_a_perfect_ride_by_hand() -> None:
     # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0); a wall between columns 0 and 1 in row 3.
     # So north, west, south, south, pickup, 4 times north, dropoff: 8 moves cost 1 each, the pickup and the delivery pay

@@ -8,17 +8,9 @@ from pathlib import Path
 from reflectkit.commands import gen_trajectory, split
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs.taxi import ABOARD, MAPS, TaxiMaps, View, decode, draw, drawn, encode
-from reflectkit.types import Task
+from reflectkit.envs.taxi import MAPS, TaxiMaps, decode, draw, drawn
 
 SIDE = drawn(0).side
-
-
-def at(number: int, view: View, level: str = "full") -> TaxiMaps:
-    env = TaxiMaps()
-    state = encode(view, SIDE)
-    env.reset(Task("t", "taxi-maps", level, "g", {"map": number, "state": state}), 0)
-    return env
 
 
 def test_every_cell_of_every_map_can_be_reached() -> None:
@@ -36,18 +28,6 @@ def test_every_cell_of_every_map_can_be_reached() -> None:
                     seen.add(cell)
                     edge.append(cell)
         assert len(seen) == SIDE * SIDE
-
-
-def test_the_map_shows_walls_stands_and_players() -> None:
-    plan = drawn(1)
-    text = draw(drawn(1), encode(View(6, 3, 1, 3), SIDE))
-    lines = [line.split() for line in text.splitlines()]
-    assert [len(line) for line in lines] == [SIDE] * SIDE
-    walls = {(row, column) for row in range(SIDE) for column in range(SIDE) if lines[row][column] in "|tpsdox"}
-    assert walls == plan.walls
-    assert lines[6][3] == "T"
-    shown = [lines[row][column].upper() for row, column in plan.stands]
-    assert shown == ["S", "P", "S", "D"]
 
 
 def test_the_map_determines_the_state() -> None:
@@ -72,23 +52,6 @@ def test_the_oracle_ends_in_the_least_number_of_steps_and_below_the_horizon() ->
         assert steps == wanted
         longest = max(longest, steps)
     assert longest < TaxiMaps.horizons["full"]
-
-
-def test_a_wall_is_fatal_from_both_sides() -> None:
-    row, column = min(drawn(0).walls)
-    for start, action in ((column, 2), (column + 1, 3)):
-        result = at(0, View(row, start, ABOARD, 0)).step(action)
-        assert (result.terminated, result.info["refused"], result.reward) == (True, 1, -0.5)
-
-
-def test_levels_keep_the_map() -> None:
-    task = TaxiMaps.taskset.tasks("full")[9]
-    aboard = TaxiMaps.taskset.at_level(task, "dropoff")
-    assert aboard is not None
-    assert (aboard.group, aboard.data["map"]) == (task.group, task.data["map"])
-    view = decode(aboard.data["state"], SIDE)
-    assert view.passenger == ABOARD
-    assert (view.row, view.column) == drawn(2).stands[decode(task.data["state"], SIDE).passenger]
 
 
 def test_a_split_holds_out_whole_maps(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +145,6 @@ def test_the_score_is_verifiers_own() -> None:
     assert played.total_return == trace.reward == 1.0
 
 
-def test_the_horizon_is_scored_too() -> None:
-    played = play("my_sums", Plays(add(4)), steps=2)
-    assert (played.status, played.total_return) == (Status.TRUNCATED, 0.5)
-
-
-def test_its_configuration_is_part_of_the_name() -> None:
-    assert len(env_of("my_sums?most=7").taskset.tasks("all")) == 7
-    for query in ("most=many", "least=1"):
-        with pytest.raises(ConfigError, match="verifiers:my_sums"):
-            env_of(f"my_sums?{query}").taskset.tasks("all")
-
-
 def test_what_needs_verifiers_own_runtime_is_refused() -> None:
     for name, why in (("my_loop", "Loop.run"), ("my_boxes", "opened"), ("no_such_taskset", "not found")):
         with pytest.raises(ConfigError, match=why):
@@ -165,9 +152,3 @@ def test_what_needs_verifiers_own_runtime_is_refused() -> None:
     kind: Any = env_of("my_sums")
     with pytest.raises(DataError, match="3 tasks"):
         kind().reset(Task("task-9", "verifiers", "all", "", {"index": 9}), 0)
-
-
-def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
-    with pytest.raises(ConfigError, match="pip install"):
-        env_of("my_sums").taskset.tasks("all")

@@ -170,23 +170,6 @@ def test_what_the_policy_was_trained_on_says_what_it_needs(
         assert (act.index is None) == (env != "taxi")
 
 
-def test_a_chat_template_reasons_as_in_training(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", checkpoints["plain"], 1, {"reflector": None}, {"thinking": "hidden"})
-    for given, expected in ((None, "hidden"), ("off", "off")):
-        with load_agent(run, thinking=given, device="cpu") as agent:
-            assert agent._agent.dialogue.thinking == expected  # type: ignore[attr-defined]
-
-
-def test_sampling_repeats_with_the_seed(checkpoints: dict[str, Path], observations: list[Any]) -> None:
-    def acts(seed: int) -> list[str]:
-        with load_agent(checkpoints["plain"], temperature=1.0, seed=seed, device="cpu") as agent:
-            return [agent.act(observations[0].text, ACTIONS).action for _ in range(20)]
-
-    assert acts(1) == acts(1)
-    assert acts(1) != acts(2)
-    assert len(set(acts(1))) > 1
-
-
 def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     checkpoints: dict[str, Path], observations: list[Any]
 ) -> None:

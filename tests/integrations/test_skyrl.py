@@ -17,7 +17,7 @@ import pytest
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Env, StepResult
 from reflectkit.envs.support.env import Support
-from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
+from reflectkit.errors import EnvironmentFailure
 from reflectkit.integrations import skyrl
 from reflectkit.jsonl import write_json
 from reflectkit.tools import HERMES, form_text
@@ -127,44 +127,6 @@ def test_what_is_no_action_takes_a_turn_and_is_explained() -> None:
     assert one.get_metrics()["illegal"] == 8
 
 
-def test_turns_are_limited_by_skyrl() -> None:
-    """A step costs a twentieth, and a turn without one costs as much."""
-    skyrl.register("taxi")
-    row = skyrl.rows("taxi")[0] | {"max_turns": 3}
-    for answers in (["nothing"] * 3, ["south", "north", "south"], ["south", "nothing", "north"]):
-        one = skyrl_gym.make("reflectkit/taxi", env_config={}, extras=row)
-        one.init([])
-        assert [one.step(answer)["done"] for answer in answers] == [False, False, True]
-        assert one.max_turns == 3
-        assert one.get_metrics()["return"] == pytest.approx(-3 / 20)
-
-
-CHOICES = ("south", "north", "pick up")
-ANSWERS = {
-    "1": 1,
-    "North.": 1,
-    "1 north": 1,
-    "**2**": 2,
-    "<think>0? 1? No.</think>\n\n2": 2,
-    "The taxi is south of it.\nAction: 1": 1,
-    "Answer: 0\nNo.\nAnswer: `pick up`": 2,
-    "I would say:\n\\boxed{1}": None,
-    "The choice is: 2.": 2,
-    "south north": None,
-    "<think>\nAction: 0\n</think>\nWell.": None,
-    "": None,
-}
-
-
-def test_choice_of_an_answer() -> None:
-    for text, index in ANSWERS.items():
-        if index is None:
-            with pytest.raises(IllegalActionError, match="from 0 to 2"):
-                skyrl.read_choice(text, CHOICES)
-        else:
-            assert skyrl.read_choice(text, CHOICES) == index, text
-
-
 class Words(Env):
     """Free text: the second answer must repeat the first. Its engine waits, and fails at "fail"."""
 
@@ -209,18 +171,6 @@ def test_what_users_and_tools_say_is_no_mark_of_a_chat_template(mark: str) -> No
         for shown in (first[-1]["content"], following[-1]["content"]):
             assert mark not in shown
             assert mark in shown.replace("\u200b", "")
-
-
-def test_settings_come_from_the_registration_and_skyrl(support_file: Path) -> None:
-    skyrl.register("support", brief=True)
-    (row, *_) = skyrl.rows("support", "one", support_file, brief=True)
-    assert "service desk" in row["prompt"][0]["content"]  # the rules, where the policy is left out
-    assert "cancel_order(" not in row["prompt"][0]["content"]
-    assert "cancel_order(" in made(row, brief=False).init(row["prompt"])[0][0]["content"]
-    with pytest.raises(ConfigError, match="is registered with"):
-        skyrl.register("support")
-    assert skyrl.register("support", brief=True) == "reflectkit/support"
-    assert skyrl.register("support", "reflectkit/full") == "reflectkit/full"
 
 
 @pytest.mark.parametrize("ending", ["rows.parquet"])

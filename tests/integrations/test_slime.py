@@ -19,10 +19,9 @@ from reflectkit.envs.support.env import Support
 from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.integrations.slime import generate, log_rollout, normalise_rewards
+from reflectkit.integrations.slime import generate, normalise_rewards
 from reflectkit.integrations.slime.__main__ import prompt_row, write_prompts
 from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of, to_samples
-from reflectkit.integrations.slime.rewards import figures
 from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
@@ -118,37 +117,6 @@ def test_each_episode_counts_once_in_the_rewards_of_its_group() -> None:
     assert rewards == pytest.approx([-side, high, high, high, low, low, low, 0.0, side, side], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"grpo_std_normalization": False}, [2 / 3, -1 / 3, -1 / 3]),
-        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, [2 / 3, -1 / 3, -1 / 3]),
-        ({"advantage_estimator": "ppo"}, [1.0, 0.0, 0.0]),
-        ({"rewards_normalization": False}, [1.0, 0.0, 0.0]),
-    ],
-)
-def test_rewards_are_centred_and_scaled_where_slime_does_so(arguments: Any, expected: list[float]) -> None:
-    group = [ended(0, 1, 1.0), ended(0, 2, 0.0), ended(0, 3, 0.0)]
-    assert normalise_rewards(SimpleNamespace(**arguments), group)[1] == pytest.approx(expected)
-
-
-def test_figures_count_each_episode_once_and_failed_ones_apart() -> None:
-    rows = samples_of([turn((1,), (2,)), turn((9,), (8,), reward=1.0)])  # two rows of a success
-    other = to_samples(
-        Trajectory(TASK, 0, (turn((1,), (2, 3)),), Status.TRUNCATED, False), [], FakeSample(index=8), Tokenizer()
-    )
-    failed = to_samples(Trajectory(TASK, 0, (), Status.ABORTED, False), [], FakeSample(index=9), Tokenizer())
-    seen = figures([*rows, *other, *failed, FakeSample(index=10)])  # the last is not ours
-    assert seen["failed"] == pytest.approx(1 / 3)
-    assert (seen["success"], seen["return"], seen["truncated"]) == (0.5, 0.5, 0.5)
-    assert (seen["rows"], seen["steps"], seen["tokens"]) == (1.5, 1.5, 2.0)
-    assert (seen["pass@2"], seen["pass^2"]) == (1.0, 0.0)  # two tries of one task, one right
-    extra: dict[str, float] = {"rollout/dynamic_filter/drop_x": 1}
-    assert log_rollout(0, None, [*rows, *other], extra, 1.0) is False
-    assert (extra["rollout/dynamic_filter/drop_x"], extra["reflectkit/success"]) == (1, 0.5)
-    assert log_rollout(0, None, rows, None, 1.0) is False
-
-
 GOOD = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, "x"]]}
 
 
@@ -220,17 +188,6 @@ def test_a_group_begins_alike_and_is_played_differently() -> None:
     assert len({first.seed, second.seed, other.seed}) == 3
 
 
-def test_the_tries_of_an_evaluation_are_independent_and_the_same_in_each_evaluation() -> None:
-    """pass^k is over users who behave differently, as in `evaluate`."""
-    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.taskset.example("one", 0)))
-    args = SimpleNamespace(rollout_seed=42)
-    tries = [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)]
-    assert len({one.start for one in tries} | {one.seed for one in tries}) == 4
-    assert {one.group for one in tries} == {prompt.task.id}
-    assert [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)] == tries
-    assert episode_of(args, FakeSample(index=0, group_index=0), prompt, False).start != tries[0].start
-
-
 class StubFailure(Exception):
     """httpx.HTTPError."""
 
@@ -289,16 +246,6 @@ def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> No
     assert second["input_ids"][: len(first["input_ids"]) + len(written[0])] == first["input_ids"] + written[0]
     stubbed.answers = list(written)
     assert generated(stubbed, "test", evaluation=True).status == STATUS.COMPLETED
-
-
-def test_deterministic_inference_draws_differently_at_each_turn(stubbed: SimpleNamespace) -> None:
-    stubbed.answers = [[5, 6]] * 20
-    generated(stubbed, sampling_seed=42, stop_token_ids=[9])
-    assert len({request["sampling_params"]["sampling_seed"] for _, request in stubbed.sent}) == len(stubbed.sent) > 2
-    assert all(9 in request["sampling_params"]["stop_token_ids"] for _, request in stubbed.sent)
-    stubbed.answers = [[5, 6]] * 20
-    generated(stubbed)
-    assert "sampling_seed" not in stubbed.sent[-1][1]["sampling_params"]
 
 
 def test_held_out_tasks_are_not_trained_on(stubbed: SimpleNamespace) -> None:

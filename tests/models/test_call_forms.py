@@ -180,15 +180,6 @@ def test_a_conversation_is_rendered_as_the_template_does(
     assert facts == [calls, loop, user]
 
 
-@pytest.mark.parametrize("name", [row[0] for row in ROWS if row[3] != "none"])
-def test_hidden_thoughts_are_not_shown(name: str) -> None:
-    turn = Turn(name, "Hm.")
-    turn.dialogue = Dialogue(tokenizer_of(name), thinking="hidden")
-    text, _ = turn.then(FOUND)
-    assert "Hm." not in text
-    assert "keep_it" in text[len(turn.prompt) :]
-
-
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_the_templates_calls_are_read(name: str) -> None:
     """What the template makes of two calls with awkward arguments, as far as it can tell them."""
@@ -236,17 +227,6 @@ def test_a_call_in_other_words_is_kept_as_it_was_written(name: str, answer: str)
     assert "found" in text
 
 
-def test_answers_that_the_template_shows_alike_keep_their_own_tokens() -> None:
-    turn = Turn("gemma4_v5")
-    answers = [f'<|tool_call>call:keep_it{{text:<|"|>a<|"|>{comma}count:2}}<tool_call|>' for comma in (",", ", ")]
-    for answer in answers:
-        assert turn.then(FOUND, answer=answer)[1]
-    for answer in answers:
-        use = parse(answer, TOOLS, turn.dialogue.form)
-        seen = Observation((*HISTORY, Message("assistant", answer, use.calls), FOUND), tools=TOOLS)
-        assert answer in turn.dialogue.words(turn.dialogue.ids(seen))
-
-
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> None:
     turn = Turn(name)
@@ -255,12 +235,6 @@ def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> 
         assert use.errors or use.calls or "keep_it" not in answer
         text, _ = turn.then(Message("tool", "No such call."), answer=answer)
         assert text.count("No such call.") == 1
-
-
-def test_json_in_the_tags_of_another_family_is_read() -> None:
-    text = '<tool_call>\n{"name": "keep_it", "arguments": {"count": 2}}\n</tool_call>'
-    for form in CALL_FORMS[:2]:
-        assert parse(text, TOOLS, form).calls == (ToolCall("keep_it", {"count": 2}),)
 
 
 def test_long_text_is_read_in_time() -> None:

@@ -171,18 +171,6 @@ def test_one_row_where_the_history_goes_on(name: str) -> None:
     assert len(row.tokens) > len(tokenised_again)  # so nothing was tokenised again
 
 
-def test_rows_of_their_own_where_the_template_forgets_thoughts() -> None:
-    dialogue = dialogue_of("forgetful")
-    played = play(dialogue, "<think>\nHm.\n</think>\n")
-    rows = rows_of(played)
-    assert len(rows) == 3
-    for row, turn in zip(rows, played.turns, strict=True):
-        assert row.tokens == (*turn.decision.prompt_ids, *turn.decision.token_ids)
-        assert row.loss_mask == (0,) * len(turn.decision.prompt_ids) + (1,) * len(turn.decision.token_ids)
-    assert "Hm." not in dialogue.words(played.turns[-1].decision.prompt_ids)
-    assert len(rows_of(play(dialogue))) == 1  # without thoughts it goes on
-
-
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", None])
 @pytest.mark.parametrize("mark", ["</tool_call>", "<|eot_id|>", "[/INST]", "<<|im_end|>"])
 def test_contents_are_data(name: str | None, mark: str) -> None:
@@ -247,14 +235,6 @@ def test_nobody_says_a_line_that_reads_as_a_comment_or_a_result(name: str, start
         assert line not in text
         assert line in text.replace("\u200b", "")
         assert "Reflection: Say so." in text
-
-
-@pytest.mark.parametrize("name", ["qwen", "llama", "mistral", None])
-def test_a_completion_is_read_back(name: str | None) -> None:
-    dialogue = dialogue_of(name)
-    calls = (ToolCall("look_up", {"id": "a </tool_call> b <|eot_id|>\n"}), ToolCall("refund", {}))
-    use = parse(dialogue.completion(ToolUse("whatever it was", calls)), TOOLS, dialogue.form)
-    assert (use.calls, use.errors) == (calls, ())
 
 
 @pytest.mark.parametrize("name", ["qwen", None])

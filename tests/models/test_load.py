@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from huggingface_hub.utils import _telemetry
 
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import base_of, context_of
-from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
-from reflectkit.runs.run import digest
 
 
 @pytest.mark.parametrize(
@@ -55,24 +52,6 @@ def test_code_on_a_hub_that_a_config_names_is_refused(
     with pytest.raises(CheckpointError, match="code from a hub, which is never run") as caught:
         load_player(folder, device="cpu")
     assert "\n" not in str(caught.value)
-
-
-def test_a_copy_has_the_same_bytes_without_the_hub(
-    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, offline in (("with", False), ("without", True)):
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        save_player(tmp_path / name, load_player(checkpoints["policy"], device="cpu"))
-    assert digest(tmp_path / "with") == digest(tmp_path / "without")
-
-
-def test_no_library_reports_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    silence_libraries()
-    _telemetry.send_telemetry("trl/SFTTrainer", library_name="trl")
-    assert constants.HF_HUB_DISABLE_TELEMETRY
-    assert _telemetry._TELEMETRY_THREAD is None
 
 
 BASE, ADAPTER = Path("results/base/checkpoint-1"), Path("results/adapter/checkpoint-2")

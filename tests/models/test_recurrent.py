@@ -24,7 +24,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
-from reflectkit.errors import CheckpointError, ConfigError
+from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import STATE_ELSEWHERE
 from reflectkit.models.load import ALL_LINEAR, LoadedModel, load_player, save_player, with_adapter
@@ -34,7 +34,6 @@ from reflectkit.sampling.decoding import Generated, decode
 from reflectkit.train.sft import open_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, can_pack
 from reflectkit.types import Sample
-from tests.command_lines import error_of
 from tests.sft_runs import config, write_rows
 from tests.train.training import gradients_after
 
@@ -248,15 +247,6 @@ def test_an_adapter_of_all_linear_layers_has_those_of_the_recurrence(kind: str, 
         assert layers >= {*named.split(), "q_proj", "o_proj", "down_proj"}
 
 
-def test_the_layers_that_can_be_adapted_are_named() -> None:
-    """Kernels of Mamba read the weights of out_proj past an adapter, so peft refuses it."""
-    player = LoadedModel(build("falcon_h1"), None, "policy")
-    with pytest.raises(ConfigError, match="use --lora-targets") as caught:
-        with_adapter(player, 2, 4, seed=0)
-    targets = str(caught.value).split()[-1]
-    assert with_adapter(LoadedModel(build("falcon_h1"), None, "policy"), 2, 4, seed=0, targets=targets)
-
-
 @pytest.fixture
 def qwen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A checkpoint with images in the folder `qwen`, as Qwen publishes it."""
@@ -277,11 +267,3 @@ def test_the_language_model_of_a_checkpoint_with_images_is_loaded_and_exported(q
         loaded = load_player(folder, device="cpu").model
         assert torch.equal(after(loaded, prompts()[1]), after(qwen, prompts()[1]))
     assert read_json(Path("text/config.json"))["architectures"] == ["Qwen3_5ForCausalLM"]
-
-
-@pytest.mark.parametrize("command", ["sft --role plain --task-file rows.jsonl", "rlft --episodes 8"])
-def test_packing_is_refused(qwen: Any, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rows(Path())
-    assert main(["gen-trajectory", "--env", "corridor"]) == main(["split", "--env", "corridor"]) == 0
-    line = f"{command} --env corridor --model qwen --lora-r 2 --max-steps 1 --device cpu --share-prefixes"
-    assert "--share-prefixes: qwen cannot read several rows at once; leave it out" in error_of(line.split(), capsys)
