@@ -50,9 +50,7 @@ NOT_NEEDED = (
 GONE = {
     "live": "read metrics.jsonl, or track the run with --report-to tensorboard",
     "reach": "read metrics.jsonl, in which each line is an update",
-    "distill_ema": "the comments are read by the policy that training started from; leave it out",
     "oversample": "an update takes the oldest groups; raise --max-staleness to let more of them be ready",
-    "swap_from": "--swap-comments takes comments from the reflector's SFT rows, in the env's data folder",
     "reflector_reward": "comments are rewarded with the return of their episode; leave it out",
     "simulator": "give --user openai:MODEL or local:MODEL, which plays tau-bench's user",
     "run_hub_code": "start the environment's container, and give --env openenv:http://HOST:PORT",

@@ -6,6 +6,7 @@ Only safetensors are read and written, and no code that comes with a model is ru
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -232,6 +233,37 @@ class Reference:
                 yield self.player.model
             finally:
                 self.player.model.set_adapter(self.player.adapter or POLICY_ADAPTER)
+
+    def pairs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """(this player's, the present player's) weights by name: those that the latter trains."""
+        own = dict((self.copy or self.player.model).named_parameters())
+        active, mine = f".{self.player.adapter or POLICY_ADAPTER}.", f".{self.adapter}."
+        trained = [(name, weight) for name, weight in self.player.model.named_parameters() if weight.requires_grad]
+        return {name: (own[name if self.copy else name.replace(active, mine)], weight) for name, weight in trained}
+
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """Move towards the present player: a moving average that keeps `decay` of itself."""
+        for average, weight in self.pairs().values():
+            average.lerp_(weight.to(average.dtype), 1 - decay)
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take the place that `pairs` had when its weights were saved."""
+        for name, (average, _) in self.pairs().items():
+            average.copy_(weights[name])
+
+
+def averaged_player(player: LoadedModel) -> Reference:
+    """A moving average of `player`, which begins as it is now: another adapter if it has one, else a copy."""
+    if not hasattr(player.model, "peft_config"):
+        return Reference(player, copy=copy.deepcopy(player.model).eval().requires_grad_(False))
+    active, average = player.adapter or POLICY_ADAPTER, Reference(player, adapter="average")
+    with torch.random.fork_rng():
+        player.model.add_adapter("average", player.model.peft_config[active])
+    player.model.set_adapter(active)
+    average.follow(0.0)
+    return average
 
 
 def starting_player(

@@ -117,9 +117,15 @@ class SamplerConfig(Config):
         ge=0,
         le=1,
     )
+    swap_from: Path | None = option(
+        None,
+        help="With --swap-comments, other rows to take those from, in the reflector's own words.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.swap_from is not None and not self.swap_comments:
+            raise ConfigError(f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out")
         backend(self.policy)
         if self.reflector != LOCAL and not is_server(self.reflector):
             raise ConfigError(
@@ -176,7 +182,7 @@ class SamplerConfig(Config):
             return []
         from reflectkit.data.sft_rows import FILE_OF_ROLE
 
-        return [folder / FILE_OF_ROLE["reflection"]]
+        return [self.swap_from or folder / FILE_OF_ROLE["reflection"]]
 
     def swapped(self, commentator: CommentSource, folder: Path) -> CommentSource:
         """`commentator`, some of whose comments are on other states. Raises DataError."""

@@ -58,6 +58,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
     if second is not None:
         state["reflector_max_tokens"] = second.max_tokens
 
+    averages = learner.teacher.pairs() if learner.teacher is not None and learner.settings.ema else {}
     weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
     if not trainer.processes.first:
@@ -68,6 +69,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         if learner.critic is not None:
             tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        tensors |= {f"teacher.{name}": average for name, (average, _) in averages.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
             save_player(
@@ -110,6 +112,8 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
         if learner.critic is not None:
             learner.critic.load_state_dict(_part(tensors, "critic."))
         learner.load_optimizer_state(_part(tensors, "optimizer."))
+        if learner.teacher is not None and learner.settings.ema:
+            learner.teacher.load(_part(tensors, "teacher."))
         learner.max_tokens = min(learner.max_tokens, int(state["max_tokens"]))
         if trainer.reflector_trainer is not None:
             second = trainer.reflector_trainer.learner

@@ -176,13 +176,13 @@ class Settings:
 
     learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `TrainedTokens`; is_cap is
     0 if the current weights sampled. mask, mask_ratio: see `on_policy_enough`. distill: weight of the divergence from
-    the teacher, which reads comments. kl: weight of the divergence from the starting policy. critic_rate: Adam's
-    learning rate for the critic. value_clip: see `value_loss`. mean: over all trained tokens ("token"), or over those
-    of each row and then over rows ("row"). temperature: the sampler's. max_tokens: per micro-batch, padding included.
-    agrees_with: sampler of the weights that learn; log-probabilities beyond the limits of `sampling.checks` end the
-    update (empty: they may differ). mismatch: whether to report `algorithms.mismatch` of the first minibatch, a random
-    part of the rows, before its step. share_prefixes: what rows begin with is read once, if the model allows; changes
-    the order of sums.
+    the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is frozen). kl: weight
+    of the divergence from the starting policy. critic_rate: Adam's learning rate for the critic. value_clip: see
+    `value_loss`. mean: over all trained tokens ("token"), or over those of each row and then over rows ("row").
+    temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights that
+    learn; log-probabilities beyond the limits of `sampling.checks` end the update (empty: they may differ). mismatch:
+    whether to report `algorithms.mismatch` of the first minibatch, a random part of the rows, before its step.
+    share_prefixes: what rows begin with is read once, if the model allows; changes the order of sums.
     """
 
     learning_rate: float
@@ -195,6 +195,7 @@ class Settings:
     mask_ratio: float = 3.0
     distill: float = 0.0
     divergence: str = "forward"
+    ema: float = 0.0
     entropy: float = 0.01
     kl: float = 0.0
     max_grad_norm: float = 0.3
@@ -298,6 +299,8 @@ class Learner:
             steps += 1
             for name, value in figures.items():
                 sums[name] = sums.get(name, 0.0) + value
+        if self.teacher is not None and self.settings.ema:
+            self.teacher.follow(self.settings.ema)
         return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
 
     @torch.no_grad()

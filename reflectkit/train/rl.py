@@ -37,7 +37,7 @@ from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json,
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
 from reflectkit.models.hub import TINY
 from reflectkit.models.labels import choice_ids, prompt_ids, trie
-from reflectkit.models.load import LoadedModel, Reference, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
 from reflectkit.models.scoring import can_share
 from reflectkit.prompts import policy_prompt
@@ -232,9 +232,8 @@ def build_trainer(
     }
 
     own, distill = config.algo.critic, config.distill
-    start: Reference | None = None
-    if config.algo.kl or distill.weight:
-        start = starting_player(policy, config.policy.start, bool(config.lora.r), device)
+    starts = config.algo.kl or (distill.weight and not distill.ema)
+    start = starting_player(policy, config.policy.start, bool(config.lora.r), device) if starts else None
     learner = Learner(
         policy,
         Settings.of(
@@ -256,7 +255,7 @@ def build_trainer(
         start if config.algo.kl else None,
         processes,
         progress.news,
-        start if distill.weight else None,
+        (averaged_player(policy) if distill.ema else start) if distill.weight else None,
     )
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
     watch = learner.observe if own else None

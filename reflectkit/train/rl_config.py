@@ -268,6 +268,14 @@ class DistillConfig(Config):
         name="distill_divergence",
         help="forward, KL(with comments, without); reverse, KL(without, with); or js (Jensen-Shannon).",
     )
+    ema: float = option(
+        0.0,
+        name="distill_ema",
+        help="Who reads the comments: 0, the frozen policy that training started from; else a moving average of the"
+        " policy, which keeps this share of itself in an update, e.g. 0.99.",
+        ge=0,
+        lt=1,
+    )
     comments_on: Literal["all", "failed"] = option(
         "all", help="Learn from the comments in all groups of episodes, or only in those without a success (failed)."
     )

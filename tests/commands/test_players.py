@@ -62,6 +62,16 @@ def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.C
     assert "Elsewhere." in lines
     assert " to the right." in lines
     assert "data/corridor/sft_reflection.jsonl" in read_json(Path("results/swapped/config.json"))["inputs"]
+    Path("own.jsonl").write_text('{"prompt": "Where?", "completion": " In my words."}\n')
+    assert main(["evaluate", *arguments, "--swap-comments", "1", "--swap-from", "own.jsonl", "--name", "own"]) == 0
+    lines = Path("results/own/episodes.jsonl").read_text()
+    assert "In my words." in lines
+    assert "Elsewhere." not in lines
+    assert "own.jsonl" in read_json(Path("results/own/config.json"))["inputs"]
+    Path("own.jsonl").write_text("")
+    none = ["evaluate", *arguments, "--swap-comments", "1", "--swap-from", "own.jsonl", "--name", "none"]
+    assert "own.jsonl: the file is empty" in error_of(none, capsys)
+    assert "is for --swap-comments" in error_of(["evaluate", *arguments, "--swap-from", "own.jsonl"], capsys)
     bare = ["evaluate", "--env", "corridor", "--policy", "random", "--swap-comments", "0.5"]
     assert "--swap-comments needs comments" in error_of(bare, capsys)
     assert "'nothing' is no model" in error_of(["evaluate", "--env", "corridor", "--policy", "x=nothing"], capsys)

@@ -31,7 +31,7 @@ def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Pa
     "settings",
     [
         {"reflector": Path("oracle")},
-        {"reflector": "reflection", "reflect_temperature": 1.0},
+        {"reflector": "reflection", "distill_ema": 0.5, "reflect_temperature": 1.0},
         {
             "reflector": "reflection",
             "algo": "grpo",
@@ -90,3 +90,14 @@ def test_the_starting_policy_is_the_same_teacher_as_a_copy_and_as_the_base_of_an
     copied, adapted = (rows(place.parents[1])[0]["divergence"] for place in alike)
     assert copied == pytest.approx(adapted, rel=1e-5)
     assert copied > 0
+
+
+def test_empty_comments_are_counted_and_skipped(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: " ")
+    train(corridor_folder, tmp_path, reflector=Path("oracle"), distill_comments=1.0)
+    for row in rows(tmp_path):
+        assert row["commented_decisions"] == 0
+        assert row["comments_skipped"] == row["rows"]
+        assert row["divergence"] == 0

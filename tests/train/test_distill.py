@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from dataclasses import replace
@@ -14,7 +13,7 @@ from reflectkit.agents.two_player import TeacherComments, TwoPlayerAgent
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.models.labels import label_ids
-from reflectkit.models.load import LoadedModel, Reference
+from reflectkit.models.load import LoadedModel, averaged_player
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
@@ -90,7 +89,7 @@ def test_divergences_of_a_coin() -> None:
 @pytest.mark.parametrize("text", [False, True])
 def test_the_gradient_is_that_of_one_pass_a_token(policy: LoadedModel, text: bool, kind: str, mean: str) -> None:
     samples = text_rows() if text else choice_rows(policy, played_with_hints(policy))
-    teacher = Reference(policy, copy=copy.deepcopy(policy.model).eval().requires_grad_(False))
+    teacher = averaged_player(policy)
     with torch.no_grad():
         for weight in policy.model.parameters():  # so that the two differ by more than the comment
             weight.add_(0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(weight))))
@@ -125,7 +124,7 @@ def test_the_gradient_is_that_of_one_pass_a_token(policy: LoadedModel, text: boo
 
 def test_the_policy_comes_to_act_as_its_teacher(policy: LoadedModel) -> None:
     samples = choice_rows(policy, played_with_hints(policy))
-    teacher = Reference(policy, copy=copy.deepcopy(policy.model).eval().requires_grad_(False))
+    teacher = averaged_player(policy)
     with torch.no_grad():
         teacher.copy.transformer.wte.weight[samples[0].choices[0][0]] += 0.5  # it prefers or avoids the first label
     learner = Learner(policy, Settings(learning_rate=1e-3, entropy=0.0, distill=1.0), teacher=teacher)
@@ -159,6 +158,16 @@ def test_rows_with_rewards_keep_their_loss_where_others_are_distilled(policy: Lo
     assert all(sample.only_distilled for sample in extra)
     for name in ("loss", "entropy", "gradient_norm"):
         assert both[name] == pytest.approx(alone[name], rel=1e-5)
+
+
+def test_an_average_keeps_its_share(policy: LoadedModel) -> None:
+    average = averaged_player(policy)
+    name, (kept, weight) = next(iter(average.pairs().items()))
+    before = kept.clone()
+    with torch.no_grad():
+        weight += 1.0
+    average.follow(0.9)
+    torch.testing.assert_close(kept, before + 0.1, msg=name)
 
 
 def test_masks_by_hand() -> None:
