@@ -53,7 +53,6 @@ GONE = {
     "oversample": "an update takes the oldest groups; raise --max-staleness to let more of them be ready",
     "reflector_reward": "comments are rewarded with the return of their episode; leave it out",
     "simulator": "give --user openai:MODEL or local:MODEL, which plays tau-bench's user",
-    "run_hub_code": "start the environment's container, and give --env openenv:http://HOST:PORT",
 }
 """Settings that earlier versions had, each with what to do instead."""
 

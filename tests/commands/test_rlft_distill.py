@@ -40,7 +40,7 @@ def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Pa
             "distill_joint": 0.3,
             "horizon": 4,
         },
-        {"reflector": Path("oracle"), "policy": "policy-adapter"},
+        {"reflector": Path("oracle"), "distill_ema": 0.5, "policy": "policy-adapter"},
         {"reflector": Path("oracle"), "policy": "base", "lora_r": 4},
     ],
 )

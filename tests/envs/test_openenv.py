@@ -405,8 +405,9 @@ def test_an_action_that_the_server_refuses_is_told_to_the_agent() -> None:
     assert "Invalid message ['long']" in texts(played)[1]
 
 
-def test_an_environment_of_the_hub_is_named_by_its_url() -> None:
-    with pytest.raises(ConfigError, match="https://openenv-echo-env"):
-        env_class("openenv:openenv/echo_env")
+def test_code_from_a_hub_needs_consent() -> None:
+    with pytest.raises(ConfigError, match="--run-hub-code") as caught:
+        play("openenv/echo_env", Plays("x"))
+    assert "https://openenv-echo-env.hf.space" in str(caught.value)
     with pytest.raises(ConfigError, match="write openenv:http"):
         env_class("openenv:localhost:8000")

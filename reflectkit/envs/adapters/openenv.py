@@ -6,6 +6,7 @@ client replaces a lost session by a new one that was never reset.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import re
@@ -28,6 +29,7 @@ from reflectkit.types import Message, Observation, Task, ToolCall, ToolSpec
 
 KEY = "OPENENV_API_KEY"
 MAX_MESSAGE = 100 * 2**20  # bytes, as in the package's client
+INSTALL = "run pip install 'reflectkit[openenv]'"
 PROTOCOL = "it does not speak the protocol of OpenEnv 0.10"
 POLL_S = 1.0
 RESERVED = ("reset", "step", "state", "close")
@@ -38,6 +40,9 @@ class OpenEnvSettings(Config):
     """Settings of an OpenEnv server's environment."""
 
     server_timeout_s: float = option(60.0, help="Seconds to wait for a server's answer.", gt=0, identity=False)
+    run_hub_code: bool = option(
+        False, help="Run the code of an environment named by its hub id, in a container on this machine."
+    )
 
 
 @dataclass(frozen=True)
@@ -141,10 +146,10 @@ class Full(Exception):
 
 
 class Server:
-    """A server, what it offers, and the sessions that this process has there."""
+    """A server, what it offers, and the sessions that this process has there. name: its URL, or a hub id."""
 
-    def __init__(self, url: str) -> None:
-        self.url = re.sub("^ws", "http", url).rstrip("/")
+    def __init__(self, name: str) -> None:
+        self.name, self.url = name, ""
         self._actions: Actions | None = None
         self._describing, self._changed = threading.Lock(), threading.Condition()
         self._sessions: set[Any] = set()
@@ -153,6 +158,7 @@ class Server:
         """How it is acted on, asked once. Raises ConfigError for what cannot be played."""
         with self._describing:
             if self._actions is None:
+                self.url = self.url or self._start(settings)
                 self._actions = actions_of(self._schema(settings), self.url)
                 if self._actions is None:
                     session, answer = self.begin("step", {"type": "list_tools"}, settings)
@@ -226,7 +232,7 @@ class Server:
             from websockets.exceptions import InvalidStatus, WebSocketException
             from websockets.sync.client import connect
         except ImportError:
-            raise ConfigError("--env openenv:… needs websockets; run pip install 'reflectkit[openenv]'") from None
+            raise ConfigError(f"--env openenv:{self.name} needs the package websockets; {INSTALL}") from None
         limits: Any = {"open_timeout": settings.server_timeout_s, "max_size": MAX_MESSAGE}
         try:
             return connect(f"ws{self.url[4:]}/ws", additional_headers=headers(), **limits)
@@ -253,6 +259,29 @@ class Server:
             if response.status_code == 200:
                 return response.json()["action"]
         raise ConfigError(f"{self.url}/schema (HTTP {response.status_code}) describes no actions: {PROTOCOL}")
+
+    def _start(self, settings: OpenEnvSettings) -> str:
+        """The URL of the server, which is started first if a hub id names it."""
+        if "://" in self.name:
+            return re.sub("^ws", "http", self.name).rstrip("/")
+        space = re.sub(r"[^a-z0-9]", "-", self.name.lower())
+        if not settings.run_hub_code:
+            raise ConfigError(
+                f"--env openenv:{self.name} runs that hub repository's code on this machine; add --run-hub-code to"
+                f" allow it, or play where it is hosted: --env openenv:https://{space}.hf.space"
+            )
+        try:
+            from openenv.core.containers.runtime import LocalDockerProvider
+
+            docker = LocalDockerProvider()
+            atexit.register(docker.stop_container)
+            url = str(docker.start_container(f"registry.hf.space/{space}:latest"))
+            docker.wait_for_ready(url)
+        except ImportError:
+            raise ConfigError(f"--run-hub-code needs the package openenv; {INSTALL}") from None
+        except Exception as error:  # docker may fail in any way
+            raise ConfigError(f"cannot run {self.name} in a container: {redacted(str(error))}") from None
+        return url.rstrip("/")
 
 
 class OpenEnv(Env):
@@ -349,13 +378,9 @@ class OpenEnv(Env):
 
 @cache
 def env_of(name: str) -> type[Env]:
-    """The env of the server at the URL `name`. Raises ConfigError for anything else."""
-    if not re.match("(http|ws)s?://.", name):
-        hosted = f"https://{re.sub(r'[^a-z0-9]', '-', name.lower())}.hf.space"
-        raise ConfigError(
-            f"--env openenv:{name}: write openenv:http://HOST:PORT; an environment of the hub runs in its container, or"
-            f" where it is hosted, e.g. openenv:{hosted}"
-        )
+    """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
+    if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
     return env_type(OpenEnv, f"openenv-{name}", server=Server(name))
 
 
