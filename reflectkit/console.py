@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,3 +89,18 @@ def process_number() -> int:
     """The rank of this process under torchrun or `accelerate launch`; 0 without them."""
     number = os.environ.get("RANK", "0")
     return int(number) if number.isdecimal() else 0
+
+
+def visible(text: str) -> str:
+    """`text` made safe for a terminal: unprintable characters except newlines are escaped or become a space.
+
+    >>> visible("red\\x1b[31m, \\u202eback, tab\\tend")
+    'red\\\\x1b[31m, \\\\u202eback, tab end'
+    """
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character == "\n" or character.isprintable():
+        return character
+    return " " if character == "\t" or unicodedata.category(character) == "Zs" else repr(character)[1:-1]

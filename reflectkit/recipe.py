@@ -76,11 +76,10 @@ class Recipe(_Part):
 
     description: one line. steps: each with `name`, `stage` and the stage's settings; `{name}` in a value stands for
     that step's first output. defaults: settings for every stage that has them. fast: settings by step for `--fast`.
-    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
-    what the full recipe takes and shows, as "takes … and shows …". fast_takes: how long the fast one takes. result: the
-    sentence that a run ends with, in which {PLAYER} stands for its success in percent. measure: what `run` compares,
-    success or a figure of the env that is a share. ablations: by name, for `--ablate`. parameters: by name, flags of
-    `run`.
+    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. fast_takes:
+    how long it takes. result: the sentence that a run ends with, in which {PLAYER} stands for its success in percent.
+    measure: what `run` compares, success or a figure of the env that is a share. ablations: by name, for `--ablate`.
+    parameters: by name, flags of `run`.
     """
 
     description: str = ""
@@ -88,21 +87,16 @@ class Recipe(_Part):
     defaults: dict[str, Any] = {}
     fast: dict[str, dict[str, Any]] = {}
     fast_shows: str = ""
-    full_shows: str = ""
     fast_takes: str = ""
     result: str = ""
     measure: str = "success"
     ablations: dict[str, Ablation] = {}
     parameters: dict[str, Parameter] = {}
 
-    def leaves_of(self, step: Step) -> dict[str, Leaf]:
-        """The settings of the stage of `step` by name, with those that its choices bring."""
-        return leaves_of(step["stage"], self.defaults | step)
-
     @property
     def settings(self) -> set[str]:
         """The names of all settings of its stages."""
-        return {name for step in self.steps for name in self.leaves_of(step)}
+        return {name for step in self.steps for name in leaves_of(step["stage"], self.defaults | step)}
 
     @cached_property
     def default_of(self) -> dict[str, Any]:
@@ -122,25 +116,24 @@ class Recipe(_Part):
         return create_model("Parameters", __base__=Config, **fields)
 
     def _set_by(self, name: str) -> tuple[Any, Any]:
-        """(type without None, value in the recipe) of what parameter `name` sets.
-
-        Raises UnknownNameError for a step or setting, and ConfigError for settings of different types.
-        """
-        owners = {key: [step for step in self.steps if key in (step["name"], step["stage"])]
-                  for step in self.steps for key in (step["name"], step["stage"])}  # fmt: skip
+        """(type without None, value in the recipe) of what parameter `name` sets. Raises ConfigError."""
         found: list[tuple[Any, Any]] = []
+        owners = [DEFAULTS, *(step[key] for step in self.steps for key in ("name", "stage"))]
         for owner, setting in self.parameters[name].targets:
-            if owner not in (*owners, DEFAULTS):
-                raise unknown_name(f"step in parameter '{name}'", owner or setting, [*owners, DEFAULTS])
-            chosen = [(step, self.leaves_of(step)) for step in owners.get(owner, self.steps)]
-            having = [(step, rows[setting]) for step, rows in chosen if setting in rows]
-            if not having or (owner != DEFAULTS and len(having) < len(chosen)):
-                raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, chosen[0][1])
-            for step, leaf in having:
-                kinds = alternatives(leaf.hint)
-                hint = str if get_origin(kinds[0]) is Literal else kinds[0]
-                default = None if leaf.default is REQUIRED else as_plain(leaf.default)
-                found.append((hint, (self.defaults | step).get(setting, default)))
+            if owner not in owners:
+                raise unknown_name(f"step in parameter '{name}'", owner or setting, owners)
+            for step in self.steps:
+                if owner in (step["name"], step["stage"], DEFAULTS):
+                    values = self.defaults | step
+                    rows = leaves_of(step["stage"], values)
+                    if setting in rows:
+                        default = None if rows[setting].default is REQUIRED else as_plain(rows[setting].default)
+                        hint = alternatives(rows[setting].hint)[0]
+                        found.append((str if get_origin(hint) is Literal else hint, values.get(setting, default)))
+                    elif owner != DEFAULTS:
+                        raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, rows)
+        if not found:
+            raise unknown_name(f"setting in parameter '{name}'", setting, self.settings)
         if len({str(hint) for hint, _ in found}) > 1 or found[0][0] not in PARAMETER_TYPES:
             raise ConfigError(f"parameter '{name}' sets values of different types; expected one plain type")
         return found[0]
@@ -151,9 +144,14 @@ def leaves_of(stage: str, values: Mapping[str, Any]) -> dict[str, Leaf]:
     return {leaf.name: leaf for leaf in leaves(config_class(stage), values)}
 
 
+def _packaged() -> dict[str, Any]:
+    files = (resources.files("reflectkit") / "recipes").iterdir()
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
+
+
 def recipe_names() -> list[str]:
     """The packaged recipes."""
-    return sorted(entry.name[: -len(".yaml")] for entry in _packaged().iterdir() if entry.name.endswith(".yaml"))
+    return sorted(_packaged())
 
 
 def load_recipe(name: str) -> Recipe:
@@ -163,20 +161,19 @@ def load_recipe(name: str) -> Recipe:
     ------
     UnknownNameError: no such recipe, or a name in it is unknown. DataError: it is malformed; names the line or field.
     """
-    if name in recipe_names():
-        return _parsed((_packaged() / f"{name}.yaml").read_text(encoding="utf-8"), Path(name))
+    packaged = _packaged()
+    if name in packaged:
+        return _parsed(packaged[name].read_text(encoding="utf-8"), Path(name))
     if not (name.endswith((".yaml", ".yml")) or "/" in name):
-        raise unknown_name("recipe", name, recipe_names(), "(or give a .yaml file)")
+        raise unknown_name("recipe", name, packaged, "(or give a .yaml file)")
     return _parsed(text_of(Path(name)), Path(name))
-
-
-def _packaged() -> Any:
-    return resources.files("reflectkit") / "recipes"
 
 
 @lru_cache(maxsize=8)
 def _parsed(text: str, path: Path) -> Recipe:
-    """The recipe in `text`. Raises what `load_recipe` raises."""
+    """The recipe in `text`, whose steps have names and stages and read only earlier steps. Raises what `load_recipe`
+    raises.
+    """
     value = parse_yaml(text, path)
     if not isinstance(value, dict):
         raise DataError(path, "expected a mapping with description and steps")
@@ -185,21 +182,6 @@ def _parsed(text: str, path: Path) -> Recipe:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(path, problem["msg"], field=".".join(map(str, problem["loc"]))) from None
-    _check_steps(recipe, path)
-    for name in recipe.parameters:
-        if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in TAKEN:
-            raise DataError(path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}")
-    try:
-        _ = recipe.parameter_class
-    except ConfigError as error:
-        raise type(error)(f"recipe {path}: {error}") from None
-    return recipe
-
-
-def _check_steps(recipe: Recipe, path: Path) -> None:
-    """Raises DataError or UnknownNameError unless steps have names and stages, read only earlier steps, and are the
-    ones that defaults, the fast variant and ablations name.
-    """
     stages: dict[str, str] = {}
     for index, step in enumerate(recipe.steps):
         for key in ("name", "stage"):
@@ -214,17 +196,22 @@ def _check_steps(recipe: Recipe, path: Path) -> None:
         if later := sorted(references(step) - set(stages)):
             raise unknown_name(f"earlier step in recipe {path}", later[0], stages)
         stages[name] = stage
-    for key in recipe.defaults:
-        if key not in recipe.settings:
-            raise unknown_name(f"setting in the defaults of recipe {path}", key, recipe.settings)
+    if unknown := recipe.defaults.keys() - recipe.settings:
+        raise unknown_name(f"setting in the defaults of recipe {path}", min(unknown), recipe.settings)
     for changed in (recipe.fast, *(ablation.steps for ablation in recipe.ablations.values())):
-        if unknown := [step for step in changed if step not in stages]:
-            raise unknown_name(f"step of recipe {path}", unknown[0], stages)
+        if unknown := changed.keys() - stages.keys():
+            raise unknown_name(f"step of recipe {path}", min(unknown), stages)
     for name, ablation in recipe.ablations.items():
-        if not NAME.fullmatch(name):
-            raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
         if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
             raise DataError(path, f"an ablation changes steps that train, not '{fixed[0]}'", field=f"ablations.{name}")
+    for name in recipe.parameters:
+        if not (name.isidentifier() and name.islower()) or keyword.iskeyword(name) or name in TAKEN:
+            raise DataError(path, f"{name!r} can't name a parameter; choose another", field=f"parameters.{name}")
+    try:
+        _ = recipe.parameter_class
+    except ConfigError as error:
+        raise type(error)(f"recipe {path}: {error}") from None
+    return recipe
 
 
 def references(value: Any) -> set[str]:
@@ -255,12 +242,12 @@ def copies(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, st
     """The name of the copy of each step that ablation `name` copies."""
     read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
     changed: set[str] = set()
-    for step in steps:
-        if step["name"] in ablation.steps or (traits(step["stage"]).makes_arm and read[step["name"]] & changed):
-            changed.add(step["name"])
     needed = set(ablation.steps)
     for step in steps:
-        for key in traits(step["stage"]).arms:
+        about = traits(step["stage"])
+        if step["name"] in ablation.steps or (about.makes_arm and read[step["name"]] & changed):
+            changed.add(step["name"])
+        for key in about.arms:
             needed |= references([entry for entry in step.get(key, ()) if _is_of(entry, ablation)])
     for step in reversed(steps):
         if step["name"] in needed & changed:
@@ -296,11 +283,10 @@ def parameter_changes(recipe: Recipe, given: Config) -> list[Change]:
     """What the parameters in `given` change. Lists are split at commas."""
     changes: list[Change] = []
     for name, value in flat(given).items():
-        if value in (None, ()):
-            continue
         if isinstance(value, tuple):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
-        changes += [(owner, setting, value) for owner, setting in recipe.parameters[name].targets]
+        if value not in (None, []):
+            changes += [(owner, setting, value) for owner, setting in recipe.parameters[name].targets]
     return changes
 
 

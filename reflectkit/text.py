@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -73,21 +72,6 @@ def shorten(text: str, budget: int) -> str:
     head = max(1, round(room * HEAD_SHARE))
     kept_head, kept_tail = text[: pieces[head - 1][1]], text[pieces[len(pieces) - (room - head)][0] :]
     return kept_head.rstrip() + LEFT_OUT + kept_tail.strip()
-
-
-def visible(text: str) -> str:
-    """`text` made safe for a terminal: unprintable characters except newlines are escaped or become a space.
-
-    >>> visible("red\\x1b[31m, \\u202eback, tab\\tend")
-    'red\\\\x1b[31m, \\\\u202eback, tab end'
-    """
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character == "\n" or character.isprintable():
-        return character
-    return " " if character == "\t" or unicodedata.category(character) == "Zs" else repr(character)[1:-1]
 
 
 def words(text: str) -> list[str]:

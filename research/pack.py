@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import read_compared
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.evals.plot import read_curves
-from reflectkit.evals.tables import clusters_of, counted_as_0
+from reflectkit.evals.tables import Json, clusters_of, reported_figures
 from reflectkit.jsonl import read_json
 from reflectkit.runs.run import HASHED_WHOLE, RunConfig, digest, read_record, write_permission
 from research.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
@@ -204,3 +204,17 @@ def _seed_of(folder: Path) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(["research.pack", *sys.argv[1:]]))
+
+
+def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
+    """Sentences about the figures that one of several evaluations, given by name, never has at a level where another
+    one has them: it may have been recorded before the env reported them.
+    """
+    by_part = {name: reported_figures(part) for name, part in parts.items()}
+    every = reported_figures([episode for part in parts.values() for episode in part])
+    return [
+        f"{name}: no episode at level {level} reports {', '.join(sorted(missing))}, as others do; counted as 0 there"
+        for name, reported in by_part.items()
+        for level, figures in reported.items()
+        if (missing := every[level].keys() - figures.keys())
+    ]

@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.chat.config import ChatConfig, report_damage, stop_if_spent
-from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.chat.config import KEYS, ChatConfig, Endpoint, parse_endpoint, report_damage, stop_if_spent
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
@@ -371,7 +370,7 @@ class Players:
         if policy is None:
             from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
-            if name in _plugins(name) and name not in (*SCRIPTED, *kind.baselines):
+            if name not in (*SCRIPTED, *kind.baselines) and name in _plugins(name):
                 return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent

@@ -19,7 +19,7 @@ import httpx2
 import openai
 from typing_extensions import override
 
-from reflectkit.chat.endpoints import (
+from reflectkit.chat.config import (
     KEYS,
     OPENAI,
     RESUMES,

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reflectkit.chat.endpoints import ApiError, Endpoint, NoAnswerError, Prices
+from reflectkit.chat.config import ApiError, Endpoint, NoAnswerError, Prices
 from reflectkit.chat.journal import MALFORMED, Answer, Journal, open_journal
 from reflectkit.eventloop import in_thread, run_sync
 from reflectkit.keys import redacted

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from reflectkit.chat.client import HOPELESS, Budget, ChatClient, Request, open_client
-from reflectkit.chat.endpoints import ApiError, BudgetSpentError, Endpoint, NoAccessError, prices_of
+from reflectkit.chat.config import ApiError, BudgetSpentError, Endpoint, NoAccessError, prices_of
 from reflectkit.chat.journal import JournalHeldError
 from reflectkit.env import Claim, Query, UserTurn
 from reflectkit.errors import EnvironmentFailure

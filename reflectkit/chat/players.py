@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
-from reflectkit.chat.config import HISTORY_TOKENS
-from reflectkit.chat.endpoints import RESUMES, ApiError, BudgetSpentError
+from reflectkit.chat.config import HISTORY_TOKENS, RESUMES, ApiError, BudgetSpentError
 from reflectkit.chat.templates import (
     Action,
     UnreadableError,
@@ -215,29 +214,19 @@ class ChatTeacher:
         return Decision(action, comment, note=note, answer=answer_text(comment, action))
 
 
-class OneReply:
-    """Answers in one word, which ends most episodes: a stand-in where no oracle and no baseline acts."""
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The word."""
-        return Decision(ToolUse("done") if observation.replies else "done")
-
-
 class Rehearsal:
     """Plays the part of `teacher` with the answers that its journal holds, without calls: where an answer is missing,
-    `stand_in` acts and comments. requests: all that would be sent. steps: of its episode, before each of them.
+    `stand_in` acts and comments. requests: all that would be sent.
     """
 
     def __init__(self, teacher: ChatTeacher, stand_in: Agent) -> None:
         self.teacher, self.stand_in = teacher, stand_in
         self.requests: list[Request] = []
-        self.steps: list[int] = []
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The teacher's decision, or the stand-in's."""
         request, read = self.teacher.ask(observation, context)
         self.requests.append(request)
-        self.steps.append(len(context.turns))
         outcome = self.teacher.client.replay(request, read)
         if outcome is None:
             guess = await self.stand_in.decide(observation, context)

@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from reflectkit.commands import STAGES, is_own, summary
+from reflectkit.console import process_number, visible
 from reflectkit.errors import NO_ROOM, ConfigError, ReflectkitError, UnknownNameError, user_code_line
-from reflectkit.text import visible
 from reflectkit.version import VERSION
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
@@ -174,7 +174,6 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def print_error(text: str, code: int) -> int:
     """Print `text` as one line on standard error; returns `code`."""
-    from reflectkit.console import process_number
     from reflectkit.keys import masked
 
     process = f" (process {process_number()})" if process_number() else ""

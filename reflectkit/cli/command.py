@@ -47,10 +47,9 @@ from reflectkit.config import (
     parse_yaml,
     variables,
 )
-from reflectkit.console import Bar, Progress, Report, Table, process_number
+from reflectkit.console import Bar, Progress, Report, Table, process_number, visible
 from reflectkit.errors import DataError
 from reflectkit.jsonl import text_of
-from reflectkit.text import visible
 
 HELP_ALL = "--help-all"
 CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."

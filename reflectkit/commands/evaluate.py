@@ -5,11 +5,14 @@ with 95 % intervals.
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from pydantic import model_validator
@@ -26,20 +29,18 @@ from reflectkit.agents.players import (
     trained_elsewhere,
     unknown_call_forms,
 )
-from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig
-from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
+from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig, Endpoint, address_in_use, key_of
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
-from reflectkit.data.episodes import read_compared, write_episodes
-from reflectkit.data.problems import Problems
+from reflectkit.data.episodes import episode_line, episode_to_json, read_compared
+from reflectkit.data.problems import Problems, draw_problems
+from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, DataError, memory_explained
-from reflectkit.evals.evaluate import Evaluation, Match, draw_problems
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained
 from reflectkit.evals.tables import (
     aspect_tables,
-    counted_as_0,
     csv_text,
     differences_over_seeds,
     differences_table,
@@ -51,22 +52,24 @@ from reflectkit.evals.tables import (
     rows_of,
     table,
 )
-from reflectkit.jsonl import read_json, write_json, write_text
-from reflectkit.runs.run import Run, RunConfig, digest, finished, open_run
+from reflectkit.eventloop import followed
+from reflectkit.jsonl import read_json, replacing, salvaged, write_json, write_text
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
+from reflectkit.seeding import derive
 from reflectkit.text import pluralize
-from reflectkit.types import Task
+from reflectkit.types import Observation, Status, Task, ToolUse, Trajectory
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
     'reflectkit evaluate --env taxi --policy "SFT=results/taxi-tiny/plain/checkpoint-600"'
     ' --policy "Reflect-RL=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
-SFT = "sft"
-
-
 TRAITS = Traits(reports=True, arms=("policy",))
+ORACLE_CHOICE = "oracle"  # in a step's info
+KEPT_FIELDS = {"task": str, "seed": int, "status": str, "success": bool, "return": int | float, "turns": list}
 
 
 class EvaluateConfig(Config):
@@ -77,8 +80,7 @@ class EvaluateConfig(Config):
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
         " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
-        " oracle,"
-        " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
+        " oracle, random, a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
         essential=True,
@@ -163,14 +165,9 @@ class EvaluateConfig(Config):
         )
 
     @property
-    def baselines(self) -> tuple[str, ...]:
-        """The named players: the env's baselines, and SFT."""
-        return (SFT, *self.env.kind.baselines)
-
-    @property
     def entrants(self) -> list[Player]:
         """The players."""
-        return [parse_policy(text, self.baselines, self.env.kind.methods) for text in self.policy]
+        return [parse_policy(text, tuple(self.env.kind.baselines), self.env.kind.methods) for text in self.policy]
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -187,11 +184,8 @@ class EvaluateConfig(Config):
     def _check(self) -> Self:
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         if self.episodes:
-            if self.policy or self.task_file or self.level or self.problems or self.chat.dry_run or self.score_oracle:
-                raise ConfigError(
-                    "--from plays nothing: omit --policy, --task-file, --level, --problems, --score-oracle and"
-                    " --dry-run"
-                )
+            if given := non_default(self, "policy", "task_file", "level", "problems", "score_oracle", "dry_run"):
+                raise ConfigError(f"--from plays nothing: leave out {flag(given[0])}")
             return self
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy: NAME=CHECKPOINT, random, …")
@@ -209,9 +203,7 @@ class EvaluateConfig(Config):
             if not self.temperature:
                 raise ConfigError(f"{flag(given[0])} is for sampling; add --temperature 1, or leave it out")
             if chat := next((player.name for player in entrants if player.chat), None):
-                raise ConfigError(
-                    f"{flag(given[0])} is for checkpoints, not for --policy {chat}; leave one of them out"
-                )
+                raise ConfigError(f"{flag(given[0])} is for checkpoints, not --policy {chat}; leave one of them out")
         for level in self.level:
             check_level(self.env.name, level)
         for endpoint in self.endpoints:
@@ -219,30 +211,13 @@ class EvaluateConfig(Config):
         return self
 
 
-def plain_sft(setup: EnvSetup, results_dir: Path) -> Path:
-    """The checkpoint of the only finished SFT without reflections on the env's current rows.
+@dataclass(frozen=True, slots=True)
+class SavedEpisode:
+    """An episode whose line is on disk. line: its `lean` line. place: where it begins in file `path`, in bytes."""
 
-    Raises
-    ------
-    ConfigError: there is none, or more than one. DataError: the rows are missing.
-    """
-    from reflectkit.data.sft_rows import FILE_OF_ROLE
-
-    rows = setup.folder / FILE_OF_ROLE["plain"]
-    setup.require(rows)
-    checkpoints = [
-        str(output)
-        for report in finished(results_dir, "sft", {"role": "plain"}, digest(rows))
-        for output in report.outputs
-    ]
-    if len(checkpoints) == 1:
-        return Path(checkpoints[0])
-    if checkpoints:
-        raise ConfigError(f"--policy sft could be any of {', '.join(checkpoints)}; write --policy sft=CHECKPOINT")
-    raise ConfigError(
-        f"--policy sft: {results_dir} has no finished SFT on {rows}; create it with `reflectkit sft --env"
-        f" {setup.env} --role plain`, or write --policy sft=CHECKPOINT"
-    )
+    line: dict[str, Any]
+    path: Path
+    place: int
 
 
 @memory_explained("lower --max-concurrency, or use a smaller model")
@@ -252,32 +227,27 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError.
     """
     if config.episodes:
-        return _recompute(config, progress)
-    setup, env = config.setup, config.env
-    levels = tuple(dict.fromkeys(config.level)) or (env.kind.levels[-1],)
-    levels = tuple(config.held_out.levels_with("test", levels, progress))
-    problems = _problems(config, levels)
-    entrants = [
-        replace(player, policy=plain_sft(setup, config.run.results_dir)) if player == Player(SFT) else player
-        for player in config.entrants
-    ]
-    if not config.chat.dry_run:
-        entrants = [player.resolved(config.run.data_dir, progress) for player in entrants]
-    matches = [
-        Match(number, player, level, problems[level]) for number, player in enumerate(entrants) for level in levels
-    ]
+        return _recompute(config)
+    setup, env, held_out = config.setup, config.env, config.held_out
+    levels = held_out.levels_with("test", tuple(dict.fromkeys(config.level)) or env.kind.levels[-1:], progress)
+    problems: dict[str, list[Task]] = {}
+    for level in levels:
+        tasks = held_out.tasks("test", level, seeds=config.problems)
+        clusters = [cluster_of(env.name, task) for task in tasks]
+        problems[level] = [tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed)]
     if config.chat.dry_run:
         from reflectkit.evals.estimate import estimate
 
         return estimate(
             setup,
             config.players,
-            matches,
+            [(player, level, problems[level]) for player in config.entrants for level in levels],
             progress,
             seed=config.run.seed,
             repeats=config.eval_reps,
             width=config.rollout.width,
         )
+    entrants = [player.resolved(config.run.data_dir, progress) for player in config.entrants]
     for endpoint in config.endpoints:
         key_of(endpoint)
     for player in entrants:
@@ -285,7 +255,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             config.sampler.answer_of(player.policy)
     models = model_folders(path for player in entrants for path in (player.policy, player.reflector))
     inputs = [
-        *([source] if (source := config.held_out.file("test")) else []),
+        *filter(None, [held_out.file("test")]),
         *models,
         *setup.input_files([task for level in levels for task in problems[level]]),
         *config.sampler.code_files,
@@ -299,53 +269,148 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             progress.news(f"warning: {text}")
         if current.done:
             return current.done
-        count = sum(len(match.tasks) for match in matches) * config.eval_reps
+        count = sum(map(len, problems.values())) * len(entrants) * config.eval_reps
         progress.news(
             f"evaluate: {pluralize(count, 'episode')} of {pluralize(len(entrants), 'player')} → {current.folder}"
         )
-        evaluation = Evaluation(
-            setup,
-            players,
-            current.folder / "episodes",
-            progress,
-            seed=config.run.seed,
-            repeats=config.eval_reps,
-            width=config.rollout.width,
-            score_oracle=config.score_oracle,
-        )
-        played = [(match.player.name, match.level, evaluation.play(match)) for match in matches]
-        saved = [episode for _, _, episodes in played for episode in episodes]
-        rows = rows_of(
-            setup.env_name, [(name, level, [one.line for one in episodes]) for name, level, episodes in played]
-        )
-        if not evaluation.reports_success:
-            progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
+        kept = current.folder / "episodes"
+        played = [
+            (player.name, level, play(config, player, level, problems[level], players, kept / f"{number}-{level}.jsonl",
+                                      progress))
+            for number, player in enumerate(entrants)
+            for level in levels
+        ]  # fmt: skip
+        lines = [(name, level, [saved.line for saved in episodes]) for name, level, episodes in played]
         players.report_damage(progress)
         path = current.folder / "episodes.jsonl"
-        write_episodes(path, (episode.whole() for episode in saved))
+        with replacing(path) as file:
+            for _, _, episodes in played:
+                with episodes[0].path.open("rb") as source:
+                    for saved in episodes:
+                        source.seek(saved.place)
+                        file.write(source.readline())
+        rows = rows_of(setup.env_name, lines)
         asked = players.usage | setup.asked(progress)
-        title = _title(config, problems)
-        outputs = _write_tables(current, title, rows, [[episode.line for episode in saved]], {"asked": asked})
+        every = [line for _, _, some in lines for line in some]
+        outputs = _write_tables(current, _title(config, problems), rows, [every], {"asked": asked})
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
         report = current.finish({"rows": rows} | extra, [*outputs, path])
-        shutil.rmtree(evaluation.folder, ignore_errors=True)
+        shutil.rmtree(kept, ignore_errors=True)
         return report
 
 
-def _problems(config: EvaluateConfig, levels: Sequence[str]) -> dict[str, tuple[Task, ...]]:
-    """The problems to play, by level."""
-    drawn = {}
-    for level in levels:
-        tasks = config.held_out.tasks("test", level, seeds=config.problems)
-        clusters = [cluster_of(config.env.name, task) for task in tasks]
-        drawn[level] = tuple(tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed))
-    return drawn
+def play(
+    config: EvaluateConfig,
+    player: Player,
+    level: str,
+    tasks: Sequence[Task],
+    players: Players,
+    path: Path,
+    progress: Progress,
+) -> list[SavedEpisode]:
+    """An episode of each problem and repeat, added to `path` as they end; those that are there are not played again.
+
+    Raises EnvironmentFailure if all are aborted, BudgetSpentError if the budget runs out.
+    """
+    setup, title = config.setup, f"{player.name} ({level})"
+    episodes = [
+        Episode(task, derive(config.run.seed, "evaluate", task.id, repeat))
+        for task in tasks
+        for repeat in range(config.eval_reps)
+    ]
+    done, unreported = _kept(path, progress), list[str]()
+    remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
+
+        def on_end(trajectory: Trajectory) -> None:
+            task = trajectory.task
+            line = episode_to_json(player.name, trajectory, cluster=cluster_of(setup.env, task)) | {"level": level}
+            if trajectory.status is Status.COMPLETED and "success" not in trajectory.turns[-1].info:
+                unreported.append(task.id)
+            if aspects := dict(setup.kind.taskset.aspects(task)):
+                line["aspects"] = aspects
+            if config.score_oracle:
+                scores = oracle_scores(trajectory, likely=player.policy is not None)
+                line["figures"] = {**line.get("figures", {}), **scores}
+            done[task.id, trajectory.seed] = SavedEpisode(lean(line), path, file.tell())
+            file.write(episode_line(line).encode("utf-8"))
+            file.flush()
+            bar.advance()
+
+        if remaining:
+            make = setup.maker(level)
+            maker = (lambda: Advised(make())) if config.score_oracle else make
+            rollout(remaining, maker, players.agent(player), width=config.rollout.width, on_end=on_end, keep=False)
+            players.stop_if_spent(player)
+    played = [done[episode.task.id, episode.seed] for episode in episodes]
+    if unreported:
+        progress.news(f"env '{setup.env}' reports no success (info['success']), which counts as 0; compare returns")
+    aborted = [saved.line.get("reason") for saved in played if saved.line["status"] == "aborted"]
+    if aborted and len(aborted) == len(played):
+        raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
+    if aborted:
+        progress.news(f"{title}: {pluralize(len(aborted), 'episode')} aborted, the first for: {aborted[0]}")
+    return played
 
 
-def _read_tasks(path: Path, env: str) -> list[Task]:
-    from reflectkit.data.trajectories import read_records
+def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]:
+    """The intact lines that a killed run left, by task and seed. Damaged ones, e.g. an incomplete last one, and those
+    of aborted episodes are removed: both are played again.
+    """
+    kept: dict[tuple[str, int], SavedEpisode] = {}
+    damaged = 0
+    if not path.is_file():
+        return kept
+    with replacing(path) as file:  # even if only the last newline is missing, since more lines follow
+        for row in salvaged(path, KEPT_FIELDS):
+            if row is None:
+                damaged += 1
+            elif row["status"] != "aborted":
+                kept[row["task"], row["seed"]] = SavedEpisode(lean(row), path, file.tell())
+                file.write(episode_line(row).encode("utf-8"))
+    if damaged:
+        progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
+    return kept
 
-    return [record.task for record in read_records(path, env)]
+
+class Advised(Wrapper):
+    """Records the oracle's choice in each state as `oracle` in the step's info."""
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`. Raises ConfigError if there are no enumerated choices."""
+        return followed(self.env.reset(task, seed), self._checked)
+
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+        """One step, with the oracle's choice in the state before it."""
+        told = {ORACLE_CHOICE: self.env.teacher().action()}
+        return followed(self.env.step(action), lambda result: replace(result, info=result.info | told))
+
+    def _checked(self, observation: Observation) -> Observation:
+        if not observation.choices:
+            raise ConfigError(
+                f"--score-oracle compares enumerated choices, which env '{self.name}' does not have; leave it out"
+            )
+        return observation
+
+
+def oracle_scores(trajectory: Trajectory, *, likely: bool = True) -> dict[str, float]:
+    """Figures of an episode played in an `Advised` env, means over its turns.
+
+    agreement: share of turns with the oracle's choice. choice_nll: negative log-probability of the oracle's choice, in
+    nats, if the player's probabilities are known (`likely`). An episode that ended before its first turn, since the
+    prompt was too long, has those of an even guess that was wrong.
+    """
+    turns = [turn for turn in trajectory.turns if ORACLE_CHOICE in turn.info]
+    if not turns:
+        choices = trajectory.final.choices if trajectory.final else ()
+        nll = {"choice_nll": math.log(len(choices))} if choices and likely else {}
+        return {"agreement": 0.0} | nll if choices else {}
+    scores = {"agreement": fmean(turn.decision.action == turn.info[ORACLE_CHOICE] for turn in turns)}
+    if all(turn.decision.probabilities for turn in turns):
+        shares = [turn.decision.probabilities[turn.info[ORACLE_CHOICE]] for turn in turns]
+        scores["choice_nll"] = -fmean(math.log(max(share, sys.float_info.min)) for share in shares)
+    return scores
 
 
 def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> str:
@@ -357,8 +422,11 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> st
             return f"Held-out problems of {held_out.source('test')}"
         return f"Problems of {held_out.source('test')}, none held out from training"
     training = source.with_name("train.json")
-    trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
-    trained = _read_tasks(training, config.setup.env_name) if trains else []
+    trained: list[Task] = []
+    if training.is_file() and read_json(training):  # a split may leave nothing to train on
+        from reflectkit.data.trajectories import read_records
+
+        trained = [record.task for record in read_records(training, config.setup.env_name)]
     for level, played in problems.items():
         moved = [config.env.kind.taskset.at_level(task, level) for task in trained]
         if {task.id for task in moved if task is not None} & {task.id for task in played}:
@@ -378,23 +446,19 @@ def _write_tables(
     episodes = [episode for part in parts for episode in part]
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables += [table(title, rows), *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
-    if any(one["difference"] for one in compared if one["figure"] == "success"):
+    if any(gap["difference"] for gap in compared if gap["figure"] == "success"):
         current.tables.append(differences_table(compared, "success"))
     write_text(current.folder / "eval.md", markdown(current.tables))
     write_text(current.folder / "eval.csv", csv_text(rows))
     return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
-def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
+def _recompute(config: EvaluateConfig) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
-    parts = [list(map(lean, read_compared(path))) for path in config.episodes]
+    env, parts = config.setup.env_name, [list(map(lean, read_compared(path))) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
-        if others := {episode["env"] for episode in part if "env" in episode} - {config.setup.env_name}:
-            raise DataError(
-                path, f"has episodes of env '{min(others)}', not of '{config.setup.env_name}'; choose it with --env"
-            )
-    for text in counted_as_0(dict(zip(map(str, config.episodes), parts, strict=True))):
-        progress.news(text)
+        if others := {episode["env"] for episode in part if "env" in episode} - {env}:
+            raise DataError(path, f"has episodes of env '{min(others)}', not of '{env}'; choose it with --env")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.scripted import Baseline, Demonstrator, RandomAgent, Recovery
+from reflectkit.agents.scripted import Demonstrator, RandomAgent, Recovery
 from reflectkit.chat.client import ChatClient, Rejected
 from reflectkit.chat.config import (
     HISTORY_HELP,
@@ -32,15 +32,15 @@ from reflectkit.chat.config import (
     stop_if_spent,
 )
 from reflectkit.chat.journal import open_journal
-from reflectkit.chat.players import ChatTeacher, OneReply, Rehearsal
-from reflectkit.chat.templates import fullest
+from reflectkit.chat.players import ChatTeacher, Rehearsal
+from reflectkit.chat.templates import LESSON_TOKENS, fullest
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
 from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.env import DEMONSTRATES, Agent
+from reflectkit.env import DEMONSTRATES, Agent, Context
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
@@ -49,7 +49,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Status, Task, Trajectory
+from reflectkit.types import Decision, Observation, Status, Task, ToolUse, Trajectory
 
 DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
 EXAMPLES = (
@@ -148,12 +148,8 @@ class GenTrajectoryConfig(Config):
             )
         if self.oracle_acts:
             self.env.require_teacher()
-            return self
-        if self.noise:
-            raise ConfigError(
-                f"--noise {self.noise:g} needs the oracle to act, but {teacher.name} acts here; add --actor oracle, or"
-                " leave out --noise"
-            )
+        elif self.noise:
+            raise ConfigError(f"--noise is for an oracle that acts, not {teacher.name}; add --actor oracle")
         return self
 
     @property
@@ -190,17 +186,19 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     planned = [("positive", 0, task) for task in chosen]
     planned += [("negative", number, task) for task in chosen for number in range(negatives)]
     journal = setup.env_folder / "journal.jsonl"
+    oracle = Demonstrator(kind.teacher_type.noise if config.noise is None else config.noise)
     if teacher.chat.dry_run and teacher.is_oracle:
         return Report("gen-trajectory", setup.env_folder, *free_estimate())
     if teacher.chat.dry_run:
-        return _dry_run(config, level, planned, journal, progress)
+        return _dry_run(config, level, planned, oracle, journal, progress)
     write_permission(setup.folder)
-    inputs = [*([source] if source else []), *setup.input_files(tasks)]
-    with open_run("gen-trajectory", config, inputs) as current:
+    with open_run("gen-trajectory", config, [*filter(None, [source]), *setup.input_files(tasks)]) as current:
         if current.done:
             return current.done
         with contextlib.nullcontext() if teacher.is_oracle else teacher.client(journal) as client:
-            agent = _chat_teacher(config, client) if client else _oracle(config)
+            agent: Agent = oracle
+            if client:
+                agent = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
             played = _play(config, level, planned, agent, progress)
             aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
             usage = {}
@@ -219,24 +217,21 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             None if config.oracle_acts else setup.maker(level),
             only_successes=config.keeps_successes,
         )
-        made = sum(map(len, demonstrations.values())) - given
+        kept = [item for items in demonstrations.values() for item in items]
         path = setup.folder / RECORDS
-        if made:
+        if len(kept) > given:
             full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
             write_json(path, [record_to_json(record) for record in full])
         if client:
-            written = f"{pluralize(given + made, 'demonstration')} in {path}"
-            stop_if_spent(teacher.chat, client, written if made else "no episode has become a demonstration")
-        if not made:
-            raise _nothing_kept(config, played, low)
-        if config.keeps_successes and (failed_ones := sum(not trajectory.success for trajectory in played)):
-            progress.news(f"{pluralize(failed_ones, 'episode')} without success left out; see --min-reward")
-        if low:
-            rewards = f"{min(low):.3g} to {max(low):.3g}" if len(low) > 1 else f"{low[0]:.3g}"
-            progress.news(f"{pluralize(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
+            stop_if_spent(teacher.chat, client, f"{pluralize(len(kept), 'demonstration')} in {path}")
+        if len(kept) == given:
+            raise _nothing_kept(config, played)
+        failures = sum(not trajectory.success for trajectory in played) if config.keeps_successes else 0
+        if failures or low:
+            why = f"a reward of {min(low):.3g} to {max(low):.3g}" if low else "no success"
+            progress.news(f"{pluralize(len(low) or failures, 'episode')} left out for {why}; see --min-reward")
         if given:
             progress.news(f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones")
-        kept = [item for items in demonstrations.values() for item in items]
         notes = [step.note for item in kept for step in item.trajectory]
         positive = [trajectory for (label, *_), trajectory in zip(planned, played, strict=True) if label == "positive"]
         figures: dict[str, Any] = {
@@ -253,9 +248,9 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             figures["below_min_reward"] = len(low)
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if aborted:
-            failed = {trajectory.task.id: trajectory.reason for trajectory in aborted}
-            figures["aborted_because"] = failed
-            current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
+            figures["aborted_because"] = {trajectory.task.id: trajectory.reason for trajectory in aborted}
+            cells = tuple(figures["aborted_because"].items())[:MOST_SHOWN]
+            current.tables.append(Table("Aborted", ("problem", "reason"), cells))
         if asked := setup.asked(progress):
             figures["asked"] = asked
         return current.finish(figures, [path])
@@ -284,14 +279,6 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> t
     return records, [eligible[index].task for index in chosen]
 
 
-def _oracle(config: GenTrajectoryConfig) -> Demonstrator:
-    return Demonstrator(config.env.kind.teacher_type.noise if config.noise is None else config.noise)
-
-
-def _chat_teacher(config: GenTrajectoryConfig, client: ChatClient) -> ChatTeacher:
-    return ChatTeacher(client, _oracle(config) if config.oracle_acts else None, config.history_tokens)
-
-
 def _play(
     config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
@@ -315,26 +302,21 @@ def _play(
     return played
 
 
-def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low: Sequence[float]) -> ReflectkitError:
+def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory]) -> ReflectkitError:
     """Why no episode became a demonstration, and what to do."""
     ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     if not ended:
         return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
+    none = f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name}"
+    highest = max(float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended)
     if config.keeps_successes and not any(trajectory.success for trajectory in ended):
-        highest = max(trajectory.total_return for trajectory in ended)
-        return ConfigError(
-            f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name} succeeded; the highest reward is"
-            f" {highest:.4g}. Keep those with less by --min-reward, or use another teacher"
-        )
-    if len(low) == len(ended):
-        return ConfigError(
-            f"no episode reaches --min-reward {config.min_reward:g}; the highest reward is {max(low):.4g}. Lower it, or"
-            " use another teacher"
-        )
-    return ConfigError(
-        f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name} is a demonstration in env"
-        f" '{config.env.name}'; use another teacher, or more problems"
-    )
+        fix = "Keep those with less by --min-reward, or use another teacher"
+        return ConfigError(f"{none} succeeded; the highest reward is {highest:.4g}. {fix}")
+    if config.min_reward is not None and highest < config.min_reward:
+        fix = "Lower it, or use another teacher"
+        return ConfigError(f"{none} reaches --min-reward {config.min_reward:g}; the highest is {highest:.4g}. {fix}")
+    fix = "use another teacher, or more problems"
+    return ConfigError(f"{none} is a demonstration in env '{config.env.name}'; {fix}")
 
 
 def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
@@ -374,41 +356,40 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
         return current.finish(figures, [path])
 
 
-def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal: Path, progress: Progress) -> Report:
+def _dry_run(
+    config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, journal: Path, progress: Progress
+) -> Report:
     """The expected and maximum cost of a teacher, without the answers that are already in the journal.
 
-    A teacher that acts is assumed to act like the oracle after the end of the journal; with tools, like the env's first
-    baseline, which needs no oracle; without either, at random, or in one reply.
+    A teacher that acts is assumed to act like the oracle after the end of the journal; without an oracle, at random, or
+    in one reply. At most, every episode runs to its horizon, and every prompt is as long as the longest.
     """
-    kind, forms = config.env.kind, config.env.kind.action_kind(config.env.settings)
-    called = forms == "tools" and not config.oracle_acts and bool(kind.baselines)
-    unaided = not called and not kind.teacher_type.has(*DEMONSTRATES)
-    stand_in: Agent = Baseline(kind.baselines[0]) if called else Demonstrator(0.0)
-    if unaided:
-        stand_in = RandomAgent() if forms == "choice" else OneReply()
+    setup, kind = config.setup, config.env.kind
+    form = kind.action_kind(config.env.settings)
+    stand_in: Agent = Demonstrator(0.0)
+    if not config.oracle_acts and not kind.teacher_type.has(*DEMONSTRATES):
+        stand_in = RandomAgent() if form == "choice" else OneReply()
+    calls = form == "tools" and not config.oracle_acts
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)
-        rehearsal = Rehearsal(_chat_teacher(config, client), stand_in)
+        teacher = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
+        rehearsal = Rehearsal(teacher, stand_in)
         _play(config, level, planned, rehearsal, progress)
-        requests = rehearsal.requests
-        if config.oracle_acts:
-            longest = [fullest(request, config.history_tokens) for request in requests if client.calls_left(request)]
-            usual = "comments as short as the oracle's own"
-            bound = "every request of the full length that --history-tokens allows"
-        elif called:
-            told = zip(requests, rehearsal.steps, strict=True)
-            longest = [fullest(request, steps * request.max_tokens) for request, steps in told]
-            usual = f"a memory as large as that of {config.env.kind.baselines[0]}"
-            bound = "every answer has its full length, and later states show all of it"
-        else:
-            full = [fullest(request, config.history_tokens) for request in requests]
-            longest = sorted(full, key=lambda request: -request.prompt_tokens)[:1]
-            longest *= len(planned) * config.setup.horizon_at(level)
-            usual = "a teacher that makes no mistake"
-            if unaided:
-                usual = "one that plays at random" if forms == "choice" else "one that answers in a single reply"
-            bound = "every episode runs to its horizon, and every prompt has the maximum length"
-    written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
-    figures, table = estimate(config.teacher, dict.fromkeys(requests, written), journal, longest)
-    progress.news(f"expected: {usual}; at most: {bound}")
-    return Report("gen-trajectory", config.setup.env_folder, figures, (), (table,))
+        new = [request for request in rehearsal.requests if client.calls_left(request)]
+    horizon = setup.horizon_at(level)
+    steps = len(new) if config.oracle_acts else len(planned) * horizon
+    room = horizon * LESSON_TOKENS if calls else config.history_tokens  # calls change what later states show
+    full = [fullest(request, room) for request in rehearsal.requests]
+    longest = max(full, key=lambda request: request.prompt_tokens)
+    written = ANALYSIS_TOKENS + (CALLS_TOKENS if calls else 0)
+    expected = dict.fromkeys(rehearsal.requests, written)
+    figures, table = estimate(config.teacher, expected, journal, [longest] * steps)
+    return Report("gen-trajectory", setup.env_folder, figures, (), (table,))
+
+
+class OneReply:
+    """Answers in one word, which ends most episodes."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The word."""
+        return Decision(ToolUse("done") if observation.replies else "done")

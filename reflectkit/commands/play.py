@@ -31,8 +31,7 @@ from reflectkit.agents.players import (
     trained_elsewhere,
     unknown_call_forms,
 )
-from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
-from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
+from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_line, episode_to_json

@@ -11,7 +11,7 @@ from contextlib import closing
 from statistics import fmean
 from typing import Any
 
-from reflectkit.chat.endpoints import key_of
+from reflectkit.chat.config import key_of
 from reflectkit.commands import Traits
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table

@@ -17,7 +17,7 @@ import gc
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class PipelineConfig(Config):
 
     @property
     def _marks(self) -> list[str]:
-        return [*([self.label] if self.label else []), *(["fast"] if self.fast else [])]
+        return [*filter(None, [self.label]), *(["fast"] if self.fast else [])]
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,12 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    short = config.fast and recipe.fast_shows
+    checks = config.fast and not recipe.fast_shows  # its figures are noise
+    progress.news(recipe.fast_shows if config.fast and not checks else recipe.description)
     takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""
-    progress.news(recipe.fast_shows if short else recipe.description)
     progress.news(f"{pluralize(len(jobs), 'step')}{takes}: {', '.join(job.name for job in jobs)}")
     with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = perform(jobs, progress)
-        finals = [report for report in reports.values() if traits(report.stage).reports]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
         evaluations: dict[str, list[list[dict[str, Any]]]] = {}  # by step, the episodes of each seed
         for job in jobs if ablations or config.seeds > 1 else ():
@@ -172,28 +171,24 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
             figures["ablations"] = [{"step": step} | effect for step, rows in effects.items() for effect in rows]
         ablated = [eval_tables.ablations_table(rows, step, recipe.measure) for step, rows in effects.items() if rows]
         if config.seeds > 1:
-            outputs = pool_seeds(config, recipe, jobs, reports, evaluations, current, ablated, progress)
-            return current.finish(figures, outputs)
-        shown = next((job for job in jobs if job.stage == "evaluate"), None)
-        checks = config.fast and not recipe.fast_shows  # its figures are noise
-        sentence = CHECK if checks else ""
+            outputs = _pool_seeds(config, recipe, evaluations, current)
+            current.tables += ablated
+            curves = _draw_curves(config, reports.values(), current.folder / "curves.png", progress)
+            current.tables += [table for report in curves for table in report.tables]
+            return current.finish(figures, [*outputs, *(path for report in curves for path in report.outputs)])
+        finals = [path for report in reports.values() if traits(report.stage).reports for path in report.outputs]
+        shown = next((reports[job.name] for job in jobs if job.stage == "evaluate"), None)
+        closing = [CHECK] if checks else []
         if shown is not None:
-            place = reports[shown.name].folder
-            found = read_json(place / "eval.json")
-            title, where = reports[shown.name].tables[0].title, str(place / "eval.md")
-            current.tables.append(eval_tables.summary_table(title, found["rows"], recipe.measure, where))
+            found, where = read_json(shown.folder / "eval.json"), str(shown.folder / "eval.md")
+            rows, measure = found["rows"], recipe.measure
+            current.tables.append(eval_tables.summary_table(shown.tables[0].title, rows, measure, where))
             if not checks:
-                told = (found["rows"], found["differences"], recipe.measure)
-                sentence = eval_tables.result_sentence(recipe.result, *told)
+                closing = [eval_tables.result_sentence(recipe.result, rows, found["differences"], measure)]
+            closing += ["Next:", f"  reflectkit view {shlex.quote(str(shown.folder))}"]
         current.tables += [] if checks else ablated
-        report = current.finish(figures, [path for report in finals for path in report.outputs])
-        closing = [
-            sentence,
-            *(["Next:", f"  reflectkit view {shlex.quote(str(reports[shown.name].folder))}"] if shown else []),
-        ]
-        return dataclasses.replace(
-            report, outputs=() if shown else report.outputs, closing=tuple(filter(None, closing))
-        )
+        report = current.finish(figures, finals)
+        return dataclasses.replace(report, outputs=() if shown else report.outputs, closing=tuple(closing))
 
 
 def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
@@ -211,9 +206,8 @@ def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
     changes = _changes(config, recipe, ablations)
     seeds = range(config.run.seed, config.run.seed + config.seeds)
     jobs = [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)]
-    played = [
-        {entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"
-    ]
+    evaluations = [job.values.get("policy", ()) for job in jobs if job.stage == "evaluate"]
+    played = [{entry.partition("=")[0] for entry in policies} for policies in evaluations]
     for name, ablation in ablations.items():
         if not any({ablation.of, ablation.arm} <= arms for arms in played):
             missing = ablation.arm if any(ablation.of in arms for arms in played) else ablation.of
@@ -228,7 +222,7 @@ def _changes(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Abl
         changes += [(step, key, value) for step, values in recipe.fast.items() for key, value in values.items()]
     changes += parameter_changes(recipe, config.parameters)
     steps = list(with_copies(recipe.steps, ablations))
-    targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
+    targets = {DEFAULTS, *(step[key] for step in steps for key in ("name", "stage"))}
     own: list[Change] = []  # of steps that an ablation copies
     for text in config.set:
         target, equals, raw = text.partition("=")
@@ -236,7 +230,7 @@ def _changes(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Abl
         key = key.replace("-", "_")
         if not (equals and name and key):
             raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
-        if name not in targets | {DEFAULTS}:
+        if name not in targets:
             raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
         if name == DEFAULTS and key not in recipe.settings:
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, recipe.settings)
@@ -290,39 +284,19 @@ def _jobs(
 def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
     """Run every job that is not finished; returns the reports by name. Raises what the stages raise."""
     reports: dict[str, Report] = {}
+    outputs: dict[str, dict[str, Path]] = {}  # by prefix and step: its first output, or its folder if it has none
     for number, job in enumerate(jobs, 1):
-        config = job_config(job, outputs_of(job, reports))
+        made = outputs.setdefault(job.prefix, {})
+        config = job_config(job, made)
         report = finished_as(job.stage, config)
         if report is None:
             progress.news(f"step {number} of {len(jobs)}: {job.name} ({job.stage})")
             report = stage_module(job.stage).run(config, progress)
             _forget()
         reports[job.name] = report
+        made[job.step] = report.outputs[0] if report.outputs else report.folder
         progress.news(f"{job.name}: {'already finished' if report.skipped else 'done'} ({report.folder})")
     return reports
-
-
-def job_config(job: Job, outputs: Mapping[str, Any]) -> Config:
-    """The settings of `job`. outputs: by step, what its name in braces stands for. Raises ConfigError."""
-    values = {key: resolved(value, job, outputs) for key, value in job.values.items()}
-    place = f"step '{job.step}'"
-    try:
-        return build(config_class(job.stage), values, place)
-    except ReflectkitError as error:
-        raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
-
-
-def outputs_of(job: Job, reports: Mapping[str, Report]) -> dict[str, Any]:
-    """What `{step}` stands for in the settings of `job`: the step's first output, or its folder if it has none."""
-    earlier = {name.removeprefix(job.prefix): one for name, one in reports.items() if name.startswith(job.prefix)}
-    return {name: report.outputs[0] if report.outputs else report.folder for name, report in earlier.items()}
-
-
-def resolved(value: Any, job: Job, outputs: Mapping[str, Any]) -> Any:
-    """`value` with `{step}`, `{data}` and `{results}` filled in."""
-    if isinstance(value, str):
-        return value.format(**outputs, data=job.values["data_dir"], results=job.values["results_dir"])
-    return [resolved(part, job, outputs) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _forget() -> None:
@@ -335,6 +309,21 @@ def _forget() -> None:
         GradientState._reset_state()
 
 
+def job_config(job: Job, outputs: Mapping[str, Path]) -> Config:
+    """The settings of `job`. outputs: by step, what its name in braces stands for. Raises ConfigError."""
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.format(**outputs, data=job.values["data_dir"], results=job.values["results_dir"])
+        return [resolved(part) for part in value] if isinstance(value, list | tuple) else value
+
+    place = f"step '{job.step}'"
+    try:
+        return build(config_class(job.stage), {key: resolved(value) for key, value in job.values.items()}, place)
+    except ReflectkitError as error:
+        raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
+
+
 def compared(ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Differences, original arm minus ablation, over the episodes of all `seeds`; see `differences_over_seeds`."""
     effects = []
@@ -345,48 +334,43 @@ def compared(ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[st
     return effects
 
 
-def pool_seeds(
-    config: PipelineConfig,
-    recipe: Recipe,
-    jobs: Sequence[Job],
-    reports: Mapping[str, Report],
-    evaluations: Mapping[str, list[list[dict[str, Any]]]],
-    current: Run,
-    ablated: Sequence[Any],
-    progress: Progress,
+def _pool_seeds(
+    config: PipelineConfig, recipe: Recipe, evaluations: Mapping[str, list[list[dict[str, Any]]]], current: Run
 ) -> list[Path]:
     """Write the results of all seeds together, and add their tables to `current`; returns the files.
 
-    evaluations: by step, the episodes of each seed. ablated: tables of the ablations.
+    evaluations: by step, the episodes of each seed.
     """
     outputs: list[Path] = []
     differences: list[dict[str, Any]] = []
     for number, (step, seeds) in enumerate(evaluations.items()):
-        rows = eval_tables.pooled(seeds)
-        path = current.folder / (f"eval-{step}.json" if number else "eval.json")
-        write_json(path, {"rows": rows})
-        outputs.append(path)
-        current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
-        every = [episode for seed in seeds for episode in seed]
-        current.tables += [*eval_tables.passes_table(rows), *eval_tables.aspect_tables(every)]
-        current.tables += eval_tables.figures_tables(rows)
-        compared_here = eval_tables.differences_over_seeds(seeds)
-        differences += [{"step": step} | gap for gap in compared_here if gap["figure"] == recipe.measure]
-        current.tables.append(eval_tables.differences_table(compared_here, recipe.measure))
-    current.tables += ablated
+        rows, gaps = eval_tables.pooled(seeds), eval_tables.differences_over_seeds(seeds)
+        outputs.append(current.folder / (f"eval-{step}.json" if number else "eval.json"))
+        write_json(outputs[-1], {"rows": rows})
+        differences += [{"step": step} | gap for gap in gaps if gap["figure"] == recipe.measure]
+        current.tables += [
+            eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows),
+            *eval_tables.passes_table(rows),
+            *eval_tables.aspect_tables([episode for seed in seeds for episode in seed]),
+            *eval_tables.figures_tables(rows),
+            eval_tables.differences_table(gaps, recipe.measure),
+        ]
     outputs.append(current.folder / "differences.json")
     write_json(outputs[-1], differences)
-    plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
-    if plots := [settings for settings in plots if settings["runs"]]:  # in the form of the first
-        outputs.append(current.folder / "curves.png")
-        settings = {name: plots[0][name] for name in ("figure", "against", "smooth") if name in plots[0]}
-        settings |= {
-            "runs": [text for one in plots for text in one["runs"]],
-            "out": outputs[-1],
-            "results_dir": config.run.results_dir,
-            "name": f"{config.folder}/{RECORD}.curves",
-            "keep": True,
-        }
-        drawn = stage_module("plot").run(build(config_class("plot"), settings, "plot"), progress)
-        current.tables += drawn.tables
     return outputs
+
+
+def _draw_curves(config: PipelineConfig, reports: Iterable[Report], out: Path, progress: Progress) -> list[Report]:
+    """The curves of all seeds in one picture, in the form of the first plot; none if nothing was plotted."""
+    found = [read_json(report.folder / "config.json")["settings"] for report in reports if report.stage == "plot"]
+    found = [settings for settings in found if settings["runs"]]
+    if not found:
+        return []
+    settings = {name: found[0][name] for name in ("figure", "against", "smooth")} | {
+        "runs": [text for settings in found for text in settings["runs"]],
+        "out": out,
+        "results_dir": config.run.results_dir,
+        "name": f"{config.folder}/{RECORD}.curves",
+        "keep": True,
+    }
+    return [stage_module("plot").run(build(config_class("plot"), settings, "plot"), progress)]

@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,7 @@ from pydantic import field_validator, model_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.splits import levels_by_group, split_groups, split_weighted
-from reflectkit.data.trajectories import Record, read_records, record_to_json
+from reflectkit.data.trajectories import SHARES, Record, levels_by_group, read_records, record_to_json, split_groups
 from reflectkit.env import Taskset
 from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, split_of
 from reflectkit.envs.setup import EnvSetup, problem_settings
@@ -175,6 +175,34 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         headings = ("split", "groups", "tasks", "with demonstration")
         current.tables.append(Table(f"Split of {source or kind.name}", headings, tuple(rows)))
         return current.finish(figures, outputs)
+
+
+def split_weighted(
+    sizes: Mapping[str, int], generator: random.Random, shares: Sequence[int] = SHARES
+) -> dict[str, str]:
+    """A split name for each group, so that the splits hold about `shares` of the *problems*.
+
+    Parameters
+    ----------
+    sizes: group → how many problems it has.
+
+    Groups are assigned from largest to smallest, in random order within a size, to the split that lacks most of its
+    share. With three or more groups, no split stays empty.
+    """
+    groups = sorted(sizes)
+    generator.shuffle(groups)
+    groups.sort(key=lambda group: -sizes[group])
+    total = sum(sizes.values())
+    targets = {name: total * share / sum(shares) for name, share in zip(SPLITS, shares, strict=True)}
+    assigned_sizes = dict.fromkeys(SPLITS, 0)
+    assigned: dict[str, str] = {}
+    for place, group in enumerate(groups):
+        empty = [name for name in SPLITS if not assigned_sizes[name]]
+        open_to = empty if len(groups) - place <= len(empty) else SPLITS
+        name = max(open_to, key=lambda name: targets[name] - assigned_sizes[name])
+        assigned[group] = name
+        assigned_sizes[name] += sizes[group]
+    return assigned
 
 
 def _refuse_emptying(config: SplitConfig, path: Path, source: Path | None, *, come_with_splits: bool) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from reflectkit.console import Progress
-from reflectkit.data.splits import levels_by_group, split_groups
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.trajectories import levels_by_group, read_records, split_groups
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
 from reflectkit.envs.setup import EnvSetup, at_level
 from reflectkit.errors import DataError
@@ -142,3 +142,14 @@ class Problems:
 def digest_of(tasks: Sequence[Task]) -> str:
     """A digest of problems that come from no file."""
     return hashlib.sha256(dumps([to_json(task) for task in tasks]).encode()).hexdigest()
+
+
+def draw_problems(clusters: Sequence[str], count: int, seed: int) -> list[int]:
+    """The places of `count` problems (0: all), given each one's cluster: a random one of each, then a second one, …"""
+    order = generator(seed, "problems").sample(range(len(clusters)), len(clusters))
+    taken: Counter[str] = Counter()
+    rank = {}
+    for place in order:
+        rank[place] = taken[clusters[place]]
+        taken[clusters[place]] += 1
+    return sorted(sorted(order, key=rank.__getitem__)[: count or None])

@@ -1,4 +1,4 @@
-"""Demonstration records: the JSON that `gen-trajectory` writes, checked when it is read back.
+"""Demonstration records: the JSON that `gen-trajectory` writes, checked when it is read back; and splits of them.
 
 A record is a task with its demonstrations, with the original toolkit's field names:
 `{id, env, level, group, data, trajectories: [{model_name, info, seed, trajectory: [{reflection, cmd, note}]}]}`.
@@ -9,14 +9,18 @@ episode that another player played has `best` where its action was a mistake: th
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from reflectkit.envs import SPLITS
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_json_list
 from reflectkit.types import Task, Trajectory, from_json, to_json
 
+SHARES = (7, 2, 1)
 Note = Literal["positive", "mistake", "correction"]
 EXPLORE = "auto_explore"
 """The env whose records have the original's fields."""
@@ -127,3 +131,50 @@ def read_records(path: Path, env: str) -> list[Record]:
         ids.add(task.id)
         records.append(Record(task, demonstrations))
     return records
+
+
+def split_groups(
+    strata: Mapping[str, Hashable], generator: random.Random, shares: Sequence[int] = SHARES
+) -> dict[str, str]:
+    """A split name for each group, in `shares` within each stratum.
+
+    Parameters
+    ----------
+    strata: group → the stratum it is balanced in (e.g. whether it has demonstrations).
+
+    Within a stratum, the counts are the shares rounded by the largest remainder method.
+    """
+    assigned: dict[str, str] = {}
+    members: dict[Hashable, list[str]] = {}
+    for group in sorted(strata):
+        members.setdefault(strata[group], []).append(group)
+    for stratum in sorted(members, key=repr):
+        groups = members[stratum]
+        generator.shuffle(groups)
+        start = 0
+        for name, count in zip(SPLITS, apportion(len(groups), shares), strict=True):
+            assigned |= dict.fromkeys(groups[start : start + count], name)
+            start += count
+    return assigned
+
+
+def apportion(total: int, shares: Sequence[int]) -> list[int]:
+    """`total` in whole parts proportional to `shares` (Hamilton's method); ties go to the earlier part.
+
+    >>> apportion(300, (7, 2, 1)), apportion(4, (7, 2, 1))
+    ([210, 60, 30], [3, 1, 0])
+    """
+    exact = [total * share / sum(shares) for share in shares]
+    counts = [int(value) for value in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda index: (counts[index] - exact[index], index))
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def levels_by_group(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
+    """The levels of each group's problems: the strata of an env's own list, so that each level is divided alike."""
+    levels: dict[str, tuple[str, ...]] = {}
+    for task in tasks:
+        levels[task.group] = tuple(sorted({*levels.get(task.group, ()), task.level}))
+    return levels

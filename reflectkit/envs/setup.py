@@ -23,8 +23,7 @@ from reflectkit.text import pluralize
 from reflectkit.types import Task
 
 if TYPE_CHECKING:
-    from reflectkit.chat.config import ChatConfig
-    from reflectkit.chat.endpoints import Endpoint
+    from reflectkit.chat.config import ChatConfig, Endpoint
 
 DEFAULT_HORIZON = 15
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
@@ -74,7 +73,7 @@ class EnvConfig(Config):
         endpoints = [setting.endpoint for setting in chat_settings(self.settings) if setting.endpoint]
         if not endpoints:
             return {}
-        from reflectkit.chat.endpoints import address_in_use
+        from reflectkit.chat.config import address_in_use
 
         return address_in_use(endpoints)
 
@@ -203,7 +202,7 @@ class EnvSetup:
     @property
     def code_files(self) -> list[Path]:
         """The files of the env's class where it is the user's own: inputs of a run, so that an edit makes a new one."""
-        return code_files(base.__module__ for base in self.kind.__mro__)
+        return [] if self.env in ENVS else code_files(base.__module__ for base in self.kind.__mro__)
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""
@@ -274,7 +273,7 @@ def chat_settings(settings: Any) -> list[ChatSetting]:
     for name, asker in getattr(settings, "chat_models", {}).items():
         if name not in type(settings).model_fields:
             continue
-        from reflectkit.chat.endpoints import parse_endpoint, prices_of
+        from reflectkit.chat.config import parse_endpoint, prices_of
 
         model, default = getattr(settings, name), type(settings).model_fields[name].default
         url, budget = (getattr(settings, f"{name}_{part}", None) for part in ("url", "max_usd"))

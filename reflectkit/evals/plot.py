@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reflectkit.console import visible
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_json, read_jsonl, replacing
 from reflectkit.prompts import one_line
-from reflectkit.text import visible
 from reflectkit.types import LARGEST, NAMED
 
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}

@@ -164,22 +164,6 @@ def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
     return mean, distance * math.sqrt(count / (count - 1)) / tasks
 
 
-def adjusted(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number: rejecting those of at most q keeps the false discovery rate at q.
-
-    Benjamini and Hochberg 1995, J. R. Stat. Soc. B 57:289.
-
-    >>> adjusted([0.04, 0.5, 0.01, 0.03])
-    [0.05333333333333334, 0.5, 0.04, 0.05333333333333334]
-    """
-    result = [1.0] * len(p_values)
-    least = 1.0
-    for rank, index in sorted(enumerate(sorted(range(len(p_values)), key=p_values.__getitem__), 1), reverse=True):
-        least = min(least, p_values[index] * len(p_values) / rank)
-        result[index] = least
-    return result
-
-
 @dataclass(frozen=True, slots=True)
 class Paired:
     """A mean difference over the tasks that both played. The interval excludes 0 exactly if p < 0.05."""

@@ -7,7 +7,7 @@ import io
 import math
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations, pairwise
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
 from reflectkit.evals.stats import (
-    adjusted,
     amount_interval,
     by_cluster,
     by_task,
@@ -28,26 +27,26 @@ from reflectkit.evals.stats import (
 )
 from reflectkit.rollouts.wrappers import TAKEN
 
+Json = Mapping[str, Any]
+
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
 MOST_SUMMED = 5  # players in the table that a recipe ends with
 MANY = 6  # with more players than this, the table compares each with the first only
 MANY_TESTS = 10  # with more comparisons than this, a table has p-values after Benjamini and Hochberg too
-MORE = (
-    ("by seed", "by_seed"),
-    ("right, of those named", "named_episodes"),
-    ("no readable answer", "unreadable_share"),
-    ("illegal", "illegal_share"),
-    ("thoughts", "thoughts"),
-    ("US dollars", "price_usd"),
-)
-"""Columns of the table that are left out if they are all 0, with their figures."""
+MORE: Mapping[str, tuple[str, Callable[[Json], str]]] = {
+    "by seed": ("by_seed", lambda row: " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ()))),
+    "right, of those named": ("named_episodes", lambda row: _of_named(row)),
+    "no readable answer": ("unreadable_share", lambda row: f"{100 * row.get('unreadable_share', 0):.1f} %"),
+    "illegal": ("illegal_share", lambda row: f"{100 * row['illegal_share']:.1f} %"),
+    "thoughts": ("thoughts", lambda row: f"{row.get('thoughts', 0):.0f}"),
+    "US dollars": ("price_usd", lambda row: _dollars(row["price_usd"])),
+}
+"""Columns of the table that are left out if they are all 0: their figures, and their cells."""
 NAMED = "named"
 """The figure of an env whose episodes may end without an answer: 1 in those that give one."""
 OWN_FIGURES = TAKEN - {SUCCESS}
 """Figures that are ours, and not every player has; every episode has those of its env."""
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
-
-Json = Mapping[str, Any]
 
 
 def rows_of(env: str, played: Sequence[tuple[str, str, Sequence[Json]]]) -> list[dict[str, Any]]:
@@ -61,7 +60,7 @@ def completed(episodes: Sequence[Json]) -> list[Json]:
     """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
     off before that. ABORTED ones stay as they are.
     """
-    reported = _reported(episodes)
+    reported = reported_figures(episodes)
     return [
         {**episode, "figures": {**reported[episode["level"]], **episode.get("figures", {})}}
         if reported[episode["level"]] and episode["status"] != "aborted"
@@ -70,27 +69,13 @@ def completed(episodes: Sequence[Json]) -> list[Json]:
     ]
 
 
-def _reported(episodes: Iterable[Json]) -> dict[str, dict[str, float]]:
+def reported_figures(episodes: Iterable[Json]) -> dict[str, dict[str, float]]:
     """By level, the figures that the env reported, in the order of their first episode, with 0.0."""
     reported: dict[str, dict[str, float]] = {}
     for episode in episodes:
         names = [name for name in episode.get("figures", {}) if name not in OWN_FIGURES]
         reported.setdefault(episode["level"], {}).update(dict.fromkeys(names, 0.0))
     return reported
-
-
-def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
-    """Sentences about the figures that one of several evaluations, given by name, never has at a level where another
-    one has them: it may have been recorded before the env reported them.
-    """
-    by_part = {name: _reported(part) for name, part in parts.items()}
-    every = _reported([episode for part in parts.values() for episode in part])
-    return [
-        f"{name}: no episode at level {level} reports {', '.join(sorted(missing))}, as others do; counted as 0 there"
-        for name, reported in by_part.items()
-        for level, figures in reported.items()
-        if (missing := every[level].keys() - figures.keys())
-    ]
 
 
 def ranges_of(episodes: Iterable[Json]) -> dict[str, tuple[float, float]]:
@@ -137,6 +122,11 @@ def turn_counts(episode: Json) -> Counter[str]:
     return counts
 
 
+def _illegal(turn: Json) -> bool:
+    refused = turn.get("info", {}).get("refused") and not turn.get("unreadable")
+    return bool(turn.get("illegal") or refused)
+
+
 def row(
     name: str,
     env: str,
@@ -157,25 +147,23 @@ def row(
     episode, and how many of them are reasoning.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
-    rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
-    cluster = clusters_of(counted)
-    clusters = by_cluster(rates, cluster)
-    low, high = rate_interval(clusters, len(counted))
+    cluster, count = clusters_of(counted), max(1, len(counted))
+    rates = _successes(counted)
+    success, low, high = _rate(rates, cluster, len(counted))
     turns: Counter[str] = sum(map(turn_counts, counted), Counter())
     unfit = [episode for episode in counted if episode.get("unfit")]
     tried = max(1, turns["turns"] + len(unfit))
     unreadable = turns["unreadable"] + sum(bool(episode.get("unreadable")) for episode in unfit)
     prices = [episode.get("price_usd", 0.0) for episode in played]
-    count = max(1, len(counted))
     figures = {
         "name": name,
         "env": env,
         "level": level,
-        "success": sum(rates.values()) / max(1, len(rates)),
+        "success": success,
         "low": low,
         "high": high,
         "tasks": len(rates),
-        "clusters": len(clusters),
+        "clusters": len(by_cluster(rates, cluster)),
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
@@ -188,19 +176,21 @@ def row(
         "thoughts": turns["thoughts"] / count,
         "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
-    return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
+    if any(NAMED in episode.get("figures", {}) for episode in counted):
+        named = [episode for episode in counted if episode["figures"][NAMED]]
+        names = ("right_of_named", "right_of_named_low", "right_of_named_high")
+        right = _rate(_successes(named), cluster, len(named))
+        figures |= {"named_episodes": len(named)} | dict(zip(names, right, strict=True))
+    return figures | _passes([played], cluster)
 
 
-def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, float]:
-    """Success of the episodes that gave an answer; empty if the env does not report NAMED."""
-    if not any(NAMED in episode.get("figures", {}) for episode in episodes):
-        return {}
-    named = [episode for episode in episodes if episode["figures"][NAMED]]
-    rates = by_task((episode["task"], float(episode["success"])) for episode in named)
-    low, high = rate_interval(by_cluster(rates, cluster), len(named))
-    mean = sum(rates.values()) / max(1, len(rates))
-    names = ("named_episodes", "right_of_named", "right_of_named_low", "right_of_named_high")
-    return dict(zip(names, (len(named), mean, low, high), strict=True))
+def _successes(episodes: Iterable[Json]) -> Mapping[str, float]:
+    return by_task((episode["task"], float(episode["success"])) for episode in episodes)
+
+
+def _rate(rates: Mapping[str, float], cluster: Mapping[str, str], trials: int) -> tuple[float, float, float]:
+    """(mean, low, high) of rates by task."""
+    return sum(rates.values()) / max(1, len(rates)), *rate_interval(by_cluster(rates, cluster), trials)
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
@@ -208,33 +198,25 @@ def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
     return {episode["task"]: str(episode.get("cluster") or episode["task"]) for episode in episodes}
 
 
-def _illegal(turn: Json) -> bool:
-    refused = turn.get("info", {}).get("refused") and not turn.get("unreadable")
-    return bool(turn.get("illegal") or refused)
-
-
 def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """pass_at and pass_all by k, if every problem was tried several times by one model. parts: the episodes of each
     model (seed); a problem's chance is its mean over them. One counts at k if k of its tries were not aborted.
     """
-    tries: Counter[tuple[int, str]] = Counter()
+    tries = Counter((number, episode["task"]) for number, part in enumerate(parts) for episode in part)
     outcomes: dict[tuple[int, str], list[bool]] = {}
     for number, part in enumerate(parts):
         for episode in part:
-            tries[number, episode["task"]] += 1
             if episode["status"] != "aborted":
                 outcomes.setdefault((number, episode["task"]), []).append(bool(episode["success"]))
     fewest = min(tries.values(), default=0)
-    if fewest < 2:
-        return {}
     passes: dict[str, dict[str, float]] = {}
     for kind, chance in (("pass_at", pass_at), ("pass_all", pass_all)):
         for k in LADDER:
             enough = {key: right for key, right in outcomes.items() if len(right) >= k}
-            if k <= fewest and enough:
+            if fewest > 1 and k <= fewest and enough:
                 rates = by_task((task, chance(k, sum(right), len(right))) for (_, task), right in enough.items())
-                ends = rate_interval(by_cluster(rates, cluster), sum(map(len, enough.values())))
-                for name, value in zip(("", "_low", "_high"), (sum(rates.values()) / len(rates), *ends), strict=True):
+                values = _rate(rates, cluster, sum(map(len, enough.values())))
+                for name, value in zip(("", "_low", "_high"), values, strict=True):
                     passes.setdefault(kind + name, {})[str(k)] = value
     return passes
 
@@ -249,9 +231,8 @@ def figures_of(
     """
     means = {}
     for name, values in _rates(episodes).items():
-        clusters = by_cluster(values, cluster)
         method = amount_interval if ranges[name][0] >= 0 else mean_interval
-        low, high = (rate_interval if is_share(ranges[name]) else method)(clusters)
+        low, high = (rate_interval if is_share(ranges[name]) else method)(by_cluster(values, cluster))
         means[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
     return means
 
@@ -283,23 +264,20 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     cluster, ranges = clusters_of(counted), ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
     compared = []
     for level, players in by_level.items():
-        means = {
-            name: _rates(played)
-            | {SUCCESS: by_task((episode["task"], float(episode["success"])) for episode in played)}
-            for name, played in players.items()
-        }
+        means = {name: _rates(played) | {SUCCESS: _successes(played)} for name, played in players.items()}
         for figure in dict.fromkeys([SUCCESS, *(name for rates in means.values() for name in rates)]):
-            having = [name for name in means if figure in means[name]]
-            for first, second in combinations(having, 2):
-                trials = min(len(players[name]) for name in (first, second)) if figure == SUCCESS else None
+            for first, second in combinations([name for name in means if figure in means[name]], 2):
                 result = paired(
-                    means[first][figure], means[second][figure], cluster, shares=is_share(ranges[figure]), trials=trials
+                    means[first][figure],
+                    means[second][figure],
+                    cluster,
+                    shares=is_share(ranges[figure]),
+                    trials=min(len(players[first]), len(players[second])) if figure == SUCCESS else None,
                 )
                 if result.tasks:
                     ends = {"low": _finite(result.low), "high": _finite(result.high)}
-                    compared.append(
-                        {"figure": figure, "level": level, "first": first, "second": second} | asdict(result) | ends
-                    )
+                    names = {"figure": figure, "level": level, "first": first, "second": second}
+                    compared.append(names | asdict(result) | ends)
     return compared
 
 
@@ -307,16 +285,16 @@ def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, An
     """`differences` of several evaluations (seeds), task by task over all of them. Where two or more have both players,
     the interval is extended to the t interval over the seeds' own differences, and p is the larger one.
     """
-    compared = differences([episode for part in parts for episode in part])
+    episodes = [episode for part in parts for episode in part]
+    compared = differences(episodes)
     if len(parts) < 2:
         return compared
     gaps: dict[tuple[str, ...], list[list[float]]] = {}
-    limits = ranges_of(episode for part in parts for episode in part) | {SUCCESS: (0.0, 1.0)}
-    for part in parts:
-        for gap in differences(part):
-            for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
-                key = gap["figure"], gap["level"], gap[first], gap[second]
-                gaps.setdefault(key, []).append([sign * gap["difference"]])
+    limits = ranges_of(episodes) | {SUCCESS: (0.0, 1.0)}
+    for gap in (gap for part in parts for gap in differences(part)):
+        for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
+            key = gap["figure"], gap["level"], gap[first], gap[second]
+            gaps.setdefault(key, []).append([sign * gap["difference"]])
     for gap in compared:
         of_seeds = gaps.get((gap["figure"], gap["level"], gap["first"], gap["second"]), [])
         if len(of_seeds) > 1 and gap["low"] is not None:
@@ -334,34 +312,55 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     is in the same cluster in every seed. A task's pass@k and pass^k are the means of its models'; plays of different
     models are not several tries of one.
     """
-    played: dict[tuple[str, str], list[list[Json]]] = {}
-    every = iter(completed([episode for part in parts for episode in part]))
-    parts = [[next(every) for _ in part] for part in parts]
-    ranges = ranges_of(episode for part in parts for episode in part)
-    for part in parts:
-        by_pair: dict[tuple[str, str], list[Json]] = {}
-        for episode in part:
-            by_pair.setdefault((episode["name"], episode["level"]), []).append(episode)
-        for key, episodes in by_pair.items():
-            played.setdefault(key, []).append(episodes)
+    every = completed([episode for part in parts for episode in part])
+    ranges, rest = ranges_of(every), iter(every)
+    played: dict[tuple[str, str], dict[int, list[Json]]] = {}
+    for number, part in enumerate(parts):
+        for episode in (next(rest) for _ in part):
+            played.setdefault((episode["name"], episode["level"]), {}).setdefault(number, []).append(episode)
     rows = []
     for (name, level), by_part in played.items():
-        env = by_part[0][0].get("env", "")
-        all_of_it = row(name, env, level, [episode for episodes in by_part for episode in episodes], ranges)
-        if len(parts) == 1:
-            rows.append(all_of_it)
-            continue
-        passes = _passes(by_part, clusters_of(episode for episodes in by_part for episode in episodes))
-        without_passes = {k: value for k, value in all_of_it.items() if not k.startswith(("pass_at", "pass_all"))}
-        by_seed = [row(name, env, level, episodes)["success"] for episodes in by_part]
-        rows.append(without_passes | passes | {"by_seed": by_seed})
+        seeds = list(by_part.values())
+        together = [episode for episodes in seeds for episode in episodes]
+        pool = row(name, together[0].get("env", ""), level, together, ranges)
+        if len(parts) > 1:
+            pool = {key: value for key, value in pool.items() if not key.startswith(("pass_at", "pass_all"))}
+            pool |= _passes(seeds, clusters_of(together))
+            pool["by_seed"] = [row(name, "", level, episodes)["success"] for episodes in seeds]
+        rows.append(pool)
     return rows
 
 
 def table(title: str, rows: Sequence[Json]) -> Table:
     """Rows of eval.json as a table; the last columns are omitted if they have nothing to show."""
-    more = [column for column, name in MORE if any(row.get(name, 0) != 0 for row in rows)]
-    return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
+    more = {name: cell for name, (figure, cell) in MORE.items() if any(row.get(figure, 0) != 0 for row in rows)}
+    cells = tuple((*_cells(row), *(cell(row) for cell in more.values())) for row in rows)
+    return Table(title, (*COLUMNS, *more), cells)
+
+
+def _cells(row: Json) -> tuple[str, ...]:
+    return (
+        row["name"],
+        row["level"],
+        f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
+        f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
+        str(row["tasks"]),
+        str(row["clusters"]),
+        str(row["episodes"]) + (f" + {row['aborted']} aborted" if row["aborted"] else ""),
+        f"{row['return']:.2f}",
+        f"{row['steps']:.1f}",
+    )
+
+
+def _of_named(row: Json) -> str:
+    if not row.get("named_episodes"):
+        return "none named"
+    mean, low, high = (100 * row[f"right_of_named{end}"] for end in ("", "_low", "_high"))
+    return f"{mean:.1f} % ({low:.0f} to {high:.0f})"
+
+
+def _dollars(price: float | None) -> str:
+    return "unknown" if price is None else f"{price:.4f}" if price else "0"
 
 
 def summary_table(title: str, rows: Sequence[Json], measure: str, where: str) -> Table:
@@ -405,46 +404,19 @@ def result_sentence(template: str, rows: Sequence[Json], compared: Sequence[Json
 def _share(row: Json, measure: str) -> tuple[float, float, float]:
     """(mean, low, high) of success, or of a figure of the env."""
     if measure == SUCCESS:
-        return row["success"] or 0.0, row["low"] or 0.0, row["high"] or 0.0
+        return row["success"], row["low"], row["high"]
     figure = row["figures"][measure]
     return figure["mean"], figure["low"] or 0.0, figure["high"] or 0.0
-
-
-def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
-    price, named = row["price_usd"], "none named"
-    if row.get("named_episodes"):
-        low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
-        named = f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
-    last = {
-        "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
-        "right, of those named": named,
-        "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
-        "illegal": f"{100 * row['illegal_share']:.1f} %",
-        "thoughts": f"{row.get('thoughts', 0):.0f}",
-        "US dollars": "unknown" if price is None else f"{price:.4f}" if price else "0",
-    }
-    return (
-        row["name"],
-        row["level"],
-        f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
-        f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
-        str(row["tasks"]),
-        str(row["clusters"]),
-        str(row["episodes"]) + (f" + {row['aborted']} aborted" if row["aborted"] else ""),
-        f"{row['return']:.2f}",
-        f"{row['steps']:.1f}",
-        *(last[column] for column in more),
-    )
 
 
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
     """One table for each of the env's own figures: means and their intervals."""
     tables = []
     for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
-        values = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
         cells = tuple(
             (row["name"], row["level"], f"{figure['mean']:.3g}", _ends(figure, 1, ".3g"), str(row["clusters"]))
-            for row, figure in values
+            for row in rows
+            if (figure := row.get("figures", {}).get(name))
         )
         tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
     return tables
@@ -456,20 +428,20 @@ def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
     """
     tables = []
     for aspect in dict.fromkeys(name for episode in episodes for name in episode.get("aspects", {})):
-        having = [episode for episode in episodes if aspect in episode.get("aspects", {})]
-        values = sorted({str(episode["aspects"][aspect]) for episode in having})
-        if len(values) < 2:
-            continue
-        rows = []
-        for name, level in dict.fromkeys((episode["name"], episode["level"]) for episode in having):
-            own = [episode for episode in having if (episode["name"], episode["level"]) == (name, level)]
-            for value in values:
-                part = row(name, "", level, [one for one in own if str(one["aspects"][aspect]) == value])
-                if part["episodes"]:
-                    cells = _cells(part, ())
-                    rows.append((name, level, value, *cells[2:5]))
-        columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
-        tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
+        parts: dict[tuple[str, str], dict[str, list[Json]]] = {}
+        for episode in episodes:
+            if aspect in episode.get("aspects", {}):
+                of_player = parts.setdefault((episode["name"], episode["level"]), {})
+                of_player.setdefault(str(episode["aspects"][aspect]), []).append(episode)
+        if len({value for of_player in parts.values() for value in of_player}) > 1:
+            rows = [
+                (name, level, value, *_cells(part)[2:5])
+                for (name, level), of_player in parts.items()
+                for value, part in ((value, row(name, "", level, of_player[value])) for value in sorted(of_player))
+                if part["episodes"]
+            ]
+            columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
+            tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
     return tables
 
 
@@ -477,29 +449,27 @@ def passes_table(rows: Sequence[Json]) -> list[Table]:
     """pass@k (one of k tries succeeds) and pass^k (all of them do) of rows of eval.json, with 95 % intervals; no table
     if the problems were played once.
     """
-    ladder = list(dict.fromkeys(k for row in rows for k in row.get("pass_at", {})))
-    if not ladder:
-        return []
+    ladder = dict.fromkeys(k for row in rows for k in row.get("pass_at", {}))
     shown = [(kind, k) for k in ladder for kind in ("pass_at", "pass_all") if (kind, k) != ("pass_all", "1")]
     columns = tuple(f"{'pass@' if kind == 'pass_at' else 'pass^'}{k}" for kind, k in shown)
     cells = tuple((row["name"], row["level"], *(_chance(row, kind, k) for kind, k in shown)) for row in rows)
     title = "Tries, %: pass@k is one success or more in k, pass^k is k of k"
-    return [Table(title, ("policy", "level", *columns), cells)]
+    return [Table(title, ("policy", "level", *columns), cells)] if shown else []
 
 
 def _chance(row: Json, kind: str, k: str) -> str:
     if k not in row.get(kind, {}):
         return ""
-    low, high = (round(100 * row[f"{kind}_{end}"][k]) for end in ("low", "high"))
-    return f"{100 * row[kind][k]:.0f} ({low} to {high})"
+    mean, low, high = (100 * row[f"{kind}{end}"][k] for end in ("", "_low", "_high"))
+    return f"{mean:.0f} ({low:.0f} to {high:.0f})"
 
 
 def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
     players = list(dict.fromkeys(name for gap in compared for name in (gap["first"], gap["second"])))
-    rows_shown = [gap for gap in compared if len(players) <= MANY or players[0] in (gap["first"], gap["second"])]
+    shown = [gap for gap in compared if len(players) <= MANY or players[0] in (gap["first"], gap["second"])]
     title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
-    return paired_table(title, "first − second", [gap for gap in rows_shown if gap["figure"] == figure])
+    return paired_table(title, "first − second", [gap for gap in shown if gap["figure"] == figure])
 
 
 def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
@@ -531,15 +501,17 @@ def paired_table(
 
 
 def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(headings, cells of each row) of a table's p-values; with more than MANY_TESTS also adjusted ones. None: not
-    known, and not counted.
+    """(headings, cells of each row) of a table's p-values; with more than MANY_TESTS also adjusted ones, by Benjamini
+    and Hochberg 1995, J. R. Stat. Soc. B 57:289. None: not known, and not counted.
     """
     known = [p for p in p_values if p is not None]
-    among = iter(adjusted(known))
-    shown = [("", "") if p is None else (f"{p:.3g}", f"{next(among):.3g}") for p in p_values]
     if len(known) <= MANY_TESTS:
-        return ("p",), [(p,) for p, _ in shown]
-    return ("p", f"p, adjusted for {len(known)}"), [*shown]
+        return ("p",), [("" if p is None else f"{p:.3g}",) for p in p_values]
+    from scipy.stats import false_discovery_control
+
+    among = iter(false_discovery_control(known))
+    shown: list[tuple[str, ...]] = [("", "") if p is None else (f"{p:.3g}", f"{next(among):.3g}") for p in p_values]
+    return ("p", f"p, adjusted for {len(known)}"), shown
 
 
 def _ends(estimate: Json, unit: float, form: str) -> str:
@@ -553,10 +525,8 @@ def markdown(tables: Sequence[Table]) -> str:
     parts = []
     for shown in tables:
         rows = [shown.columns, tuple("---" for _ in shown.columns), *shown.rows]
-        lines = [
-            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows
-        ]
-        parts.append(f"### {shown.title}\n\n" + "\n".join(lines) + "\n")
+        texts = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in rows]
+        parts.append(f"### {shown.title}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in texts))
     return "\n".join(parts)
 
 
@@ -572,9 +542,8 @@ def csv_text(rows: Sequence[Json]) -> str:
             for end in ("", "_low", "_high"):
                 plain |= {f"{kind}_{k}{end}": value for k, value in row.get(kind + end, {}).items()}
         flat.append(plain)
-    columns = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer = csv.DictWriter(out, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return out.getvalue()

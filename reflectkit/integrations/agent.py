@@ -27,8 +27,7 @@ from reflectkit.agents.players import (
     trained_elsewhere,
     trained_with_comments,
 )
-from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig
-from reflectkit.chat.endpoints import key_of
+from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig, key_of
 from reflectkit.config import Config, build, option
 from reflectkit.console import Quiet
 from reflectkit.env import Agent, Context, Env

@@ -436,23 +436,6 @@ def finished_as(stage: str, config: Any) -> Report | None:
     return None
 
 
-def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content: str) -> list[Report]:
-    """The finished runs of `stage` that have these settings, among others, and an input whose digest is `content`.
-
-    The numbered ones come first, the newest first.
-    """
-    reports = []
-    for folder in runs_of(results_dir, stage):
-        record = read_record(folder)
-        try:
-            fits = settings.items() <= record["settings"].items() and content in record["inputs"].values()
-        except (KeyError, AttributeError):  # a damaged config.json
-            continue
-        if fits and (report := _finished(stage, folder)):
-            reports.append(report)
-    return reports
-
-
 def _finished(stage: str, folder: Path) -> Report | None:
     """The report of a finished run whose outputs have not changed; otherwise None."""
     if not (folder / "report.json").is_file():

@@ -37,6 +37,8 @@ def backend(name: str) -> Backend:
 
     Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it shows no password.
     """
+    if name in BACKENDS:
+        return BACKENDS[name]
     if not is_server(name):
         row = resolve("sampler", name, BACKENDS)
         if not isinstance(row, Backend):
@@ -138,7 +140,8 @@ class SamplerConfig(Config):
     @property
     def code_files(self) -> list[Path]:
         """The files of a sampler of the user's own: inputs of a run, so that an edit makes a new one."""
-        return code_files([] if self.policy in BACKENDS or is_server(self.policy) else [self.policy.partition(":")[0]])
+        own = self.policy not in BACKENDS and not is_server(self.policy)
+        return code_files([self.policy.partition(":")[0]]) if own else []
 
     @property
     def remote(self) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 from reflectkit.agents import players
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.agents.two_player import CommentSource, Reflector, TeacherComments, TwoPlayerAgent
-from reflectkit.chat.config import report_damage
-from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.config import Endpoint, report_damage
 from reflectkit.chat.players import ChatReflector
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
+from reflectkit.data.problems import draw_problems
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import DEFAULT_HORIZON, not_repeatable
 from reflectkit.errors import (
@@ -30,7 +30,6 @@ from reflectkit.errors import (
     ReflectkitError,
 )
 from reflectkit.evals.estimate import estimate_comments
-from reflectkit.evals.evaluate import draw_problems
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl

@@ -10,8 +10,7 @@ from pydantic import field_validator, model_validator
 from typing_extensions import override
 
 from reflectkit.agents.players import TEACHER, is_chat, refuse_without_model
-from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig
-from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
+from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, chosen_by, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher

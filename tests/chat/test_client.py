@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from reflectkit.chat.client import Budget, ChatClient, Request, open_client
-from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, Prices, parse_endpoint
+from reflectkit.chat.config import ApiError, Endpoint, NoAccessError, Prices, parse_endpoint
 from reflectkit.chat.journal import open_journal
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import run_sync

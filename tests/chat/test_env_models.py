@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.endpoints import BudgetSpentError, Endpoint
+from reflectkit.chat.config import BudgetSpentError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatJudge, ChatReader, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.chat.client import Request, open_client
-from reflectkit.chat.endpoints import Endpoint, Prices
+from reflectkit.chat.config import Endpoint, Prices
 from reflectkit.chat.journal import Answer, open_journal
 from reflectkit.eventloop import run_sync
 from reflectkit.types import Message

@@ -41,7 +41,7 @@ def test_help_imports_no_stage() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     own = {name for name in loaded if name.startswith("reflectkit.")}
     assert own <= {
-        *("reflectkit.version", "reflectkit.text", "reflectkit.errors", "reflectkit.commands"),
+        *("reflectkit.version", "reflectkit.console", "reflectkit.errors", "reflectkit.commands"),
         *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app"),
     }
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}

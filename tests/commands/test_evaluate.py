@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import Player, Players, mismatch
+from reflectkit.agents.players import Player, mismatch
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
-from reflectkit.commands.evaluate import EvaluateConfig
+from reflectkit.commands.evaluate import EvaluateConfig, oracle_scores
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
-from reflectkit.evals.evaluate import Evaluation, Match, oracle_scores
 from reflectkit.evals.tables import lean, row
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
@@ -42,26 +41,6 @@ def write_tasks(path: str, tasks: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- playing
-
-
-def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
-    config = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=5)
-    evaluation = Evaluation(config.setup, Players(config.players), tmp_path, Quiet())
-
-    def play(number: int, horizon: int = 5, tasks: tuple[Task, ...] = TASKS) -> list[dict[str, Any]]:
-        evaluation.folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        evaluation.setup = dataclasses.replace(config.setup, horizon=horizon)
-        return [one.line for one in evaluation.play(Match(number, Player("random"), "long", tasks))]
-
-    play(0)
-    assert len(evaluation.played) == len(TASKS)
-    for _, saved in evaluation.played.values():
-        saved.line["level"], saved.line["mark"] = "elsewhere", True
-    assert [(line["level"], line["mark"]) for line in play(0)] == [("long", True)] * len(TASKS)
-    assert not any("mark" in line for line in play(1)), "another player's"
-    changed = tuple(dataclasses.replace(task, data=task.data | {"new": 1}) for task in TASKS)
-    assert not any("mark" in line for line in play(0, tasks=changed)), "another problem by the same id"
-    assert not any("mark" in line for line in play(0, horizon=6)), "another horizon's"
 
 
 def test_a_checkpoint_with_the_wrong_partner_or_env_is_warned_of(

@@ -1,4 +1,4 @@
-"""sft: the loss is on the completions, and `--policy sft` is the model trained on these rows."""
+"""sft: the loss is on the completions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.cli.main import main
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.errors import DataError
-from reflectkit.jsonl import read_json, write_jsonl
+from reflectkit.jsonl import write_jsonl
 from reflectkit.models.load import load_player
-from tests.command_lines import error_of
 
 
 def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,24 +66,3 @@ def test_rows_of_the_original_are_read(tmp_path: Path) -> None:
         write_jsonl(path, [{"text": text}])
         with pytest.raises(DataError, match=r"rows\.jsonl:1"):
             read_rows(path)
-
-
-def test_sft_by_name_is_the_one_made_of_these_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    evaluating = ["evaluate", "--env", "corridor", "--policy", "random", "--policy", "sft"]
-    training = ["sft", "--env", "corridor", "--role", "plain", "--save-steps", "9", "--max-steps"]
-    for stage in ("gen-trajectory", "split", "gen-sft"):
-        assert main([stage, "--env", "corridor"]) == 0
-    assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
-    assert main([*training, "2"]) == 0
-    assert main(evaluating) == 0
-    (made,) = tmp_path.glob("results/*_evaluate/eval.json")
-    assert [row["name"] for row in read_json(made)["rows"]] == ["random", "sft"]
-    assert main([*training, "3"]) == 0
-    assert "could be any of results/6_sft/checkpoint-3, results/4_sft/checkpoint-2; write" in error_of(
-        evaluating, capsys
-    )
-    (tmp_path / "data" / "corridor" / "sft.jsonl").open("a").write("\n")
-    assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.endpoints import prices_of
+from reflectkit.chat.config import prices_of
 from reflectkit.chat.journal import open_journal
 from reflectkit.cli.main import main
 from reflectkit.data.questioning import FileContext, question_messages

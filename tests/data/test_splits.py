@@ -8,7 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectkit.data.splits import apportion, split_groups, split_weighted
+from reflectkit.commands.split import split_weighted
+from reflectkit.data.trajectories import apportion, split_groups
 
 
 @given(st.integers(0, 500))

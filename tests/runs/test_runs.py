@@ -114,16 +114,6 @@ def test_a_command_without_a_name_finds_named_runs(tmp_path: Path) -> None:
     found = make(tmp_path)
     assert (found.folder, found.skipped) == (named.folder, True)
     assert make(tmp_path, size=4).folder.name == "1_sft"
-    assert [report.folder.name for report in runs.finished(tmp_path, "sft", {}, "")] == []
-    source = tmp_path / "rows"
-    source.write_text("1")
-    make(tmp_path, source, name="a/b")
-    make(tmp_path / "seed0", source, name="a/b")
-    make(tmp_path, source, size=5)
-    content = runs.digest(source)
-    assert [
-        report.folder.relative_to(tmp_path).as_posix() for report in runs.finished(tmp_path, "sft", {}, content)
-    ] == ["2_sft", "a/b"], "a seed's runs are those of its own results folder"
 
 
 @pytest.mark.parametrize("name", ["..", "a/../b", "/a", "a/.hidden", "x/8_rlft"])
