@@ -263,10 +263,6 @@ class ConversationEnv(Env):
         if not fits:
             raise ConfigError(f"{method}() of env '{self.name}' returned {returned!r:.80}; return {wanted}")
 
-    def _need_turn(self, turn: UserTurn) -> None:
-        fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
-        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
-
     def _opened(self, turn: UserTurn) -> Observation:
         self._need_turn(turn)
         self._over = False
@@ -278,6 +274,10 @@ class ConversationEnv(Env):
         if turn.text or not turn.over:
             self.transcript.add_user(turn.text)
         return self._result({}, ended=turn.over)
+
+    def _need_turn(self, turn: UserTurn) -> None:
+        fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
+        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
 
     def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
         self._over = ended

@@ -241,10 +241,11 @@ class EnvSetup:
         return usages
 
     def _asker_of(self, setting: ChatSetting) -> Any:
-        """The object that asks the chat model of a setting; None if it names none."""
-        journal = self.env_folder / f"{setting.name}.jsonl"
-        limits = (self.timeout_s, self.concurrency, setting.budget_usd)
-        return setting.endpoint and _asker(setting.asker, setting.endpoint, journal, *limits)
+        """The object that asks the chat model of a setting, one for all envs of the process; None if it names none."""
+        if setting.endpoint is None:
+            return None
+        place = setting.asker, setting.endpoint, self.env_folder / f"{setting.name}.jsonl"
+        return _asker(*place, self.timeout_s, self.concurrency, setting.budget_usd)
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
         """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
@@ -255,13 +256,13 @@ class EnvSetup:
 
 @dataclass(frozen=True)
 class ChatSetting:
-    """A setting of an env that names a chat model; see `Env.Settings`."""
+    """A setting of an env that names a chat model; see `Env.Settings`. asker: the class that asks it, as
+    "module:Class". endpoint: the model; None if the setting is at its default.
+    """
 
     name: str
     asker: str
-    """The class that asks it, as "module:Class"."""
     endpoint: Endpoint | None
-    """The model; None if the setting is at its default."""
     budget_usd: float | None
 
 
@@ -306,11 +307,8 @@ def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | Non
 
 
 @cache
-def _asker(
-    target: str, endpoint: Endpoint, journal: Path, timeout_s: float, concurrency: int, budget_usd: float | None
-) -> Any:
-    """The object that asks a chat model for an env; one for all envs of the process."""
-    return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency, budget_usd)
+def _asker(asker: str, *arguments: Any) -> Any:
+    return resolve("class", asker, {})(*arguments)
 
 
 def check_level(env: str, level: str) -> None:

@@ -97,11 +97,8 @@ class Game:
         for match in COLOURED.finditer(shown):
             plain += shown[before : match.start()]
             row, column = plain.count("\n") + 1, len(plain) - plain.rfind("\n")
-            notes.append(f"{_colour(match[1])} at line {row}, column {column}: {match[2].strip() or 'empty'}")
+            codes = [int(code) for code in match[1].split(";")]  # 30 to 37, or 40 to 47 for a background
+            colour = next((COLOURS[code % 10] for code in codes if 30 <= code <= 47), "marked")
+            notes.append(f"{colour} at line {row}, column {column}: {match[2].strip() or 'empty'}")
             plain, before = plain + match[2], match.end()
         return "\n".join([plain + shown[before:], *notes])
-
-
-def _colour(codes: str) -> str:
-    """The name of the colour in the codes of a terminal, 30 to 37, or 40 to 47 for a background."""
-    return next((COLOURS[int(code) % 10] for code in codes.split(";") if 30 <= int(code) <= 47), "marked")

@@ -266,11 +266,19 @@ def text_files(folder: Path) -> list[Path]:
 
 def read_text(path: Path, chunk_tokens: int) -> Task:
     """The problem of one file; its chunks have at most about `chunk_tokens` tokens. Raises DataError."""
-    is_chat = path.suffix == ".json"
-    chunks = list(chunked(_messages(path) if is_chat else _sentences(path), chunk_tokens, "\n" if is_chat else " "))
+    pieces, between = [" ".join(sentence.split()) for sentence in SENTENCES.split(text_of(path))], " "
+    if path.suffix == ".json":
+        pieces, between = list(_messages(path)), "\n"
+    chunks = list(chunked(filter(None, pieces), chunk_tokens, between))
     if not chunks:
         raise DataError(path, "holds no text; give another file")
-    data = {"chunks": chunks, "questions": _questions(path.with_name(path.stem + QUESTIONS)), "source": path.stem}
+    asked = path.with_name(path.stem + QUESTIONS)
+    questions = read_json_list(asked)
+    for number, question in enumerate(questions):
+        from_json(Question, question, path=f"{asked}, question {number}")
+    kept = ("question", "answer", "kind", "wrong")
+    questions = [{name: question[name] for name in kept if name in question} for question in questions]
+    data = {"chunks": chunks, "questions": questions, "source": path.stem}
     return Task(path.name, "memory", level_of(chunks), path.name, data)
 
 
@@ -306,12 +314,6 @@ def _short(piece: str, most: int) -> Iterator[str]:
         yield piece
 
 
-def _sentences(path: Path) -> Iterator[str]:
-    for sentence in SENTENCES.split(text_of(path)):
-        if sentence.strip():
-            yield " ".join(sentence.split())
-
-
 def _messages(path: Path) -> Iterator[str]:
     for number, message in enumerate(read_json_list(path)):
         fields: dict[str, Any] = message if isinstance(message, dict) else {}
@@ -320,11 +322,3 @@ def _messages(path: Path) -> Iterator[str]:
             raise DataError(path, f"message {number} needs the texts 'role' and 'content'")
         if text.strip():
             yield f"{speaker}: {' '.join(text.split())}"
-
-
-def _questions(path: Path) -> list[dict[str, Any]]:
-    value = read_json_list(path)
-    for number, question in enumerate(value):
-        from_json(Question, question, path=f"{path}, question {number}")
-    kept = ("question", "answer", "kind", "wrong")
-    return [{name: question[name] for name in kept if name in question} for question in value]

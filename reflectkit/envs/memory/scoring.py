@@ -108,75 +108,22 @@ def _within(part: str, text: str) -> bool:
     return bool(part) and re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
 
-Rule = Callable[[Question, str], float]
-RULES: dict[str, Rule] = {}
-"""The rules by the `kind` of questions: the names of the functions below."""
-
-
-def _rule(rule: Rule) -> Rule:
-    RULES[rule.__name__] = rule
-    return rule
-
-
-@_rule
-def contain(question: Question, answer: str) -> bool:
-    """One of the alternatives, as whole words."""
-    return any(_within(plain(right), plain(answer)) for right in question.answers)
-
-
-@_rule
-def exact(question: Question, answer: str) -> bool:
-    """Equal to one of the alternatives."""
-    return any(plain(answer).strip(" .\"'") == plain(right).strip(" .\"'") for right in question.answers)
-
-
-@_rule
-def keywords(question: Question, answer: str) -> float:
-    """Share of the parts between semicolons or commas, as whole words."""
-    parts = [part.strip() for right in question.answers for part in re.split(r"[;,]", plain(right)) if part.strip()]
-    return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
-
-
-@_rule
-def substring(question: Question, answer: str) -> bool:
-    """One of the alternatives, anywhere in the text."""
-    return any(plain(right) in plain(answer) for right in question.answers)
-
-
-@_rule
-def normal(question: Question, answer: str) -> bool:
-    """As `substring`, after SQuAD's normalisation (Rajpurkar et al. 2016), as in DrQA."""
-    given, rights = _normalised(answer), ((right, _normalised(right)) for right in question.answers)
-    return any(short in given if short else _within(plain(right), plain(answer)) for right, short in rights)
+def _bare(text: str) -> str:
+    return plain(text).strip(" .\"'")
 
 
 def _normalised(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
-@_rule
-def share(question: Question, answer: str) -> float:
-    """Share of the parts that occur anywhere in the text."""
-    return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
+def _normal(question: Question, answer: str) -> bool:
+    given, rights = _normalised(answer), ((right, _normalised(right)) for right in question.answers)
+    return any(short in given if short else _within(plain(right), plain(answer)) for right, short in rights)
 
 
-@_rule
-def every(question: Question, answer: str) -> bool:
-    """All parts occur anywhere in the text."""
-    return share(question, answer) == 1.0
-
-
-@_rule
-def label(question: Question, answer: str) -> bool:
-    """A number, alone or in `\\boxed{}`."""
-    given = _in_box(answer).strip("\"'").strip()
-    return given.isdecimal() and any(given == right.strip("\"'").strip() for right in question.answers)
-
-
-@_rule
-def boxed(question: Question, answer: str) -> bool:
-    """One of the alternatives, alone or in `\\boxed{}`."""
-    return _in_box(answer) in {right.strip() for right in question.answers}
+def _keywords(question: Question, answer: str) -> float:
+    parts = [part.strip() for right in question.answers for part in re.split(r"[;,]", plain(right)) if part.strip()]
+    return sum(_within(part, plain(answer)) for part in parts) / max(1, len(parts))
 
 
 def _in_box(answer: str) -> str:
@@ -184,11 +131,12 @@ def _in_box(answer: str) -> str:
     return (match[1] if match else answer).strip()
 
 
-@_rule
-def rouge(question: Question, answer: str) -> float:
-    """F1 of ROUGE-L (Lin 2004), with stemming; of the answer or of what follows "Answer:" in its line (else the first
-    line), whichever is better.
-    """
+def _label(question: Question, answer: str) -> bool:
+    given = _in_box(answer).strip("\"'").strip()
+    return given.isdecimal() and any(given == right.strip("\"'").strip() for right in question.answers)
+
+
+def _rouge(question: Question, answer: str) -> float:
     match = ANSWER.search(answer)
     marked = (match[1] if match else answer.partition("\n")[0]).strip()
     scored = (rouge_scorer().score(right, text) for right in question.answers for text in (answer, marked))
@@ -197,7 +145,7 @@ def rouge(question: Question, answer: str) -> float:
 
 @lru_cache(maxsize=1)
 def rouge_scorer() -> Any:
-    """The scorer of `rouge`. Raises ConfigError if its package is missing."""
+    """The scorer of ROUGE. Raises ConfigError if its package is missing."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
@@ -205,9 +153,7 @@ def rouge_scorer() -> Any:
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 
-@_rule
-def recommend(question: Question, answer: str) -> float:
-    """Recall of the right titles among the first five of a numbered or comma-separated list."""
+def _recommend(question: Question, answer: str) -> float:
     _, mark, rest = answer.partition("1.")
     lines = (rest if mark else answer.replace(",", "\n")).split("\n")
     items = [" ".join(NUMBERED.sub("", re.sub(r"\([^()]*\)", "", line.strip())).split()) for line in lines]
@@ -237,10 +183,42 @@ def nearest(name: str, titles: Sequence[str]) -> str:
     return titles[int(np.argmin(row_TL[np.arange(len(titles)), lengths_T]))]
 
 
-@_rule
-def rubric(question: Question, answer: str) -> float:
-    """Share of the rubric's content words in the answer: a stand-in for the verdict of a judge."""
+def _rubric(question: Question, answer: str) -> float:
     wanted = {word for right in question.answers for word in content_words(right)}
     if not wanted:
-        return contain(question, answer)
+        return RULES["contain"](question, answer)
     return len(wanted.intersection(content_words(answer))) / len(wanted)
+
+
+def _share(question: Question, answer: str) -> float:
+    return sum(plain(right) in plain(answer) for right in question.answers) / len(question.answers)
+
+
+RULES: dict[str, Callable[[Question, str], float]] = {
+    # one of the alternatives, as whole words
+    "contain": lambda question, answer: any(_within(plain(right), plain(answer)) for right in question.answers),
+    # equal to one of the alternatives
+    "exact": lambda question, answer: _bare(answer) in map(_bare, question.answers),
+    # share of the parts between semicolons or commas, as whole words
+    "keywords": _keywords,
+    # one of the alternatives, anywhere in the text
+    "substring": lambda question, answer: any(plain(right) in plain(answer) for right in question.answers),
+    # the same, after SQuAD's normalisation (Rajpurkar et al. 2016), as in DrQA
+    "normal": _normal,
+    # share of the parts that occur anywhere in the text
+    "share": _share,
+    # all parts occur anywhere in the text
+    "every": lambda question, answer: _share(question, answer) == 1.0,
+    # a number, alone or in `\boxed{}`
+    "label": _label,
+    # one of the alternatives, alone or in `\boxed{}`
+    "boxed": lambda question, answer: _in_box(answer) in {right.strip() for right in question.answers},
+    # F1 of ROUGE-L (Lin 2004), with stemming; of the answer or of what follows "Answer:" in its line (else the first
+    # line), whichever is better
+    ROUGE: _rouge,
+    # recall of the right titles among the first five of a numbered or comma-separated list
+    "recommend": _recommend,
+    # share of the rubric's content words in the answer: a stand-in for the verdict of a judge
+    RUBRIC: _rubric,
+}
+"""The rules by the `kind` of questions."""
