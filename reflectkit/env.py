@@ -262,7 +262,7 @@ class Env:
         raise NotImplementedError
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """Raises IllegalActionError for an action that was not offered, and after the end."""
+        """Raises IllegalActionError for an action that was not offered; it is not called after the end."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -462,19 +462,14 @@ class ChoiceEnv(Env):
     choices: ClassVar[tuple[str, ...]]
     """The actions."""
 
-    _over = True
-
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
         check_task(task, self.name, self.levels)
         self._begin(task, seed)
-        self._over = False
         return self._observe()
 
     def step(self, action: Action) -> StepResult:
-        """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        """Take choice `action`. Raises IllegalActionError: not one of the choices."""
         moved: Any = self._move(check_choice(action, self.choices, self.name))
         if not isinstance(moved, tuple) or len(moved) != 3:
             raise ConfigError(
@@ -482,7 +477,6 @@ class ChoiceEnv(Env):
                 " info to keep)"
             )
         reward, terminated, info = moved
-        self._over = bool(terminated)
         return StepResult(self._observe(), reward, terminated, info=info)
 
     def _observe(self) -> Observation:

@@ -207,7 +207,7 @@ class ConversationEnv(Env):
     def __init__(self, user: User | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.user = user
-        self._over, self._steps, self.mark, self._seed = True, 0, "", 0
+        self._steps, self.mark, self._seed = 0, "", 0
 
     @classmethod
     def action_kind(cls, settings: Any) -> Literal["tools"]:
@@ -222,7 +222,7 @@ class ConversationEnv(Env):
         DataError: another env's task, or a level or data that this env does not know. ConfigError: something to be
         installed is missing. EnvironmentFailure: the user cannot be asked.
         """
-        self._over, self._steps, self.mark, self._seed = True, 0, "", seed
+        self._steps, self.mark, self._seed = 0, "", seed
         self.transcript = Transcript(self.name, self._begin(task, seed), first=self._first)
         return followed(self._user_turn(""), self._opened)
 
@@ -232,11 +232,9 @@ class ConversationEnv(Env):
 
         Raises
         ------
-        IllegalActionError: a choice, or the episode is over. ConfigError: a reply, and there is no user.
+        IllegalActionError: a choice. ConfigError: a reply, and there is no user.
         EnvironmentFailure: the user cannot be asked.
         """
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         action = read_use(action, self._tools, self.name)
         meaning = read_action(action, self.name, first=self._first)
         self._before(meaning)
@@ -265,7 +263,6 @@ class ConversationEnv(Env):
 
     def _opened(self, turn: UserTurn) -> Observation:
         self._need_turn(turn)
-        self._over = False
         self.transcript.add_user(turn.text)
         return self._observe()
 
@@ -280,7 +277,6 @@ class ConversationEnv(Env):
         self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
 
     def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
-        self._over = ended
         self._after(ended)
         reward = 0.0
         if ended or self._steps == self.horizon:

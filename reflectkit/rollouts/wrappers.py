@@ -33,24 +33,40 @@ def checked(env: Env) -> Checked:
 
 
 class Checked(Wrapper):
-    """Raises ConfigError for a return that cannot be played with, learned from or counted."""
+    """Raises ConfigError for a return that cannot be played with, learned from or counted, and IllegalActionError for a
+    step before `reset` or after the end.
+    """
 
     is_checked = True
     seen: Observation | None = None
     """The last observation."""
+    over = True
+    """Whether no episode is under way."""
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an observation that cannot be
         read or answered.
         """
-        self.seen = None
-        return followed(self.env.reset(task, task.data["seed"] if task.is_seed else seed), self._observed)
+        self.seen, self.over = None, True
+        return followed(self.env.reset(task, task.data["seed"] if task.is_seed else seed), self._begun)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step. Raises ConfigError for a result that is not finite or not valid JSON, or whose observation cannot
         be read or answered.
         """
+        if self.over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         return followed(self.env.step(action), self._stepped)
+
+    def close(self) -> None:
+        """The env's."""
+        self.over = True
+        super().close()
+
+    def release(self) -> None:
+        """The env's."""
+        self.over = True
+        super().release()
 
     def teacher(self) -> Any:
         """The env's teacher, whose returns are checked."""
@@ -76,6 +92,11 @@ class Checked(Wrapper):
         codes = [getattr(getattr(type(self.env), method, None), "__code__", None) for method in methods]
         own = [code for code in codes if code is not None and is_user_code(code.co_filename)]
         return f"{own[0].co_filename}, line {own[0].co_firstlineno}: " if own else ""
+
+    def _begun(self, seen: Any) -> Any:
+        seen = self._observed(seen)
+        self.over = False
+        return seen
 
     def _observed(self, seen: Any) -> Any:
         """`seen`, its lists as tuples."""
@@ -132,6 +153,7 @@ class Checked(Wrapper):
             success = info.get("success", False)
             self.need(isinstance(success, bool), "info['success'] of the last step is", success, "True or False")
         seen = self._observed(result.observation)
+        self.over = bool(result.terminated or result.truncated)
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
 
 

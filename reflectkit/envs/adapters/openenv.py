@@ -21,7 +21,7 @@ from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, check_choice, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
-from reflectkit.errors import ConfigError, EnvironmentFailure, IllegalActionError
+from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.keys import header_text, redacted
 from reflectkit.prompts import LABELS
 from reflectkit.tools import NAME, check_call, read_use
@@ -318,8 +318,6 @@ class OpenEnv(Env):
 
     def step(self, action: Action) -> StepResult:
         """One action. Each of several calls in a turn is a step of the server, and their rewards are added up."""
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         actions, self._reward, self._early = self._actions, self._early, 0.0
         if actions.kind == "choice":
             seen = self._act({actions.field: actions.values[check_choice(action, actions.choices, self.name)]})

@@ -16,7 +16,7 @@ from reflectkit.config import Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
-from reflectkit.errors import ConfigError, IllegalActionError, code_place
+from reflectkit.errors import ConfigError, code_place
 from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
@@ -83,7 +83,6 @@ class Plain(Env):
         super().__init__(**settings)
         taken = {name: value for name, value in settings.items() if name not in DatasetSettings.model_fields}
         self._random = _states(0)
-        self._over = True
         with self._own_random():
             self.plain: Any = self.plain_type(**taken)
 
@@ -139,13 +138,10 @@ class Choices(Plain):
                 returned = self.plain.reset(seed=seed)
             else:
                 returned = self.plain.reset(*([seed] if parameters else []))
-            self._over = False
             return self._observe("reset", returned[0] if isinstance(returned, tuple) and returned else returned)
 
     def step(self, action: Action) -> StepResult:
         """Take choice `action`."""
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         with self._own_random():
             returned = self.plain.step(self._offered[check_choice(action, self._offered, self.name)])
             if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
@@ -155,17 +151,17 @@ class Choices(Plain):
             truncated = more[0] if more else False
             if not isinstance(info, dict) or not is_reward(reward) or not all(map(is_flag, (terminated, truncated))):
                 raise self._wrong("step", returned, FORM)
-            self._over = bool(terminated or truncated)
+            over = bool(terminated or truncated)
             told = {key: info[key] for key in ("figures", "refused") if key in info}
-            told["success"] = bool(info.get("success", reward > 0)) if self._over else False
-            return StepResult(self._observe("step", text), float(reward), bool(terminated), bool(truncated), told)
+            told["success"] = bool(info.get("success", reward > 0)) if over else False
+            return StepResult(self._observe("step", text, over), float(reward), bool(terminated), bool(truncated), told)
 
-    def _observe(self, method: str, text: object) -> Observation:
+    def _observe(self, method: str, text: object, over: bool = False) -> Observation:
         if not isinstance(text, str):
             raise self._wrong(method, text, "its observation must be a text")
         choices = self.plain.choices
         choices = choices() if callable(choices) else choices
-        if not isinstance(choices, list | tuple) or not (choices or self._over):
+        if not isinstance(choices, list | tuple) or not (choices or over):
             place = code_place(self.plain_type)
             raise ConfigError(f"{place}: the choices are {choices!r:.60}; give a list of texts, or end the episode")
         self._offered: Sequence[Any] = choices
@@ -219,13 +215,11 @@ class Tools(Plain):
             raise self._wrong("reset", shown, "return the prompt, a text" if not messages else "return a text or None")
         last = messages.pop() if messages else Message("user", "")
         self._messages = [*messages, Message(last.role, last.content + (shown or ""))]
-        self._row, self._first, self._steps, self._over = row, len(self._messages), 0, False
+        self._row, self._first, self._steps = row, len(self._messages), 0
         return self._observe()
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Carry out the calls; without one, the episode ends. Awaitable if a method of the class is."""
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         acting = self._act(read_use(action, self._tools, self.name))
         if self._waits:
             return acting
@@ -249,10 +243,10 @@ class Tools(Plain):
                     result, refused = {"error": str(error)}, refused + 1
                 self._messages.append(Message("tool", cut(str(result), LONGEST_RESULT), name=call.name))
             self._messages += [Message("tool", error) for error in action.errors]
-            self._over = not action.calls and not action.errors
+            over = not action.calls and not action.errors
             info: dict[str, Any] = {"refused": refused} if refused else {}
             reward = 0.0
-            if self._over or self._steps == self.horizon:
+            if over or self._steps == self.horizon:
                 own: list[float] = []
                 if hasattr(self.plain, "get_reward"):
                     value = self.plain.get_reward()
@@ -264,7 +258,7 @@ class Tools(Plain):
                 row, completion = self._row | {"prompt": messages[: self._first]}, messages[self._first :]
                 reward, told = await score(self.settings.reward, row, completion, own=own, environments=[self.plain])
                 info |= told
-        return StepResult(self._observe(), reward, self._over, info=info)
+        return StepResult(self._observe(), reward, over, info=info)
 
     def _observe(self) -> Observation:
         return Observation(tuple(self._messages), tools=self._tools, replies=True)

@@ -199,15 +199,15 @@ class Prompts(Env):
         check_task(task, self.name, self.levels)
         if not self.settings.reward:
             raise ConfigError("env 'prompts' needs --reward FILE.py:FUNCTION, in TRL's form")
-        self._row: Mapping[str, Any] | None = task.data
+        self._row: Mapping[str, Any] = task.data
         self._seen = Observation(prompt_messages(task.data.get("prompt"), task.id))
         return self._seen
 
     async def step(self, action: Action) -> StepResult:
         """Score the answer."""
-        if self._row is None or not isinstance(action, str):
+        if not isinstance(action, str):
             raise IllegalActionError(f"prompts: no action {action!r:.80}; one text answers a prompt")
-        row, self._row = self._row, None
+        row = self._row
         completion: Any = action
         if not isinstance(row["prompt"], str):
             completion = [{"role": "assistant", "content": action}]

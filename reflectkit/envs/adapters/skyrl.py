@@ -15,7 +15,7 @@ from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.prompts import FILES, DatasetTasks, prompt_messages
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.types import Message, Observation, Task, ToolUse
 
 
@@ -63,8 +63,6 @@ class SkyRL(Env):
 
     def step(self, action: Action) -> StepResult:
         """One answer of the model. Raises EnvironmentFailure for whatever the environment raises."""
-        if self._inner is None:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         text = action.text if isinstance(action, ToolUse) else str(action)
         try:
             output = self._inner.step(text)

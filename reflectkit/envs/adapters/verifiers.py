@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from reflectkit.env import Action, Env, StepResult, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
@@ -48,13 +48,11 @@ class Verifiers(Env):
         known, place = taskset_of(self.id)[1], task.data.get("index")
         if not isinstance(place, int) or not 0 <= place < len(known):
             raise DataError(task.id, f"{self.id} has {len(known)} tasks, and no task {place!r}", field="data.index")
-        self._over, self._steps, self._task = True, 0, known[place]
+        self._steps, self._task = 0, known[place]
         return self._begin()
 
     def step(self, action: Action) -> Awaitable[StepResult]:
         """Carry out the calls, or take the words as the answer."""
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         return self._act(read_use(action, self._tools, self.name))
 
     async def _begin(self) -> Observation:
@@ -83,7 +81,6 @@ class Verifiers(Env):
         prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
         for message in [vf.SystemMessage(content=data.system_prompt)] * bool(data.system_prompt) + prompt:
             self._add(message)
-        self._over = False
         return self._observe()
 
     async def _act(self, use: ToolUse) -> StepResult:
@@ -104,10 +101,10 @@ class Verifiers(Env):
             except Exception as error:  # as a server tells a model that a tool failed
                 text = f"error: {error}"
             self._add(types.ToolMessage(tool_call_id=key, content=cut(text, LONGEST_RESULT)), name=call.name)
-        self._over = not use.calls and not use.errors
+        over = not use.calls and not use.errors
         info: dict[str, Any] = {"refused": len(use.errors)} if use.errors else {}
         reward = 0.0
-        if self._over or self._steps == self.horizon:
+        if over or self._steps == self.horizon:
             try:
                 await self._task.score(self._trace)
             except Exception as error:
@@ -117,7 +114,7 @@ class Verifiers(Env):
             named_scores = scores | {name: value for name, value in self._trace.metrics.items() if value is not None}
             figures = {f"verifiers_{name}": float(value) for name, value in named_scores.items()}
             info |= {"success": reward > 0, "figures": figures}
-        return StepResult(self._observe(), reward, self._over, info=info)
+        return StepResult(self._observe(), reward, over, info=info)
 
     async def _served(self, toolset: Any) -> Any:
         """The toolset's tools behind MCP's own server, in this process, with the trace's state."""

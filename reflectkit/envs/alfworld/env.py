@@ -171,7 +171,6 @@ class Alfworld(Env):
         super().__init__(games_dir=games_dir, **settings)
         check_installed()
         self.engine: Engine | None = None
-        self._over = True
 
     @property
     def games_dir(self) -> Path:
@@ -230,7 +229,6 @@ class Alfworld(Env):
         self.slipped = False
         """Whether a command was a mistake."""
         self._take_in(state)
-        self._over = False
         return self._observe()
 
     async def step(self, action: Action) -> StepResult:
@@ -238,11 +236,9 @@ class Alfworld(Env):
 
         Raises
         ------
-        IllegalActionError: not one of the choices, or the episode is over. EnvironmentFailure: the engine fails or does
+        IllegalActionError: not one of the choices. EnvironmentFailure: the engine fails or does
         not answer.
         """
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         if not self.settings.typed:
             command = self.commands[check_choice(action, self.commands, self.name)]
         elif isinstance(action, str):
@@ -258,15 +254,13 @@ class Alfworld(Env):
         answer = " ".join(state.feedback.split())
         self.history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
         self._take_in(state)
-        self._over = state.won or state.lost
         info: dict[str, Any] = {"success": state.won, "score": state.score}
         if state.feedback == NOTHING:
             info["refused"] = 1
-        return StepResult(self._observe(), state.score, self._over, info=info)
+        return StepResult(self._observe(), state.score, state.won or state.lost, info=info)
 
     def close(self) -> None:
         """Return the engine to the pool."""
-        self._over = True
         if self.engine is not None:
             pool().give(self.engine)
             self.engine = None

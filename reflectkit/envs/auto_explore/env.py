@@ -40,7 +40,7 @@ from reflectkit.envs.auto_explore.repository import (
     offered,
     shortest_path,
 )
-from reflectkit.errors import DataError, IllegalActionError
+from reflectkit.errors import DataError
 from reflectkit.seeding import uniform
 from reflectkit.text import WORD, count_short, count_tokens, keywords, shorten, stem, words
 from reflectkit.types import Message, Observation, Task, Trajectory
@@ -236,10 +236,6 @@ class AutoExplore(Env):
         " negative cost, divided by the step limit."
     )
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._over = True
-
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a repository or file that is not there or cannot be
         named, and a question that is too long for the prompt.
@@ -277,13 +273,10 @@ class AutoExplore(Env):
         """The folder before the last command, and the number of files that had been read."""
         self.total_cost = 0.0
         self._output = Output()
-        self._over = False
         return self._observe()
 
     def step(self, action: Action) -> StepResult:
-        """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        """Take choice `action`. Raises IllegalActionError: not one of the choices."""
         command = self.commands[check_choice(action, self.commands, self.name)]
         on_the_way = self.settings.first_step and command == self.way(self.walk.here)[0]
         self.before = self.walk.here, len(self.walk.shown)
@@ -292,18 +285,17 @@ class AutoExplore(Env):
         self._output = Output() if isinstance(done, str) else done
         cost = STEP + ERROR * self._output.errors + WARNING * self._output.warnings
         info: dict[str, Any] = {}
+        over = self.settings.first_step or isinstance(done, str)
         if self.settings.first_step:
-            self._over = True
             cost += -self.horizon if on_the_way else self.horizon
         elif isinstance(done, str):
-            self._over = True
             info |= {"answer": done, "figures": {"named": 1.0}}
             cost += -self.horizon if done in self.targets else self.horizon
         elif len(self.history) == self.horizon:
             cost += self.horizon
         self.total_cost += cost
-        info |= {"cost": cost, "success": self._over and self.total_cost < SOLVED_BELOW}
-        return StepResult(self._observe(), -cost / self.horizon, self._over, info=info)
+        info |= {"cost": cost, "success": over and self.total_cost < SOLVED_BELOW}
+        return StepResult(self._observe(), -cost / self.horizon, over, info=info)
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of reaching the horizon: the remaining steps, and naming no file."""

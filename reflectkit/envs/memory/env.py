@@ -50,7 +50,7 @@ from reflectkit.envs.memory.store import (
     insertion,
     replacement,
 )
-from reflectkit.errors import DataError, IllegalActionError
+from reflectkit.errors import DataError
 from reflectkit.eventloop import followed
 from reflectkit.text import count_tokens, pluralize
 from reflectkit.tools import read_use, use_of
@@ -270,7 +270,6 @@ class Memory(Env):
         self.reader: Reader = reader or Extractive()
         self.judge = judge
         self._related = retriever(self.settings.retrieval)
-        self._over = True
 
     @classmethod
     def action_kind(cls, settings: Any) -> Literal["tools"]:
@@ -297,7 +296,7 @@ class Memory(Env):
         self._facts = content.facts or ((),) * len(self._chunks)
         self.valid = ValidFacts(complete=content.facts is not None)
         self.store = Store()
-        self._at, self._over, self.mark = 0, False, ""
+        self._at, self.mark = 0, ""
         self._recall: Callable[[str], list[str]] = partial(most_related, self.store, RETRIEVED, self._related)
         self._refusals: tuple[str, ...] = ()
         return self._observe()
@@ -309,10 +308,8 @@ class Memory(Env):
 
         Raises
         ------
-        IllegalActionError: a choice, or the episode is over. EnvironmentFailure: the reader cannot be reached.
+        IllegalActionError: a choice. EnvironmentFailure: the reader cannot be reached.
         """
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         action = read_use(action, TOOLS, self.name, replies=False)
         chunk, facts = self._chunks[self._at], self._facts[self._at]
         self.mark = MemoryTeacher(self).mark(action)
@@ -331,7 +328,6 @@ class Memory(Env):
         self._at += 1
         if self._at < len(self._chunks):
             return StepResult(self._observe(), reward, False, info=info)
-        self._over = True
 
         def answered(answers: list[str]) -> StepResult | Awaitable[StepResult]:
             return followed(scores(self._questions, answers, self.judge), lambda given: ended(answers, given))
