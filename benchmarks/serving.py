@@ -1,0 +1,166 @@
+"""Speed and memory of `reflectkit serve`, and memory with many programs at once (`--env program:…`).
+
+The requests are turns of a conversation with two tools; an answer has at most 16 tokens. The tiny models have
+random weights, so an answer has nearly always that many. Time is wall-clock time for a single client and the server's
+CPU time for each answer, which other work on the machine hardly changes. Each measurement has a process of its own,
+whose largest memory is what the system kept of it.
+
+    python -m benchmarks.serving serve tiny smollm2-135m     # the second needs `make smollm2`
+    python -m benchmarks.serving programs 20 200
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.envs import make
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
+from reflectkit.types import Task
+
+BOX = {"type": "object", "properties": {"box": {"type": "integer"}}, "required": ["box"]}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": does, "parameters": BOX}}
+    for name, does in (("look", "Look into a box."), ("answer", "Say which box it is."))
+]
+QUESTION = "Each of the boxes 1 to 4 holds a ball. Which one holds the red ball?"
+TOKENS, TURNS = 16, 3
+ONE, AT_ONCE = 4, 8
+"""Conversations of the single client, and of those that ask at the same time."""
+PROGRAM = f"""
+import json, os, urllib.request
+messages = [{{"role": "user", "content": {QUESTION!r}}}]
+for _ in range({TURNS}):
+    body = json.dumps({{"model": "any", "messages": messages, "tools": {TOOLS!r}}}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, body, {{"Content-Type": "application/json"}})
+    messages.append(json.load(urllib.request.urlopen(request))["choices"][0]["message"])
+    messages.append({{"role": "user", "content": "Look again."}})
+print(1.0)
+"""
+
+
+def tiny(role: str | None) -> LoadedModel:
+    """A tiny model with random weights."""
+    tokenizer = build_tokenizer([QUESTION, json.dumps(TOOLS)], [], 512)
+    return LoadedModel(build_model(tokenizer, 1024, 0), tokenizer, role)
+
+
+def converse(url: str) -> list[float]:
+    """Hold one conversation. Returns the seconds of each answer."""
+    seconds = []
+    messages = [{"role": "user", "content": QUESTION}]
+    for _ in range(TURNS):
+        body = json.dumps({"model": "any", "messages": messages, "tools": TOOLS, "max_tokens": TOKENS}).encode()
+        request = urllib.request.Request(f"{url}/chat/completions", body, {"Content-Type": "application/json"})
+        started = time.perf_counter()
+        with urllib.request.urlopen(request) as answer:
+            messages.append(json.load(answer)["choices"][0]["message"])
+        seconds.append(time.perf_counter() - started)
+        messages.append({"role": "user", "content": "Look again."})
+    return seconds
+
+
+def serve(model: str, *, reflects: bool) -> list[str]:
+    """The row of one server."""
+    with TemporaryDirectory() as folder:
+        names = {"policy": model, "reflector": model}
+        for name, role in (("policy", None), ("reflector", "reflection")) if model == "tiny" else ():
+            names[name] = f"{folder}/{name}"
+            save_player(Path(names[name]), tiny(role))
+        command = [sys.executable, "-m", "reflectkit", "serve", "--policy", names["policy"], "--port", "0"]
+        command += ["--reflector", names["reflector"]] if reflects else []
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            url = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)))[0]
+            converse(url)
+            spent = [cpu_seconds(process.pid)]
+            alone = [seconds for _ in range(ONE) for seconds in converse(url)]
+            spent.append(cpu_seconds(process.pid))
+            started = time.perf_counter()
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                answers = sum(map(len, pool.map(converse, [url] * AT_ONCE)))
+            wall = time.perf_counter() - started
+            spent.append(cpu_seconds(process.pid))
+            memory = largest_memory(process.pid)
+        finally:
+            process.kill()
+            process.wait()
+    one, many = (spent[1] - spent[0]) / len(alone), (spent[2] - spent[1]) / answers
+    latency = f"{statistics.median(alone) * 1000:,.0f} ms"
+    times = (f"{one * 1000:,.0f} ms", f"{many * 1000:,.0f} ms", f"{answers / wall:.1f}")
+    return [model, "yes" if reflects else "no", latency, *times, f"{memory:,.0f} MB"]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def largest_memory(pid: int) -> float:
+    """The most memory that a process of Linux has held so far, in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def play(programs: int) -> list[str]:
+    """Play `programs` at once, in this process. Returns the row."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program.py"
+        path.write_text(PROGRAM, encoding="utf-8")
+        agent = TwoPlayerAgent(LocalSampler(tiny(None)), max_new_tokens=TOKENS)
+        episodes = [Episode(Task(str(number), "program", "all", "", {}), number) for number in range(programs)]
+        name = f"program:{sys.executable} -I -S {path}"
+        played = rollout(episodes, lambda: make(name, TURNS + 1), agent, width=programs, patience=600)
+    statuses = Counter(f"{item.status.value} with {len(item.turns)} answers" for item in played)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return [str(programs), ", ".join(f"{count} {what}" for what, count in statuses.items()), f"{memory:,.0f} MB"]
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Rows as a table of Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+
+
+def main() -> None:
+    """Measure what the arguments say, and print it."""
+    what, *values = sys.argv[1:]
+    if what == "play":
+        print(json.dumps(play(int(values[0]))))
+    elif what == "programs":
+        command = [sys.executable, "-m", "benchmarks.serving", "play"]
+        rows = [json.loads(subprocess.check_output([*command, value]).splitlines()[-1]) for value in values]
+        print(table(["programs at once", "episodes", "largest memory"], rows))
+    else:
+        heads = [
+            "model",
+            "reflector",
+            "latency",
+            "CPU per answer, 1 client",
+            f"{AT_ONCE} clients",
+            "answers per second",
+        ]
+        rows = [serve(value, reflects=reflects) for value in values for reflects in (False, True)]
+        print(table([*heads, "largest memory"], rows))
+
+
+if __name__ == "__main__":
+    main()
