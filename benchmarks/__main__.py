@@ -35,12 +35,16 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*rollout_func.*")  # that it is experimental
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))
-    print(f"{given.model}, float32; {versions}; {datetime.date.today()}; one thread; {given.rounds} rounds")
-    print(HEAD, flush=True)
-    bench = Bench(given.model, given.rounds, given.seed, given.data_dir, Quiet())
-    for name in given.only:
-        for line in SCENES[name](bench):
-            print(line, flush=True)
+    for dtype in ("float32",) if given.model == "tiny" else ("float32", "bfloat16"):
+        if dtype == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+            print("bfloat16: skipped, since this CPU has no AVX-512 BF16")
+            break
+        print(f"{given.model}, {dtype}; {versions}; {datetime.date.today()}; one thread; {given.rounds} rounds")
+        print(HEAD, flush=True)
+        bench = Bench(given.model, given.rounds, given.seed, given.data_dir, Quiet(), dtype)
+        for name in given.only:
+            for line in SCENES[name](bench):
+                print(line, flush=True)
     if given.original:
         for line in original.lines(given.original, given.rounds, given.seed):
             print(line, flush=True)

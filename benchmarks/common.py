@@ -15,15 +15,18 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psutil
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.eventloop import run_sync
+from reflectkit.models.labels import Path
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch
@@ -63,6 +66,7 @@ class Rounds:
 
     def compare(self, part: str, passes: Callable[[], None]) -> None:
         """Add the time of the bare `passes`, divided by ours of the last round."""
+        trim()
         started = time.process_time()
         passes()
         self.bare[part].append((time.process_time() - started) / self.seconds["ours"][part][-1])
@@ -108,7 +112,7 @@ class Ours:
     def __post_init__(self) -> None:
         settings = Settings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
         self.learner = Learner(self.policy, settings)
-        self.sampler = LocalSampler(self.policy)
+        self.sampler: Sampler = LocalSampler(self.policy)
         self.agent = TwoPlayerAgent(self.sampler, max_new_tokens=self.max_new_tokens)
         self.version = 0
 
@@ -130,6 +134,32 @@ class Ours:
         samples = self.rows(played)
         self.learner.update(samples, random.Random(0))
         return samples
+
+
+class Follower:
+    """A sampler that samples, and then answers with the recorded tokens. taken: by the seed of the request."""
+
+    def __init__(self, inner: Sampler, taken: dict[int, Path]) -> None:
+        self.inner, self.taken = inner, taken
+        self.tokenizer, self.role, self.context = inner.tokenizer, inner.role, inner.context
+
+    @property
+    def tokens(self) -> int:
+        """As of the sampler inside."""
+        return self.inner.tokens
+
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
+        """A label with its log-probability, or a text of the recorded length."""
+        tokens = self.taken[ask.seed]
+        if ask.labels:
+            sampled = await self.inner.sample(ask)
+            return replace(sampled, token_ids=tokens, logprobs=(sampled.label_logprobs[ask.labels.index(tokens)],))
+        sampled = await self.inner.sample(replace(ask, max_new_tokens=len(tokens), stop_ids=frozenset()))
+        return replace(sampled, token_ids=tokens)
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """As of the sampler inside."""
+        await self.inner.publish(weights, version)
 
 
 def different_starts(

@@ -1,7 +1,8 @@
 """Bare passes: the model's own forward and backward passes over the tokens of a round, and nothing else.
 
-For a rollout, one forward pass over each different prompt that was answered with a choice, and the cached passes over
-the texts, one token at a time, all at once. For an update, one forward and backward pass over each different row, with
+For a rollout, one forward pass over each different prompt that was answered with a choice. Of texts and conversations,
+what the model did not write is read once, and then come the cached passes over what it wrote, one token at a time, for
+all rows at once. For an update, one forward and backward pass over each different row, with
 the head and the cross-entropy where a token is trained.
 """
 
@@ -21,14 +22,20 @@ from reflectkit.types import Sample
 
 @torch.no_grad()
 def rollout(player: LoadedModel, samples: Sequence[Sample], max_tokens: int) -> None:
-    """Read the prompts and write the texts of rows that each have one decision."""
+    """Read the prompts, and write the texts."""
     for micro in packed([unit for unit in units(samples) if unit.choices], max_tokens):
         input_ids_BT = right_pad([unit.tokens for unit in micro], player.pad_id, torch.device("cpu"))
         player.model(input_ids=input_ids_BT, use_cache=False, logits_to_keep=1)
-    texts = [sample for sample in samples if not sample.choices]
-    if texts:
-        prompts, lines = zip(*((text.tokens[: text.start], text.tokens[text.start :]) for text in texts), strict=True)
-        decoding_floor(player, prompts, lines, len(texts))
+    read, written = (
+        [
+            [token for token, trained in zip(sample.tokens, sample.loss_mask, strict=True) if trained == wanted]
+            for sample in samples
+            if not sample.choices
+        ]
+        for wanted in (0, 1)
+    )
+    if read:
+        decoding_floor(player, read, written, len(read))
 
 
 def update(player: LoadedModel, samples: Sequence[Sample], max_tokens: int) -> None:

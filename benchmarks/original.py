@@ -26,7 +26,6 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from benchmarks.common import Ours, Rounds, row
+from benchmarks.common import Follower, Ours, Rounds, row
 from benchmarks.rl import player
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import result_of
@@ -42,7 +41,6 @@ from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
-from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.seeding import derive
 from reflectkit.types import Trajectory
 
@@ -106,29 +104,6 @@ class Adapter:
         return policy_prompt(result.observation), result.reward, result.terminated, result.truncated, result.info
 
 
-class Follower:
-    """A sampler that scores the labels itself and then takes the action that the other side took. taken: by seed."""
-
-    def __init__(self, inner: Any, taken: dict[int, int]) -> None:
-        self.inner, self.taken = inner, taken
-        self.tokenizer, self.role, self.context = inner.tokenizer, inner.role, inner.context
-
-    @property
-    def tokens(self) -> int:
-        """As of the sampler inside."""
-        return int(self.inner.tokens)
-
-    async def sample(self, ask: SampleRequest) -> SampleOutput:
-        """The scores of the labels, and the recorded one of them."""
-        sampled: SampleOutput = await self.inner.sample(ask)
-        action = self.taken[ask.seed]
-        return replace(sampled, token_ids=ask.labels[action], logprobs=(sampled.label_logprobs[action],))
-
-    async def publish(self, weights: Any, version: int) -> None:
-        """As of the sampler inside."""
-        await self.inner.publish(weights, version)
-
-
 class Theirs:
     """Their loop around our game. rows: per gradient pass."""
 
@@ -183,7 +158,7 @@ def shrink(player: LoadedModel) -> None:
 def measure(theirs: Theirs, ours: Ours, batches: Sequence[Sequence[Episode]]) -> tuple[Rounds, int]:
     """The times of one round for each of `batches` but the first, which warms up; and the turns in them."""
     rounds, turns = Rounds(), 0
-    follower = Follower(ours.sampler, {})
+    follower, labels = Follower(ours.sampler, {}), label_ids(ours.policy.tokenizer, len(ACTIONS))
     ours.agent.policy = follower
     for number, episodes in enumerate(batches):
         with rounds.measure("theirs", "rollout"):
@@ -191,7 +166,7 @@ def measure(theirs: Theirs, ours: Ours, batches: Sequence[Sequence[Episode]]) ->
         with rounds.measure("theirs", "update"), open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
             theirs.trainer.train(logs)
         follower.taken = {
-            derive(episode.seed, "turn", place): int(turn["generation"]["content"])
+            derive(episode.seed, "turn", place): labels[int(turn["generation"]["content"])]
             for episode, log in zip(episodes, logs, strict=True)
             for place, turn in enumerate(log)
         }

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Ours, Rounds, different_starts, one_group, row
+from benchmarks.common import Follower, Ours, Rounds, different_starts, one_group, row
+from benchmarks.problems import problems_of
 from benchmarks.rl import player
 from benchmarks.trl_peer import Chooser, Writer, measure
-from reflectkit.console import Progress
+from reflectkit.agents.scripted import Demonstrator
+from reflectkit.console import Progress, Quiet
+from reflectkit.env import Env
 from reflectkit.envs import env_class, make
-from reflectkit.models.hub import PACKAGED
+from reflectkit.files import included_repositories
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.models.packaged import model_source
-from reflectkit.rollouts.episode import Episode
+from reflectkit.models.tokens import completion_ids
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
-from reflectkit.types import Task
+from reflectkit.types import Task, ToolUse
 
 RANK = 16
 STARTS, GROUP = 4, 8
 """Episodes of a round, from different starts and from one."""
+STEPS, TALK = 4, 10
+"""The most turns of an episode of AutoExplore and of the service desk."""
+MISTAKES = 0.2
+"""Share of wrong moves of the oracle at the service desk."""
 MICRO = 4
 """Rows of a micro-batch."""
 PROMPTS, TOKENS = 4, 128
@@ -43,19 +52,17 @@ class Bench:
     progress: Progress
     dtype: str = "float32"
 
-    def player(self) -> LoadedModel:
-        """A new copy of the model; all are equal."""
+    def player(self, tasks: Sequence[Task], new: Callable[[], Env]) -> LoadedModel:
+        """A new copy of the model; all are equal. The vocabulary of the tiny one is made for the tasks."""
         if self.model == "tiny":
-            kind = env_class("taxi")
-            return player("tiny", kind.taskset.tasks(kind.levels[-1]), lambda: make("taxi", 8), self.seed)
-        source = model_source(self.model, self.data_dir, self.progress) if self.model in PACKAGED else self.model
+            return player("tiny", tasks, new, self.seed)
+        source = model_source(self.model, self.data_dir, self.progress)
         loaded = load_player(source, device="cpu", dtype=self.dtype)
         return with_adapter(loaded, RANK, 2 * RANK, self.seed)
 
-    @cached_property
-    def sides(self) -> tuple[LoadedModel, LoadedModel]:
+    def sides(self, tasks: Sequence[Task], new: Callable[[], Env]) -> tuple[LoadedModel, LoadedModel]:
         """(ours, theirs)."""
-        return self.player(), self.player()
+        return self.player(tasks, new), self.player(tasks, new)
 
 
 def taxi(bench: Bench) -> Iterator[str]:
@@ -65,7 +72,7 @@ def taxi(bench: Bench) -> Iterator[str]:
     tasks = kind.taskset.tasks(level)
 
     new = partial(make, "taxi", kind.horizons[level])
-    mine, other = bench.sides
+    mine, other = bench.sides(tasks, new)
     ours, theirs = Ours(mine, new, max_tokens=MICRO * 96), Chooser(other, new)
     batches = different_starts(ours, tasks, STARTS, bench.rounds + 1, bench.seed, MICRO)
     yield choices_line(f"taxi, {STARTS} different starts", ours, theirs, batches)
@@ -100,10 +107,14 @@ def sums(count: int, seed: int) -> list[Task]:
     return tasks
 
 
+def single_turn() -> Env:
+    """An env that shows one prompt."""
+    return make("prompts", 1, reward=("benchmarks.scenes:distinct_words",))
+
+
 def answering(policy: LoadedModel, tokens: int) -> Ours:
     """Our side, which answers single-turn prompts with so many tokens; nothing ends an answer early."""
-    new = partial(make, "prompts", 1, reward=("benchmarks.scenes:distinct_words",))
-    ours = Ours(policy, new, max_tokens=MICRO * 256, max_new_tokens=tokens)
+    ours = Ours(policy, single_turn, max_tokens=MICRO * 256, max_new_tokens=tokens)
     ours.agent.dialogue.stop_ids = ours.agent._stop_ids = frozenset()
     return ours
 
@@ -111,36 +122,87 @@ def answering(policy: LoadedModel, tokens: int) -> Ours:
 def answers(bench: Bench) -> Iterator[str]:
     """Single-turn prompts with answers of a fixed length, by sampling at temperature 1."""
     tasks = sums(PROMPTS, bench.seed)
-    mine, other = bench.sides
+    mine, other = bench.sides(tasks, single_turn)
     ours = answering(mine, TOKENS)
     batches = [
         [Episode(task, derive(bench.seed, number, task.id)) for task in tasks] for number in range(bench.rounds + 1)
     ]
-    played = ours.play(batches[0])
-    prompts = {one.task.id: list(one.turns[0].decision.prompt_ids) for one in played}
-    theirs = Writer(other, lambda episode: prompts[episode.task.id], TOKENS)
-    rounds = measure(theirs, ours, batches, PROMPTS, MICRO)
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, PROMPTS, MICRO)
     yield row(f"{PROMPTS} single-turn prompts, {TOKENS} tokens each, theirs by `generate`", rounds)
 
 
 def batching(bench: Bench) -> Iterator[str]:
     """Rollouts alone, against transformers' continuous batching."""
     tasks = sums(BATCHED, bench.seed)
-    mine, other = bench.player(), bench.player()  # `generate_batch` changes the model's attention
+    mine, other = bench.sides(tasks, single_turn)
     ours = answering(mine, BATCHED_TOKENS)
     episodes = [Episode(task, derive(bench.seed, task.id)) for task in tasks]
-    prompts = {played.task.id: list(played.turns[0].decision.prompt_ids) for played in ours.play(episodes)}
-    theirs = Writer(other, lambda episode: prompts[episode.task.id], BATCHED_TOKENS, continuous=True)
-    rounds = Rounds()
+    theirs, rounds = Writer(other, ours.agent.labels, continuous=True), Rounds()
     for number in range(bench.rounds + 1):
-        with rounds.measure("theirs", "rollout"):
-            theirs.play(other.model, episodes)
         with rounds.measure("ours", "rollout"):
-            ours.play(episodes)
+            played = ours.play(episodes)
+        with rounds.measure("theirs", "rollout"):
+            theirs.play(other.model, played)
         if number == 0:  # a warm-up
             rounds.clear()
     rounds.tokens = BATCHED * BATCHED_TOKENS
     yield row(f"{BATCHED} single-turn prompts, {BATCHED_TOKENS} tokens each, theirs by `generate_batch`", rounds)
 
 
-SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {"taxi": taxi, "answers": answers, "batching": batching}
+def explore(bench: Bench) -> Iterator[str]:
+    """Choices in AutoExplore's included repositories, from different starts; some labels are two tokens."""
+    chance = random.Random(bench.seed)
+    tasks = []
+    for repository in sorted(included_repositories().iterdir()):
+        file = chance.choice(sorted(path for path in repository.glob("*/*") if path.is_file()))
+        line = max(file.read_text(encoding="utf-8").splitlines(), key=len)[:80]
+        data = {"question": f"Where does it say {line}?", "filename": f"{file.parent.name}/{file.name}"}
+        tasks.append(Task(repository.name, "auto_explore", "1", repository.name, data | {"root": repository.name}))
+    new = partial(make, "auto_explore", STEPS, repos_dir=included_repositories())
+    mine, other = bench.sides(tasks, new)
+    ours = Ours(mine, new)
+    batches = different_starts(ours, tasks, STARTS, bench.rounds + 1, bench.seed, MICRO)
+    turns = [turn for played in ours.play(batches[0]) for turn in played.turns]
+    longest = max(len(turn.decision.prompt_ids) for turn in turns)
+    ours.learner.max_tokens = MICRO * longest
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, len(turns), MICRO)
+    yield row(f"auto_explore, {STARTS} different starts: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
+
+
+def service_desk(bench: Bench) -> Iterator[str]:
+    """Conversations with tool calls: those of the oracle, with mistakes, in a group from one start. Without a chat
+    template, the tiny model's conversations are not one row each.
+    """
+    if bench.model == "tiny":
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        tasks, _ = problems_of(env_class("support"), Path(folder), 0, bench.seed, Quiet())
+    new = partial(make, "support", TALK)
+    mine, other = bench.sides(tasks, new)
+    ours = Ours(mine, new)
+    follower = Follower(ours.sampler, {})
+    ours.agent.policy = follower
+    end = min(ours.agent.dialogue.stop_ids)
+    batches = []
+    for number in range(bench.rounds + 1):
+        task, begin = tasks[number], derive(bench.seed, number)
+        episodes = [Episode(task, derive(begin, index), task.id, start=begin) for index in range(STARTS)]
+        batches.append(episodes)
+        for trajectory in rollout(episodes, new, Demonstrator(MISTAKES)):
+            for place, turn in enumerate(trajectory.turns):
+                action = turn.decision.action
+                ids = completion_ids(mine.tokenizer, action.text if isinstance(action, ToolUse) else str(action))
+                follower.taken[derive(derive(trajectory.seed, "turn", place), "text")] = (*ids, end)
+    lengths = [len(sample.tokens) for sample in ours.rows(ours.play(batches[0]))]
+    ours.learner.max_tokens = max(lengths)
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, STARTS, micro=1)
+    yield row(f"support, one group of {STARTS}: transcripts ≤ {max(lengths):,} tokens", rounds)
+
+
+SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
+    "taxi": taxi,
+    "explore": explore,
+    "desk": service_desk,
+    "answers": answers,
+    "batching": batching,
+}

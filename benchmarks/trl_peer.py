@@ -2,9 +2,10 @@
 
 Their side is TRL's own training loop with a `rollout_func`:
 
-- Choices: one row per turn. The choices of all live episodes are scored in one batch by one forward pass with
-  `logits_to_keep=1`, which is less work than `generate`.
-- Texts: transformers' `generate`, with a cache, for all prompts at once.
+- Choices whose labels are one token: one row per turn. The choices of all live episodes are scored in one batch by one
+  forward pass with `logits_to_keep=1`, which is less work than `generate`.
+- Other choices, and texts: transformers' `generate`, with a cache, for the prompts of a turn at once. A conversation is
+  one row, with a mask for what the model did not write.
 - There is no KL penalty, reference model, gradient checkpointing, logging, saving or mixed precision, and the optimizer
   is fused. Both sides have micro-batches of the same number of rows.
 - A generation batch has exactly as many rows as there are to learn, so nothing is padded with empty rows. The trainer,
@@ -12,7 +13,7 @@ Their side is TRL's own training loop with a `rollout_func`:
 
 Our side is what `rlft` runs: `rollout` and `Learner.update`. What differs in the work: for choices, TRL's loss is over
 the whole vocabulary, ours over the legal labels. A round of choices counts only if both sides chose the same actions
-with the same log-probabilities. Sampled texts differ, though not in their lengths; both sides learn from ours.
+with the same log-probabilities. What `generate` samples differs; both sides go on with our side's, and learn from it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks import floor
 from benchmarks.common import Ours, Rounds
 from reflectkit.eventloop import result_of
-from reflectkit.models.labels import label_ids
+from reflectkit.models.labels import Path, label_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode
@@ -46,11 +47,12 @@ AGREE = 1e-3  # nats: rows padded otherwise are rounded otherwise
 
 @dataclass(frozen=True)
 class Row:
-    """One row as TRL sees it: a prompt, and what is trained after it. ret: its return."""
+    """One row as TRL sees it: a prompt, and what comes after it. mask: 1 where that is trained. ret: its return."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
+    mask: list[int]
     ret: float = 0.0
 
 
@@ -76,7 +78,7 @@ class Chooser:
                 chosen = draw(logprobs, 1.0, derive(episodes[index].seed, "turn", len(taken[index])))
                 result = result_of(envs[index].step(chosen))
                 token = label_ids(self.policy.tokenizer, len(logprobs))[chosen][0]
-                taken[index].append(Row(prompt, [token], [logprobs[chosen]]))
+                taken[index].append(Row(prompt, [token], [logprobs[chosen]], [1]))
                 seen[index] = result.observation
                 if not result.terminated and not result.truncated:
                     still.append(index)
@@ -103,60 +105,67 @@ def start(episode: Episode) -> int:
 
 @dataclass
 class Writer:
-    """Texts by transformers' `generate`, or by `generate_batch`: continuous batching. prompt: of an episode. tokens:
-    of each text; nothing ends it early.
+    """Texts by transformers' `generate`, or by `generate_batch`: continuous batching.
+
+    What is sampled has the lengths of our side's texts, and is thrown away: the next prompt is that after our side's
+    text, which the episodes go on with. A label of several tokens is written under the constraint that it is legal. The
+    environment and the rendering of prompts cost nothing here.
     """
 
     policy: LoadedModel
-    prompt: Callable[[Episode], list[int]]
-    tokens: int
+    labels: Callable[[tuple[str, ...]], tuple[Path, ...]]
     continuous: bool = False
 
     @torch.no_grad()
-    def play(self, model: Any, episodes: Sequence[Episode]) -> list[Row]:
-        """A text for each episode."""
-        prompts = [self.prompt(episode) for episode in episodes]
-        if self.continuous:
-            return self._continuous(model, prompts)
-        input_ids, mask = left_pad(prompts, self.policy.pad_id, torch.device("cpu"))
-        config = model.generation_config  # a copy would get its empty `eos_token_id` from the model's again
-        config.eos_token_id, config.pad_token_id = None, self.policy.pad_id
-        config.do_sample, config.top_k, config.max_new_tokens = True, 0, self.tokens
+    def play(self, model: Any, played: Sequence[Trajectory]) -> None:
+        """Write what was written in `played`, turn by turn, for all episodes at once."""
         was_training = model.training
         model.eval()
-        written = model.generate(input_ids=input_ids, attention_mask=mask)[:, input_ids.shape[1] :].tolist()
+        for step in range(max(len(trajectory.turns) for trajectory in played)):
+            turns = [trajectory.turns[step] for trajectory in played if len(trajectory.turns) > step]
+            prompts = [list(turn.decision.prompt_ids) for turn in turns]
+            longest = max(len(turn.decision.token_ids) for turn in turns)
+            if self.continuous:
+                self._continuous(model, prompts, longest)
+            else:
+                choices = [turn.observation.choices for turn in turns]
+                self._generate(model, prompts, longest, [self.labels(each) if each else () for each in choices])
         model.train(was_training)
-        return [Row(prompt, line, [0.0] * len(line)) for prompt, line in zip(prompts, written, strict=True)]
 
-    def _continuous(self, model: Any, prompts: list[list[int]]) -> list[Row]:
+    def _generate(self, model: Any, prompts: list[list[int]], longest: int, labels: Sequence[tuple[Path, ...]]) -> None:
+        input_ids, mask = left_pad(prompts, self.policy.pad_id, torch.device("cpu"))
+        width, pad_id = input_ids.shape[1], self.policy.pad_id
+
+        def allowed(row: int, ids: torch.Tensor) -> list[int]:
+            written = tuple(ids[width:].tolist())
+            return [path[len(written)] for path in labels[row] if path[: len(written)] == written != path] or [pad_id]
+
+        config = model.generation_config  # a copy would get its empty `eos_token_id` from the model's again
+        config.eos_token_id, config.pad_token_id = None, pad_id
+        config.do_sample, config.top_k, config.max_new_tokens = True, 0, longest
+        constraint = {"prefix_allowed_tokens_fn": allowed} if any(labels) else {}
+        model.generate(input_ids=input_ids, attention_mask=mask, **constraint)
+
+    def _continuous(self, model: Any, prompts: list[list[int]], longest: int) -> None:
         """With blocks for all texts at once; the defaults reserve most of the memory, and take twice as long."""
         block = 64
         settings = ContinuousBatchingConfig(
             block_size=block,
-            num_blocks=sum(-(-(len(prompt) + self.tokens) // block) for prompt in prompts),
+            num_blocks=sum(-(-(len(prompt) + longest) // block) for prompt in prompts),
             max_batch_tokens=max(64, sum(map(len, prompts))),
         )
         config = GenerationConfig(
-            max_new_tokens=self.tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=self.policy.pad_id
+            max_new_tokens=longest, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=self.policy.pad_id
         )
-        written = model.generate_batch(
-            prompts, generation_config=config, continuous_batching_config=settings, progress_bar=False
-        )
-        return [
-            Row(prompt, text.generated_tokens, [0.0] * self.tokens)
-            for prompt, text in zip(prompts, written.values(), strict=True)
-        ]
+        model.generate_batch(prompts, generation_config=config, continuous_batching_config=settings, progress_bar=False)
 
 
 def trl_row(sample: Sample) -> Row:
-    """A row of ours as TRL sees it; what is not trained after the prompt does not occur in it."""
+    """A row of ours as TRL sees it."""
     begins = sample.start
-    return Row(
-        list(sample.tokens[:begins]),
-        list(sample.tokens[begins:]),
-        list(sample.logprobs[begins:]),
-        sample.returns[begins],
-    )
+    completion = list(sample.tokens[begins:])
+    mask = [1] * len(completion) if sample.choices else list(sample.loss_mask[begins:])
+    return Row(list(sample.tokens[:begins]), completion, list(sample.logprobs[begins:]), mask, sample.returns[begins])
 
 
 class Turns(TrainerCallback):  # type: ignore[misc]
@@ -172,18 +181,20 @@ class Turns(TrainerCallback):  # type: ignore[misc]
     def roll(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         """TRL's `rollout_func`."""
         episodes = self.batches[self.number]
-        with self.rounds.measure("theirs", "rollout"):
-            theirs = self.theirs.play(trainer.accelerator.unwrap_model(trainer.model), episodes)
+        model = trainer.accelerator.unwrap_model(trainer.model)
         with self.rounds.measure("ours", "rollout"):
             self.played = self.ours.play(episodes)
         rows = [trl_row(sample) for sample in self.ours.rows(self.played)]
-        self.alike = alike(theirs, rows, texts=isinstance(self.theirs, Writer))
+        with self.rounds.measure("theirs", "rollout"):
+            theirs = self.theirs.play(model, episodes if isinstance(self.theirs, Chooser) else self.played)
+        self.alike = theirs is None or alike(theirs, rows)
         self.update = self.rounds.measure("theirs", "update")
         self.update.__enter__()
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
             "logprobs": [row.logprobs for row in rows],
+            "env_mask": [row.mask for row in rows],
             "returns": [row.ret for row in rows],
         }
 
@@ -205,17 +216,11 @@ class Turns(TrainerCallback):  # type: ignore[misc]
         self.number += 1
 
 
-def alike(theirs: Sequence[Row], ours: Sequence[Row], *, texts: bool) -> bool:
-    """Whether both have played the same episodes: the same prompts, and texts of the same lengths, or choices of the
-    same log-probabilities.
-    """
-    if [row.prompt_ids for row in theirs] != [row.prompt_ids for row in ours]:
-        return False
-    if texts:
-        return [len(row.completion_ids) for row in theirs] == [len(row.completion_ids) for row in ours]
-    pairs = list(zip(theirs, ours, strict=True))
-    return all(one.completion_ids == other.completion_ids[:1] for one, other in pairs) and all(
-        math.isclose(one.logprobs[0], other.logprobs[0], abs_tol=AGREE) for one, other in pairs
+def alike(theirs: Sequence[Row], ours: Sequence[Row]) -> bool:
+    """Whether both have chosen the same actions after the same prompts, with the same log-probabilities."""
+    sides = [[(row.prompt_ids, row.completion_ids) for row in rows] for rows in (theirs, ours)]
+    return sides[0] == sides[1] and all(
+        math.isclose(their.logprobs[0], our.logprobs[0], abs_tol=AGREE) for their, our in zip(theirs, ours, strict=True)
     )
 
 

@@ -17,7 +17,7 @@ from reflectkit.rollouts.wrappers import Horizon
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 
 from benchmarks.common import HEAD, Ours, Rounds, row
-from benchmarks.scenes import Bench, answering, sums
+from benchmarks.scenes import Bench, answering, single_turn, sums
 from benchmarks.trl_peer import Chooser, Writer, measure
 
 
@@ -30,7 +30,7 @@ def test_both_sides_play_and_learn_the_same_choices(bench: Bench) -> None:
     def new() -> Env:
         return Horizon(Taxi(), 3)
 
-    mine, other = bench.sides
+    mine, other = bench.sides(Taxi.taskset.tasks("full"), new)
     ours, theirs = Ours(mine, new), Chooser(other, new)
     episodes = [Episode(task, 7 + number) for number, task in enumerate(Taxi.taskset.tasks("full")[:300:100])]
     rows = sum(len(trajectory.turns) for trajectory in ours.play(episodes))
@@ -49,11 +49,11 @@ def test_both_sides_play_and_learn_the_same_choices(bench: Bench) -> None:
 
 
 def test_both_sides_get_the_same_gradients_from_texts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, other = bench.sides
+    tasks = sums(4, seed=0)
+    mine, other = bench.sides(tasks, single_turn)
     ours = answering(mine, tokens=12)
-    task = sums(1, seed=0)[0]  # one prompt, since TRL counts GPT-2's positions from the padding on
+    task = tasks[0]  # one prompt, since TRL counts GPT-2's positions from the padding on
     episodes = [Episode(task, number) for number in range(4)]
-    prompts = {played.seed: list(played.turns[0].decision.prompt_ids) for played in ours.play(episodes)}
     norms: list[float] = []
     clip = torch.nn.utils.clip_grad_norm_
 
@@ -62,7 +62,7 @@ def test_both_sides_get_the_same_gradients_from_texts(bench: Bench, monkeypatch:
         return norm
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted)
-    rounds = measure(Writer(other, lambda episode: prompts[episode.seed], 12), ours, [episodes], 4, micro=2)
+    rounds = measure(Writer(other, ours.agent.labels), ours, [episodes], 4, micro=2)
     assert not rounds.left_out
     theirs, own = norms
     assert own == pytest.approx(theirs, rel=1e-3)
