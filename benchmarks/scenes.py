@@ -19,9 +19,9 @@ from reflectkit.console import Progress, Quiet
 from reflectkit.env import Env
 from reflectkit.envs import env_class, make
 from reflectkit.files import included_repositories
+from reflectkit.models.labels import completion_ids
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.models.packaged import model_source
-from reflectkit.models.tokens import completion_ids
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.types import Task, ToolUse

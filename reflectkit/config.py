@@ -48,6 +48,7 @@ NOT_NEEDED = (
 )  # fmt: skip
 """Settings of the original toolkit without a counterpart."""
 GONE = {
+    "share_prefixes": "an update reads once what its rows begin with, where that is faster",
     "live": "read metrics.jsonl, or track the run with --report-to tensorboard",
     "reach": "read metrics.jsonl, in which each line is an update",
     "oversample": "an update takes the oldest groups; raise --max-staleness to let more of them be ready",

@@ -7,6 +7,7 @@ processes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,11 @@ from reflectkit.train.critic import Critic
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
+
+READ, WORTH = 0.7, 25e6
+"""Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers
+keys and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
+"""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,17 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     return batches
 
 
+def saves(model: Any, parts: Sequence[Unit]) -> bool:
+    """Whether reading `parts` as trees is faster: they leave at most READ of the tokens to read, and save WORTH tokens
+    times parameters of a layer for each row.
+    """
+    rows = sorted(unit.tokens for unit in parts)
+    total = sum(map(len, rows))
+    saved = sum(shared_length(one, other) for one, other in itertools.pairwise(rows))
+    layer = sum(weight.numel() for weight in model.parameters()) / model.config.get_text_config().num_hidden_layers
+    return total - saved <= READ * total and saved * layer >= WORTH * len(rows)
+
+
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` in micro-batches of units that begin alike, to be read as trees (`models.prefixes`).
 
@@ -182,7 +199,8 @@ class Settings:
     temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights that
     learn; log-probabilities beyond the limits of `sampling.checks` end the update (empty: they may differ). mismatch:
     whether to report `algorithms.mismatch` of the first minibatch, a random part of the rows, before its step.
-    share_prefixes: what rows begin with is read once, if the model allows; changes the order of sums.
+    share_prefixes: what rows begin with is read once, if the model allows, which changes the order of sums; None: where
+    that saves enough (`saves`).
     """
 
     learning_rate: float
@@ -211,7 +229,7 @@ class Settings:
     is_cap: float = 0.0
     agrees_with: str = ""
     mismatch: bool = False
-    share_prefixes: bool = False
+    share_prefixes: bool | None = None
 
     @classmethod
     def of(cls, *configs: Config, **others: Any) -> Settings:
@@ -280,14 +298,17 @@ class Learner:
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
-        self.shares = self.settings.share_prefixes and can_share(self.player.model) and not self.processes.sharded
+        parts = units(samples)  # rows of one prompt stay together, for one forward pass
+        wanted = (
+            saves(self.player.model, parts) if self.settings.share_prefixes is None else self.settings.share_prefixes
+        )
+        self.shares = wanted and can_share(self.player.model) and not self.processes.sharded
         self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
         self._changes = [] if self.settings.mismatch else None
         self._mismatch = {}
-        parts = units(samples)  # rows of one prompt stay together, for one forward pass
         steps, count = 0, math.ceil(len(samples) / self.settings.minibatch)
         for index in range(self.settings.epochs * count):
             if index % count == 0:
@@ -447,7 +468,7 @@ class Learner:
                 if self.reference is not None:
                     with torch.no_grad(), self.reference.model() as start:
                         scorer = self.scorer if start is self.player.model else start
-                        reference_N = self._score(scorer, samples, micro, share=False).logprob_N
+                        reference_N = self._score(scorer, samples, micro).logprob_N
                 loss, added = self._loss(samples, scored, reference_N, shares, fresh)
                 if self.teacher is not None:
                     apart = self._divergence(self.teacher, samples, scored, taught)
@@ -585,9 +606,8 @@ class Learner:
         share_N = torch.tensor([shares[places[number][0]] for number in index], device=apart_N.device)
         return (apart_N * share_N).sum()
 
-    def _score(self, model: Any, samples: Sequence[Sample], micro: Sequence[Unit], share: bool | None = None) -> Scored:
-        shares = self.shares if share is None else share
-        return score(model, samples, micro, self.player.pad_id, self.settings.temperature, share=shares)
+    def _score(self, model: Any, samples: Sequence[Sample], micro: Sequence[Unit]) -> Scored:
+        return score(model, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares)
 
     def _halve(self, widest: int) -> None:
         """Halve the micro-batches from now on. widest: tokens of the largest unit, which cannot be split."""

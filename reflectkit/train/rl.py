@@ -38,7 +38,6 @@ from reflectkit.models.hub import TINY
 from reflectkit.models.labels import choice_ids, prompt_ids, trie
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
-from reflectkit.models.scoring import can_share
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import rollout
 from reflectkit.rollouts.wrappers import checked
@@ -223,8 +222,6 @@ def build_trainer(
     if device == "auto" or processes.count > 1:
         device = str(processes.accelerator.device)
     policy, reflecting = _load_players(config, place, device)
-    alone = config.share_prefixes and not can_share(policy.model)
-    refuse(alone, f"--share-prefixes: {config.policy.start} cannot read several rows at once; leave it out")
     memory: dict[str, Any] = {
         "max_tokens": config.max_tokens_per_batch,
         "gradient_checkpointing": config.gradient_checkpointing,
@@ -245,7 +242,6 @@ def build_trainer(
             is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
             agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
             mismatch=config.sampler.remote,
-            share_prefixes=config.share_prefixes,
             distill=distill.weight,
             **({"critic_rate": own.critic_rate, "value_clip": own.value_clip} if own else {}),
             **memory,

@@ -359,9 +359,6 @@ class RLConfig(Config):
         16384, help="Tokens per forward pass, padding included; halved if memory runs out.", ge=1, identity=False
     )
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
-    share_prefixes: bool = option(
-        False, help="Read what rows of an update begin with once; faster on transcripts, and changes rounding."
-    )
     processes: int = option(
         1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
     )
@@ -430,8 +427,6 @@ class RLConfig(Config):
         pair = reflector.load_dir is not None and self.policy.load_dir is not None and not lora.r
         two = "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
         refuse(reflector.share_base and not pair, two)
-        kept = "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
-        refuse(self.share_prefixes and self.gradient_checkpointing, kept)
 
         comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
         for given, needed, fix in (

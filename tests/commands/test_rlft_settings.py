@@ -32,7 +32,7 @@ JUDGED = "--reflector r --train-reflector 1"
         ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
         ("--merge-after 1 --curriculum short --curriculum long", "fewer than two levels of the --curriculum to merge"),
         ("--share-base", "--share-base needs"),
-        ("--share-prefixes --gradient-checkpointing", "leave out one of them"),
+        ("--share-prefixes", "is gone; an update reads once what its rows begin with"),
         ("--reflector-kl 1", "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1"),
         (f"{JUDGED} --processes 2", "runs in one process; leave out --processes"),
         ("--reflector nothing", "'nothing' is no model"),

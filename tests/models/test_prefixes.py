@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.prefixes import hidden_at, right_pad, tree_of
 from reflectkit.models.scoring import trunk_of
-from reflectkit.train.learner import Learner, Settings, packed_as_trees, units
+from reflectkit.train import learner
+from reflectkit.train.learner import Learner, Settings, Unit, packed_as_trees, units
 from tests.train.training import gradients_after, play, rows_of
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -86,6 +87,19 @@ def test_an_update_has_the_same_gradients(policy: LoadedModel) -> None:
     assert len(packed_as_trees(units(samples), 400)) > len(packed_as_trees(units(samples), 16384)) == 1
 
 
+def test_rows_are_shared_where_that_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two rows of 10 tokens, 8 are shared: 12 of 20 are left, and 4 a row are saved. If 5 are, 15 are left."""
+    model = gpt2()
+    layer = sum(weight.numel() for weight in model.parameters()) / 2
+    rows = {
+        shared: [Unit((*range(shared), *range(start, start + 10 - shared)), (), (0,)) for start in (20, 30)]
+        for shared in (8, 5)
+    }
+    for worth, shared, saved in ((4 * layer, 8, True), (4 * layer + 1, 8, False), (0, 5, False)):
+        monkeypatch.setattr(learner, "WORTH", worth)
+        assert learner.saves(model, rows[shared]) == saved
+
+
 def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     """LoRA on attention, where keys and values are shared, and on the layers behind it."""
     from peft import LoraConfig, get_peft_model
@@ -97,9 +111,9 @@ def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
             if "lora_B" in name:
                 weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     samples = rows_of(adapted, play(adapted, count=6))
-    learner = Learner(adapted, Settings(learning_rate=0.0, max_grad_norm=1e9, share_prefixes=True))
-    learner.update(samples, random.Random(0))
-    assert learner.shares
+    sharing = Learner(adapted, Settings(learning_rate=0.0, max_grad_norm=1e9, share_prefixes=True))
+    sharing.update(samples, random.Random(0))
+    assert sharing.shares
     plain, shared = (gradients_after(adapted, samples, share_prefixes=share) for share in (False, True))
     assert plain.keys() == shared.keys()
     assert all("lora" in name for name in plain)
