@@ -215,8 +215,10 @@ def mismatch(player: Player) -> str:
 
 
 def trained_with_comments(policy: Path) -> bool | None:
-    """Whether a reflector commented when checkpoint `policy` was trained; None if nothing says so."""
+    """Whether a reflector commented when checkpoint `policy` was trained; None if at times, or if nothing says so."""
     facts = model_facts(policy)
+    if facts.get("acts_alone"):
+        return None
     if "reflector" in facts:
         return bool(facts["reflector"])
     return {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))

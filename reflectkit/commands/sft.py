@@ -21,6 +21,7 @@ from reflectkit.errors import memory_explained
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.models.packaged import model_source
+from reflectkit.prompts import REFLECTION_MARKER
 from reflectkit.runs.run import open_run, seal
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
@@ -85,6 +86,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
         target = current.folder / f"checkpoint-{config.max_steps}"
         facts = {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
+        if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
+            facts["acts_alone"] = True  # some rows have no comment
         save_player(target, player, facts | {"step": config.max_steps}, seal)
         write_jsonl(current.folder / "metrics.jsonl", log)
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)

@@ -408,6 +408,8 @@ def train(
     read = config.reflector.load_dir if not config.distill.weight or config.distill.joint else None
     facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
     facts |= {"reflector": str(read) if read else None}
+    if read and (config.distill.joint or config.reflector.prob < 1):
+        facts["acts_alone"] = True
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if read else "RL"
     if held_out is not None and trainer.step == 0:
@@ -440,7 +442,7 @@ def train(
             if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
                 shown["entropy"] = entropy
             bar.advance(1, **shown)
-            flat += is_flat([trajectory for trajectory, _ in trainer.latest])
+            flat += not figures.get("commented_decisions") and is_flat([trajectory for trajectory, _ in trainer.latest])
             _warn_if_flat(config, trainer, flat, progress)
     if held_out is not None:
         _measure(held_out, "after", folder, trainer)

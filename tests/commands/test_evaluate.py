@@ -72,6 +72,7 @@ def test_a_checkpoint_with_the_wrong_partner_or_env_is_warned_of(
         ({"role": "policy"}, True, False),
         ({"role": "plain", "reflector": "some/reflector"}, True, False),
         ({"role": "policy", "reflector": None}, False, True),
+        ({"role": "policy", "acts_alone": True}, False, False),
         ([], False, False),
     ],
 )

@@ -78,6 +78,23 @@ def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: 
     assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
 
 
+def test_a_forced_answer_leaves_only_files_to_name_at_the_last_step(repos: Path) -> None:
+    env = start(repos, force_answer=True, horizon=2)
+    assert "cd app" in env.commands
+    assert "cat README.md" in env.commands
+    take(env, "cd app")
+    assert env.commands == ("id fees.py",)
+    assert env.teacher().action() == 0, "its next command, cd rules, is not offered"
+    assert take(env, "id fees.py").terminated
+
+
+def test_an_answer_is_not_forced_where_there_is_no_file_to_name(repos: Path) -> None:
+    (repos / "library" / "app" / "fees.py").unlink()
+    env = start(repos, force_answer=True, horizon=2)
+    take(env, "cd app")
+    assert env.commands == ("cd ..", "cd rules")
+
+
 def test_a_huge_file_is_not_read_whole(repos: Path) -> None:
     path = repos / "library" / "docs" / "huge.csv"
     with path.open("wb") as file:

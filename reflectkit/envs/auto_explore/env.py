@@ -109,6 +109,7 @@ class AutoExploreSettings(PromptSettings):
     )
     accept_teacher_answers: bool = option(False, help="Also accept the file that the teacher named.")
     easy: bool = option(False, help='Name the file: the task is "Find PATH" instead of the question.')
+    force_answer: bool = option(False, help="At the last step, offer only files to name, where the folder has some.")
     first_step: bool = option(False, help="Episodes of one step, for which the first command of the way is right.")
 
 
@@ -143,8 +144,9 @@ class AutoExploreTeacher(Teacher):
     negatives: ClassVar[int] = 2
 
     def action(self) -> int:
-        """The next command of the shortest path that reads a target and names it."""
-        return self.env.commands.index(self.env.way(self.env.walk.here)[0])
+        """The next command of the shortest path that reads a target and names it; any if that is not offered."""
+        following = self.env.way(self.env.walk.here)[0]
+        return self.env.commands.index(following) if following in self.env.commands else 0
 
     def mistakes(self) -> list[int]:
         """Everything but the right command and naming a file."""
@@ -330,6 +332,9 @@ class AutoExplore(Env):
 
     def _observe(self) -> Observation:
         self.commands = self.walk.commands()
+        if self.settings.force_answer and len(self.history) == self.horizon - 1:
+            names = tuple(command for command in self.commands if command.startswith("id "))
+            self.commands = names or self.commands
         return Observation((Message("user", self._text()),), self.commands)
 
     def _text(self) -> str:
