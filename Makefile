@@ -133,6 +133,9 @@ pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictur
 
 figures: $(INSTALLED) ## Draw the figures of research/what-we-found.md again from the packed episodes, without training
 	$(PLOT) $(PACKS:%=--packs %) --first 3 --out research/experiments/effects.png --page research/what-we-found.md
+	$(PLOT) $(foreach name,memory tools auto-explore,--packs research/experiments/episodes/$(name)) \
+	  --only "SFT with teacher - SFT with reflection" --only "SFT with reflection - SFT, 400 steps more" \
+	  --only "SFT with reflection - SFT, 500 steps more" --out docs/pictures/does-reflection-help.png
 	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out research/experiments/$${pack##*/}.png; done
 	set -e; for pack in $(CURVED); do \
 	  $(PLOT) --packs $$pack --figure validation_success_rate --reach 0.9 --out research/experiments/$${pack##*/}-curves.png; done

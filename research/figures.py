@@ -62,6 +62,9 @@ class FiguresConfig(Config):
         ge=0,
     )
     first: int = option(0, help="Effects: draw only the first N comparisons of each; the table has all. 0: all.", ge=0)
+    only: tuple[str, ...] = option(
+        (), help="Effects: draw only this comparison, 'FIRST - SECOND' (repeat the flag); the table has all."
+    )
     out: Path | None = option(None, help="File to write, .png or .svg; default: packs.png in the run's folder.")
     page: Path | None = option(
         None, help="A Markdown page with `<!-- effects -->` and `<!-- end of effects -->`: the table goes between them."
@@ -73,7 +76,8 @@ class FiguresConfig(Config):
     def _check(self) -> Self:
         if not self.packs:
             raise ConfigError("figures needs --packs FOLDER")
-        unused = {"effects": ("reach",), "success": ("reach", "page", "first")}.get(self.figure, ("page", "first"))
+        of_effects = ("page", "first", "only")
+        unused = {"effects": ("reach",), "success": ("reach", *of_effects)}.get(self.figure, of_effects)
         if given := non_default(self, *unused):
             raise ConfigError(f"{flag(given[0])} does not change --figure {self.figure}; leave it out")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
@@ -85,18 +89,26 @@ def run(config: FiguresConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a pack is damaged or does not have the figure."""
     with open_run("figures", config, list(config.packs), again=True) as current:
         out = config.out or current.folder / "packs.png"
-        tables, numbers = draw_packs(config.packs, config.figure, out, config.page, config.reach, config.first)
+        tables, numbers = draw_packs(
+            config.packs, config.figure, out, config.page, config.reach, config.first, config.only
+        )
         current.tables += tables
         return current.finish(numbers, [out, *([config.page] if config.page else [])])
 
 
 def draw_packs(
-    folders: Sequence[Path], figure: str, out: Path, page: Path | None = None, reach: float = 0.0, first: int = 0
+    folders: Sequence[Path],
+    figure: str,
+    out: Path,
+    page: Path | None = None,
+    reach: float = 0.0,
+    first: int = 0,
+    only: Sequence[str] = (),
 ) -> Drawn:
     """Draw `figure` of the packs in `folders`; returns its tables and numbers.
 
     page: gets the table of the effects. reach: tell where the curves first reach this value; 0: do not. first: draw the
-    effects of so many comparisons of each pack, the first ones; 0: all.
+    effects of so many comparisons of each pack, the first ones; 0: all. only: of these, "FIRST - SECOND"; (): all.
 
     Raises
     ------
@@ -109,7 +121,7 @@ def draw_packs(
         if titles[pack.title] > 1:
             raise DataError(folder, f"another pack has the title {pack.title!r:.60}, too; give it one with --title")
     if figure == "effects":
-        return _draw_effects(folders, packs, out, page, first)
+        return _draw_effects(folders, packs, out, page, first, only)
     if figure == "success":
         if not any(seed.episodes for pack in packs for seed in pack.seeds.values()):
             raise DataError(folders[0], "has no episodes")
@@ -145,9 +157,16 @@ def _tables(title: str, rows: list[dict[str, Any]], measure: str) -> list[Table]
     return [table(title, rows), *figures_tables(of_measure)]
 
 
-def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None, first: int) -> Drawn:
+def _draw_effects(
+    folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None, first: int, only: Sequence[str]
+) -> Drawn:
     found = [one for pack in packs for one in effects(pack)]
-    drawn = {(pack.title, *pair) for pack in packs for pair in pack.comparisons[: first or None]}
+    drawn = {
+        (pack.title, *pair)
+        for pack in packs
+        for pair in pack.comparisons[: first or None]
+        if not only or " - ".join(pair) in only
+    }
     if not found:
         pairs = [pair for pack in packs for pair in pack.comparisons]
         why = (
