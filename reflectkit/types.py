@@ -45,11 +45,6 @@ class Task:
     group: str
     data: dict[str, Any]
 
-    @property
-    def is_seed(self) -> bool:
-        """Whether the problem is a seed and nothing else."""
-        return self.data.keys() == {"seed"} and isinstance(self.data["seed"], int)
-
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:

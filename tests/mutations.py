@@ -108,8 +108,8 @@ MUTATIONS = (
     ),
     Mutation(
         "padding-attended-to",
-        "attention_mask_BT[index, width - len(row) :] = 1",
-        "attention_mask_BT[index] = 1",
+        "mask = [[0] * gap + [1] * len(row)",
+        "mask = [[1] * gap + [1] * len(row)",
         ("tests/models/test_scoring.py", "tests/sampling/test_decoding.py"),
     ),
     Mutation(

@@ -18,7 +18,21 @@ class Embedder:
     """Embeds with `model`, a folder or a Hugging Face id; each text once, while it is kept."""
 
     def __init__(self, model: str) -> None:
-        self.model = _load(model)
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError:
+            raise ConfigError(
+                "--retrieval embedding:… needs sentence-transformers: pip install 'reflectkit[memory]'"
+            ) from None
+        silence_libraries()
+        options = hub_options(model)
+        try:
+            self.model = SentenceTransformer(model, **options)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{model} is no sentence-transformers model ({str(error).splitlines()[0][:120]}); give its folder or"
+                " its Hugging Face id"
+            ) from None
         self._vectors: dict[str, Any] = {}
 
     def __call__(self, texts: Sequence[str]) -> Any:
@@ -37,21 +51,3 @@ class Embedder:
 def open_embedder(model: str) -> Embedder:
     """The embedder of `model`, loaded once a process. Raises ConfigError, CheckpointError."""
     return Embedder(model)
-
-
-def _load(model: str) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise ConfigError(
-            "--retrieval embedding:… needs sentence-transformers: pip install 'reflectkit[memory]'"
-        ) from None
-    silence_libraries()
-    options = hub_options(model)
-    try:
-        return SentenceTransformer(model, **options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{model} is no sentence-transformers model ({str(error).splitlines()[0][:120]}); give its folder or its"
-            " Hugging Face id"
-        ) from None

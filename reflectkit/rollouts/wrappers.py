@@ -48,7 +48,8 @@ class Checked(Wrapper):
         read or answered.
         """
         self.seen, self.over = None, True
-        return followed(self.env.reset(task, task.data["seed"] if task.is_seed else seed), self._begun)
+        own = task.data.get("seed") if len(task.data) == 1 else None
+        return followed(self.env.reset(task, own if isinstance(own, int) else seed), self._begun)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step. Raises ConfigError for a result that is not finite or not valid JSON, or whose observation cannot

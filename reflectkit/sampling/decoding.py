@@ -471,13 +471,10 @@ class _Reader:
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: every row's last token is in the last column."""
-    width = max(map(len, rows))
-    input_ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    attention_mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        input_ids_BT[index, width - len(row) :] = torch.tensor(row, dtype=torch.long)
-        attention_mask_BT[index, width - len(row) :] = 1
-    return input_ids_BT.to(device), attention_mask_BT.to(device)
+    gaps = [max(map(len, rows)) - len(row) for row in rows]
+    ids = [[pad_id] * gap + list(row) for row, gap in zip(rows, gaps, strict=True)]
+    mask = [[0] * gap + [1] * len(row) for row, gap in zip(rows, gaps, strict=True)]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:

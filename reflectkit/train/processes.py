@@ -179,17 +179,6 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
     return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < started)
 
 
-def end_with_launcher() -> None:
-    """In a process that `launch` has started: exit once that one is gone, however it ended."""
-
-    def watch() -> None:
-        os.read(0, 1)  # not through sys.stdin, whose lock the end of the interpreter waits for
-        os._exit(1)
-
-    if LAUNCHED in os.environ:
-        threading.Thread(target=watch, daemon=True).start()
-
-
 def _failure(place: str, code: int, log: Path) -> Exception:
     """The error of a process with this exit code, from what it wrote to standard error.
 
@@ -206,7 +195,13 @@ def _failure(place: str, code: int, log: Path) -> Exception:
 
 def start_processes(device: str, threads: int = 1) -> Processes:
     """The processes of this launch, or this one alone. Raises ConfigError if rlft does not support the launch."""
-    end_with_launcher()
+    if LAUNCHED in os.environ:
+
+        def watch() -> None:
+            os.read(0, 1)  # not through sys.stdin, whose lock the end of the interpreter waits for
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()  # `launch` is gone, however it ended
     use_threads(threads)
     import torch
     from accelerate import Accelerator
