@@ -30,7 +30,7 @@ from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch
-from reflectkit.train.algorithms import objective
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.types import Sample, Task, Trajectory
 
@@ -124,7 +124,7 @@ class Ours:
 
     def rows(self, played: Sequence[Trajectory]) -> list[Sample]:
         """The rows of `played`, with the mean return as their baseline."""
-        estimates = objective("reinforce", normalize=False).estimate(played)
+        estimates = AlgorithmConfig.from_flat(algo="reinforce", normalize=False).estimate(played)
         offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
         labels = {choices: self.agent.labels(choices) for choices in offered}
         return batch.rows(played, estimates.advantages, estimates.returns, labels)

@@ -31,7 +31,7 @@ from reflectkit.sampling.decoding import decode, left_pad, position_ids
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch
-from reflectkit.train.algorithms import objective
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.learner import Learner, Settings, packed, units
 from reflectkit.types import Decision, Observation, Sample, Task, Trajectory
 
@@ -253,7 +253,7 @@ def _round(
 
     offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
     trained = batch.trainable(played)
-    estimates = objective("reinforce").estimate(trained)
+    estimates = AlgorithmConfig.from_flat(algo="reinforce").estimate(trained)
     labels = {choices: agent.labels(choices) for choices in offered}
     samples = batch.rows(trained, estimates.advantages, estimates.returns, labels)
     rows = sum(len(unit.tokens) for unit in units(samples))

@@ -47,8 +47,8 @@ MUTATIONS = (
     ),
     Mutation(
         "seed-without-update",
-        'derive(config.seed, "rollout", step, place * config.repeats + repeat)',
-        'derive(config.seed, "rollout", place * config.repeats + repeat)',
+        'derive(config.seed, "rollout", step, place * config.algo.repeats + repeat)',
+        'derive(config.seed, "rollout", place * config.algo.repeats + repeat)',
         ("tests/train/test_rl.py", "tests/rollouts/test_async_rollouts.py"),
     ),
     Mutation(

@@ -16,11 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from reflectkit.config import Config, NoSettings, build, check_own_settings, option
+from pydantic import model_validator
+
+from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, flag, leaves, non_default, option
 from reflectkit.errors import ConfigError, ReflectkitError
-from reflectkit.registry import resolve
+from reflectkit.registry import code_files, resolve
 from reflectkit.types import Trajectory
 
 if TYPE_CHECKING:
@@ -544,16 +547,87 @@ def algorithm(name: str) -> Algorithm[Any]:
     return chosen
 
 
-@dataclass(frozen=True)
-class Objective(Generic[Own]):
-    """An algorithm with its settings: what one run optimises."""
+def refuse(applies: object, reason: str) -> None:
+    """Raises ConfigError with `reason` if it applies."""
+    if applies:
+        raise ConfigError(reason)
 
-    algorithm: Algorithm[Own]
-    settings: Own
-    gamma: float = 1.0
-    """Discount factor, 0 … 1."""
-    normalize: bool = True
-    """Whether advantages are divided by a standard deviation."""
+
+_SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
+_GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
+
+
+class AlgorithmConfig(Config):
+    """Algorithm: how the policy learns from episodes."""
+
+    name: str = option("grpo", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.", essential=True)
+    settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
+    gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
+    normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
+    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0)
+    clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
+    clip_high: float = option(
+        0.0, help="Upper end of the PPO clip range, e.g. 0.28 (clip-higher); 0: that of --clip.", ge=0
+    )
+    mask: Literal["none", "token", "sequence", "geometric"] = option(
+        "none",
+        name="off_policy_mask",
+        help="Leave out of the loss what is too far from the policy that sampled it: each token, or rows by the product"
+        " (sequence) or, with negative advantages, the geometric mean of their ratios.",
+    )
+    mask_ratio: float = option(
+        3.0, help="Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse.", gt=1
+    )
+    epochs: int = option(1, help="Passes over each batch.", ge=1)
+    target_kl: float = option(
+        0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
+    )
+    minibatch: int = option(512, help="Rows per gradient step, over all processes.", ge=1)
+    loss_mean: Literal["token", "row"] = option(
+        "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
+    )
+    entropy: float = option(
+        0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
+    )
+    kl: float = option(0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0)
+    replay_size: int = option(
+        0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.mask == "none" and non_default(self, "mask_ratio"):
+            raise ConfigError("--mask-ratio is a setting of a mask; add --off-policy-mask, or leave it out")
+        if not self.compares_groups:
+            return self
+        own = [leaf.name for leaf in leaves(type(self.settings))]
+        given = [f"{flag(name)} {getattr(self.settings, name)}" for name in non_default(self, *own) if name in own]
+        flags = " ".join([f"--algo {self.name}", *given])
+        few = f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
+        refuse(self.repeats < 2, few)
+        replayed = f"--replay-size: {flags} compares episodes of a group, and replayed ones are in no current group"
+        refuse(self.replay_size, f"{replayed}; leave it out")
+        return self
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The files of an algorithm of the user's own: inputs of a run, so that an edit makes a new one."""
+        return code_files([] if self.name in ALGORITHMS else [self.name.partition(":")[0]])
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether episodes of the same problem are compared with each other."""
+        return algorithm(self.name).compares_groups(self.settings)
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """The critic's settings; None without a critic."""
+        return self.settings if isinstance(self.settings, CriticSettings) else None
+
+    @property
+    def repeats(self) -> int:
+        """Number of episodes of each drawn problem."""
+        return self.group_size or algorithm(self.name).group_size
 
     def estimate(
         self,
@@ -570,7 +644,7 @@ class Objective(Generic[Own]):
         ReflectkitError: the algorithm did not return one finite number per decision.
         """
         rollouts = Rollouts(fresh, replayed, values, self.gamma, self.normalize)
-        estimates = self.algorithm.estimate(rollouts, self.settings)
+        estimates = algorithm(self.name).estimate(rollouts, self.settings)
         if not isinstance(estimates, Estimates):
             raise ReflectkitError(f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}")
         decisions = [len(row) for row in rollouts.rewards]
@@ -591,7 +665,7 @@ class Objective(Generic[Own]):
         ------
         ReflectkitError: it has another shape, or no gradient reaches the policy from it.
         """
-        loss_N = self.algorithm.loss(tokens, self.settings)
+        loss_N = algorithm(self.name).loss(tokens, self.settings)
         logprob_N = tokens.logprob_N
         if getattr(loss_N, "shape", None) != logprob_N.shape or logprob_N.requires_grad > loss_N.requires_grad:
             raise ReflectkitError(
@@ -599,18 +673,3 @@ class Objective(Generic[Own]):
                 " gradient to it"
             )
         return loss_N
-
-    @property
-    def compares_groups(self) -> bool:
-        """Whether episodes of the same problem are compared with each other."""
-        return self.algorithm.compares_groups(self.settings)
-
-
-def objective(name: str, *, gamma: float = 1.0, normalize: bool = True, **settings: Any) -> Objective[Any]:
-    """The algorithm called `name` with its own `settings`.
-
-    >>> objective("ppo", gae_lambda=0.9).settings.head
-    'linear'
-    """
-    chosen = algorithm(name)
-    return Objective(chosen, build(chosen.settings, settings, name), gamma, normalize)

@@ -55,12 +55,13 @@ from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint, scratch
+from reflectkit.train.algorithms import refuse
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
-from reflectkit.train.rl_config import RLConfig, refuse
+from reflectkit.train.rl_config import RLConfig
 from reflectkit.train.settings import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
 from reflectkit.types import Status, Trajectory, to_json
@@ -236,7 +237,7 @@ def build_trainer(
             config.algo,
             config.optim,
             distill,
-            loss=config.algo.objective.loss,
+            loss=config.algo.loss,
             mean=config.algo.loss_mean,
             temperature=config.policy.temperature,
             is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
@@ -291,11 +292,9 @@ def build_trainer(
         levels,
         config.max_steps,
         config.episodes,
-        config.algo.objective,
+        config.algo,
         config.run.seed,
         config.rollout.width,
-        config.algo.repeats,
-        config.algo.replay_size,
         config.curriculum.advance_at,
         config.optim,
         config.staleness,

@@ -11,16 +11,15 @@ from typing_extensions import override
 
 from reflectkit.agents.players import TEACHER, is_chat, refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
-from reflectkit.config import Config, chosen_by, flag, leaves, non_default, option
+from reflectkit.config import Config, flag, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError
 from reflectkit.models.hub import TINY
-from reflectkit.registry import code_files
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
-from reflectkit.train.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
+from reflectkit.train.algorithms import AlgorithmConfig, refuse
 from reflectkit.train.settings import (
     LEARNING_RATE,
     RATE_FROM_SCRATCH,
@@ -28,16 +27,6 @@ from reflectkit.train.settings import (
     LoraConfig,
     OptimizerConfig,
 )
-
-
-def refuse(applies: object, reason: str) -> None:
-    """Raises ConfigError with `reason` if it applies."""
-    if applies:
-        raise ConfigError(reason)
-
-
-_SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
-_GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 
 
 class PolicyConfig(Config):
@@ -176,79 +165,6 @@ class StalenessConfig(Config):
         ahead = "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
         refuse(not self.max_staleness and non_default(self, "importance_weight_max"), ahead)
         return self
-
-
-class AlgorithmConfig(Config):
-    """Algorithm: how the policy learns from episodes."""
-
-    name: str = option("grpo", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.", essential=True)
-    settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
-    gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
-    normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
-    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0)
-    clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
-    clip_high: float = option(
-        0.0, help="Upper end of the PPO clip range, e.g. 0.28 (clip-higher); 0: that of --clip.", ge=0
-    )
-    mask: Literal["none", "token", "sequence", "geometric"] = option(
-        "none",
-        name="off_policy_mask",
-        help="Leave out of the loss what is too far from the policy that sampled it: each token, or rows by the product"
-        " (sequence) or, with negative advantages, the geometric mean of their ratios.",
-    )
-    mask_ratio: float = option(
-        3.0, help="Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse.", gt=1
-    )
-    epochs: int = option(1, help="Passes over each batch.", ge=1)
-    target_kl: float = option(
-        0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
-    )
-    minibatch: int = option(512, help="Rows per gradient step, over all processes.", ge=1)
-    loss_mean: Literal["token", "row"] = option(
-        "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
-    )
-    entropy: float = option(
-        0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
-    )
-    kl: float = option(0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0)
-    replay_size: int = option(
-        0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.mask == "none" and non_default(self, "mask_ratio"):
-            raise ConfigError("--mask-ratio is a setting of a mask; add --off-policy-mask, or leave it out")
-        if not self.objective.compares_groups:
-            return self
-        own = [leaf.name for leaf in leaves(type(self.settings))]
-        given = [f"{flag(name)} {getattr(self.settings, name)}" for name in non_default(self, *own) if name in own]
-        flags = " ".join([f"--algo {self.name}", *given])
-        few = f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
-        refuse(self.repeats < 2, few)
-        replayed = f"--replay-size: {flags} compares episodes of a group, and replayed ones are in no current group"
-        refuse(self.replay_size, f"{replayed}; leave it out")
-        return self
-
-    @property
-    def code_files(self) -> list[Path]:
-        """The files of an algorithm of the user's own: inputs of a run, so that an edit makes a new one."""
-        return code_files([] if self.name in ALGORITHMS else [self.name.partition(":")[0]])
-
-    @property
-    def objective(self) -> Objective[Any]:
-        """The algorithm, with its settings."""
-        return Objective(algorithm(self.name), self.settings, self.gamma, self.normalize)
-
-    @property
-    def critic(self) -> CriticSettings | None:
-        """The critic's settings; None without a critic."""
-        return self.settings if isinstance(self.settings, CriticSettings) else None
-
-    @property
-    def repeats(self) -> int:
-        """Number of episodes of each drawn problem."""
-        return self.group_size or algorithm(self.name).group_size
 
 
 class DistillConfig(Config):

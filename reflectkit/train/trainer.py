@@ -1,7 +1,7 @@
 """The trainer: each update draws problems, plays them, estimates advantages, and updates the policy.
 
-`Learner` does the last, `Objective` the one before, and `rollout` the playing. `train.rl` makes a trainer from rlft's
-settings.
+`Learner` does the last, `AlgorithmConfig` the one before, and `play_all` the playing. `train.rl` makes a trainer from
+rlft's settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
 from reflectkit.train import batch
-from reflectkit.train.algorithms import Estimates, Objective
+from reflectkit.train.algorithms import AlgorithmConfig, Estimates
 from reflectkit.train.learner import Learner
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, visited
@@ -132,8 +132,7 @@ class TrainerConfig:
     """What to play and how to train.
 
     levels: the curriculum, in order. steps: updates in all. episodes: per update, of all processes. seed: of problems,
-    rollouts and minibatches. width: episodes played at once in one process. repeats: episodes of each drawn problem,
-    which start from the same state and form a group. replay_size: of the replay buffer. advance_at: see `Curriculum`.
+    rollouts and minibatches. width: episodes played at once in one process. advance_at: see `Curriculum`.
     optim: its schedule and warm-up. staleness: how far play may run ahead of learning, with a sampler in another
     process. distill: whether and where comments that the policy did not read are distilled into it.
     """
@@ -141,11 +140,9 @@ class TrainerConfig:
     levels: Sequence[Level]
     steps: int
     episodes: int
-    objective: Objective[Any]
+    algo: AlgorithmConfig
     seed: int
     width: int
-    repeats: int = 1
-    replay_size: int = 0
     advance_at: float = 0.0
     optim: OptimizerConfig = OptimizerConfig()
     staleness: StalenessConfig = StalenessConfig()
@@ -154,7 +151,7 @@ class TrainerConfig:
     @property
     def groups(self) -> int:
         """Groups of an update."""
-        return self.episodes // self.repeats
+        return self.episodes // self.algo.repeats
 
 
 class Trainer:
@@ -177,7 +174,7 @@ class Trainer:
     ) -> None:
         self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
         self.processes = processes or Processes()
-        self.replay = ReplayBuffer(config.replay_size)
+        self.replay = ReplayBuffer(config.algo.replay_size)
         self.curriculum = Curriculum(len(config.levels), config.steps, config.advance_at)
         self.step = 0
         self.latest: list[tuple[Trajectory, list[float]]] = []
@@ -293,11 +290,11 @@ class Trainer:
         episodes = [
             Episode(
                 self._drawn[2][place],
-                derive(config.seed, "rollout", step, place * config.repeats + repeat),
+                derive(config.seed, "rollout", step, place * config.algo.repeats + repeat),
                 group=f"{step}/{place}",
-                start=derive(config.seed, "start", step, place) if config.repeats > 1 else None,
+                start=derive(config.seed, "start", step, place) if config.algo.repeats > 1 else None,
             )
-            for repeat in range(config.repeats)
+            for repeat in range(config.algo.repeats)
         ]
         return Group(episodes, level.make)
 
@@ -365,7 +362,7 @@ class Trainer:
             prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
             current = iter(self.learner.values(prompts))
             values += [[next(current) for _ in trajectory.turns] for trajectory in old]
-        estimates = self.config.objective.estimate(fresh, old, values or [])
+        estimates = self.config.algo.estimate(fresh, old, values or [])
         played = [*fresh, *old]
         distill = self.config.distill
         solved = {trajectory.group for trajectory in fresh if trajectory.success}
@@ -405,7 +402,7 @@ class Trainer:
                 branches,
                 level.make,
                 turns,
-                self.config.objective.gamma,
+                self.config.algo.gamma,
                 width=self.config.width,
                 timeout_s=self.config.staleness.episode_timeout_s,
             )

@@ -21,12 +21,11 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.types import Message, Observation, Task
 from tests.explore import explore_task, write_repository
 from tests.families import qwen
-from tests.train.training import agent_of, decide_all, favour
+from tests.train.training import agent_of, decide_all, favour, objective
 
 
 def test_a_memoised_comment_is_decoded_once(reflector_player: LoadedModel, observations: list[Observation]) -> None:

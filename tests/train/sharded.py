@@ -21,11 +21,11 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import checkpoint
-from reflectkit.train.algorithms import objective
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig
+from tests.train.training import objective
 
 
 class Wrapped:
@@ -81,7 +81,7 @@ def build_trainer(source: Path, processes: Processes) -> Trainer:
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
     level = Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))
-    config = TrainerConfig([level], 4, 12, objective("ppo"), seed=0, width=12, replay_size=3)
+    config = TrainerConfig([level], 4, 12, objective("ppo", group_size=1, replay_size=3), seed=0, width=12)
     return Trainer(config, agent, learner, processes=processes)
 
 

@@ -20,13 +20,12 @@ from reflectkit.train.algorithms import (
     kl_estimate,
     leave_one_out,
     mismatch,
-    objective,
     returns_to_go,
     value_loss,
     weighted_loss,
 )
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
-from tests.train.training import tokens_of
+from tests.train.training import objective, tokens_of
 
 
 def test_returns_by_hand() -> None:

@@ -19,11 +19,11 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import objective, weighted_loss
+from reflectkit.train.algorithms import weighted_loss
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings, Unit, minibatches, packed, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
-from tests.train.training import Spelling, favour, gradients_after, play, rows_of
+from tests.train.training import Spelling, favour, gradients_after, objective, play, rows_of
 
 
 @pytest.mark.parametrize(("with_reflector", "temperature"), [(True, 0.7), (False, 1.0)])

@@ -18,13 +18,12 @@ from reflectkit.errors import ReflectkitError
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import backend
-from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.rl_config import StalenessConfig
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Task
 from tests.fakes.inference import Inference, serve_model
-from tests.train.training import Spelling, corridor_player, favour
+from tests.train.training import Spelling, corridor_player, favour, objective
 
 UPDATES = 3
 LEVELS = {
@@ -53,7 +52,7 @@ def build_trainer(
     player = with_adapter(player, 4, 16, seed=0)
     row = backend(f"{kind}:{server.url}")
     sampler = row.open(Opening(server.root, "cpu", player), row.settings(server_patience_s=60.0))
-    own = objective("reinforce", baseline="none", normalize=False)
+    own = objective("reinforce", baseline="none", normalize=False, group_size=1)
     settings = Settings(learning_rate=learning_rate, loss=own.loss, max_grad_norm=10.0, mismatch=True,
         agrees_with="" if staleness else f"{kind}:{server.url}", is_cap=2.0 if staleness else 0.0)  # fmt: skip
     limits = StalenessConfig(max_staleness=staleness)

@@ -14,13 +14,13 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train.algorithms import objective
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.reflector import ReflectorTrainer, advantages, rows
 from reflectkit.train.rl_config import ReflectorTrainingConfig
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Comment
 from tests.conftest import make_player
+from tests.train.training import objective
 
 
 def comment(reward: float, tokens: tuple[int, ...] = (7, 8)) -> Comment:
@@ -60,7 +60,7 @@ def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
         Learner(reflecting, learning), ReflectorTrainingConfig(every=1, states=6, comments=3, **settings)
     )
     level = Level("full", Taxi.taskset.tasks("full")[:20], lambda: make("taxi", 6))
-    config = TrainerConfig([level], 4, 8, objective("reinforce"), seed=0, width=8)
+    config = TrainerConfig([level], 4, 8, objective("reinforce", group_size=1), seed=0, width=8)
     return Trainer(config, agent, Learner(policy, Settings(learning_rate=1e-3)), reflector_trainer=second)
 
 

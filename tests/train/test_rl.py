@@ -19,11 +19,11 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.decoding import PrefixCache
 from reflectkit.train import checkpoint
-from reflectkit.train.algorithms import Objective, objective
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
 from reflectkit.types import Observation, Status, Task, Trajectory
-from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, favour
+from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, favour, objective
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from tests.train.training import Spelling, agent_of, build_trainer, corridor_pla
     ],
     ids=["reinforce", "ppo", "grpo"],
 )
-def test_learns_the_corridor_from_scratch(objective: Objective[Any], settings: dict[str, Any]) -> None:
+def test_learns_the_corridor_from_scratch(objective: AlgorithmConfig, settings: dict[str, Any]) -> None:
     player = corridor_player(seed=0)
     critic = Critic(player, *settings["critic"]) if "critic" in settings else None
     trainer = build_trainer(player, objective, steps=16, **{**settings, "critic": critic})

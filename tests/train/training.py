@@ -22,11 +22,16 @@ from reflectkit.prompts import label, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import Objective, TrainedTokens, objective
+from reflectkit.train.algorithms import AlgorithmConfig, TrainedTokens
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
+
+
+def objective(name: str, **settings: Any) -> AlgorithmConfig:
+    """The algorithm called `name` with these settings, for groups of 8 unless they say otherwise."""
+    return AlgorithmConfig.from_flat(**{"algo": name, "group_size": 8} | settings)
 
 
 def agent_of(
@@ -84,7 +89,7 @@ def corridor_player(seed: int) -> LoadedModel:
 
 def build_trainer(
     player: LoadedModel,
-    objective: Objective[Any],
+    objective: AlgorithmConfig,
     steps: int,
     levels: Sequence[Level] | None = None,
     critic: Critic | None = None,
@@ -98,9 +103,8 @@ def build_trainer(
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
     repeats = 4 if objective.compares_groups else 1
-    config = TrainerConfig(
-        known, steps, episodes, objective, seed=0, width=12, repeats=repeats, replay_size=replay, advance_at=advance_at
-    )
+    algo = objective.model_copy(update={"group_size": repeats, "replay_size": replay})
+    config = TrainerConfig(known, steps, episodes, algo, seed=0, width=12, advance_at=advance_at)
     return Trainer(config, agent_of(player, watch=learner.observe), learner)
 
 
