@@ -358,16 +358,6 @@ for _name in (*Env.__annotations__, "reset", "step", "close", "release", "teache
     setattr(Wrapper, _name, _forwarded(_name))
 
 
-class WrappedTeacher:
-    """Forwards everything to `inner`, the teacher of a wrapped env."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
 @dataclass(frozen=True, slots=True)
 class UserTurn:
     """What the user says, and whether they end the conversation with it."""

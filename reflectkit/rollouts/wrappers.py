@@ -7,10 +7,10 @@ import inspect
 import json
 import random
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from reflectkit.env import Action, Env, StepResult, WrappedTeacher, Wrapper
+from reflectkit.env import Action, Env, StepResult, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError, is_user_code
 from reflectkit.eventloop import followed
 from reflectkit.seeding import generator
@@ -158,24 +158,37 @@ class Checked(Wrapper):
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
 
 
-class CheckedTeacher(WrappedTeacher):
-    """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment that is not a text."""
+class TranslatedTeacher:
+    """Forwards to `inner`, the teacher of a wrapped env. The actions that a method returns go through `translate`, with
+    the method's name.
+    """
 
-    def __init__(self, inner: Any, env: Checked) -> None:
-        super().__init__(inner)
-        self.checked = env
+    def __init__(self, inner: Any, translate: Callable[[str, Sequence[Any]], list[Any]]) -> None:
+        self.inner, self.translate = inner, translate
 
     def action(self) -> Action:
         """The teacher's."""
-        return self._offered("action", self.inner.action())
+        action: Action = self.translate("action", [self.inner.action()])[0]
+        return action
 
-    def mistakes(self) -> Sequence[Action]:
+    def mistakes(self) -> list[Action]:
         """The teacher's."""
-        return [self._offered("mistakes", action) for action in self.inner.mistakes()]
+        return self.translate("mistakes", self.inner.mistakes())
 
-    def slips(self) -> Sequence[Action]:
+    def slips(self) -> list[Action]:
         """The teacher's."""
-        return [self._offered("slips", action) for action in self.inner.slips()]
+        return self.translate("slips", self.inner.slips())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class CheckedTeacher(TranslatedTeacher):
+    """Raises ConfigError for an action that is not offered, and for an unknown mark or a comment that is not a text."""
+
+    def __init__(self, inner: Any, env: Checked) -> None:
+        super().__init__(inner, self._offered)
+        self.checked = env
 
     def note(self) -> str:
         """The teacher's."""
@@ -189,16 +202,17 @@ class CheckedTeacher(WrappedTeacher):
         self.checked.need(isinstance(comment, str), "the teacher's comment() returned", comment, "a text")
         return comment
 
-    def _offered(self, method: str, action: Action) -> Action:
-        """`action`, if the last observation offers it."""
+    def _offered(self, method: str, actions: Sequence[Any]) -> list[Action]:
+        """`actions`, if the last observation offers them."""
         seen = self.checked.seen
-        if seen is not None and seen.choices:
-            fits = type(action) is int and 0 <= action < len(seen.choices)
-            wanted = f"the index of a choice, from 0 to {len(seen.choices) - 1}"
-        else:
-            fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
-        self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
-        return action
+        for action in actions:
+            if seen is not None and seen.choices:
+                fits = type(action) is int and 0 <= action < len(seen.choices)
+                wanted = f"the index of a choice, from 0 to {len(seen.choices) - 1}"
+            else:
+                fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
+            self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
+        return list(actions)
 
 
 def is_flag(value: object) -> bool:
@@ -277,7 +291,10 @@ class Shuffled(Wrapper):
 
     def teacher(self) -> Any:
         """The wrapped env's, with actions as positions in the shuffled order."""
-        return ShuffledTeacher(self.env.teacher(), self.order)
+        order = self.order
+        return TranslatedTeacher(
+            self.env.teacher(), lambda _, actions: sorted(map(order.index, actions)) if order else list(actions)
+        )
 
     def _stepped(self, result: StepResult) -> StepResult:
         self._steps += 1
@@ -287,26 +304,3 @@ class Shuffled(Wrapper):
         self.order = list(range(len(observation.choices)))
         generator(self._seed, "order", self._steps).shuffle(self.order)
         return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self.order))
-
-
-class ShuffledTeacher(WrappedTeacher):
-    """Translates choices into positions of the shuffled `order`."""
-
-    def __init__(self, inner: Any, order: Sequence[int]) -> None:
-        super().__init__(inner)
-        self.order = order
-
-    def action(self) -> Action:
-        """The teacher's."""
-        return self._places([self.inner.action()])[0]
-
-    def mistakes(self) -> list[Action]:
-        """The teacher's."""
-        return self._places(self.inner.mistakes())
-
-    def slips(self) -> list[Action]:
-        """The teacher's."""
-        return self._places(self.inner.slips())
-
-    def _places(self, actions: Sequence[Any]) -> list[Action]:
-        return [*sorted(map(self.order.index, actions))] if self.order else [*actions]

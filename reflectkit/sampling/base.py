@@ -83,27 +83,16 @@ class SampleOutput:
 
 
 class Sampler(Protocol):
-    """A model that answers requests."""
+    """A model that answers requests.
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's Hugging Face tokenizer."""
-        ...
+    tokenizer: the model's, of Hugging Face. role: what it was fine-tuned for ("policy", "plain", "reflection"); None if
+    unknown. context: its length in tokens. tokens: number of tokens read and written so far.
+    """
 
-    @property
-    def role(self) -> str | None:
-        """What the model was fine-tuned for ("policy", "plain", "reflection"); None if unknown."""
-        ...
-
-    @property
-    def context(self) -> int:
-        """The context length in tokens."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens read and written so far."""
-        ...
+    tokenizer: Any
+    role: str | None
+    context: int
+    tokens: int
 
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """The answer to `ask`. Raises CheckpointError if the model cannot answer such a request."""
