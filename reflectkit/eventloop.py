@@ -7,9 +7,7 @@ runs inside a loop (a notebook) may call it too: its coroutines then run in the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import functools
 import inspect
 import os
 import threading
@@ -71,38 +69,26 @@ def followed(
 
 async def in_thread(work: Callable[..., Value], *arguments: Any) -> Value:
     """The result of `work`, which blocks, run in a new thread. The thread does not keep the program running."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Value] = loop.create_future()
-    threading.Thread(target=_run, args=(loop, future, work, arguments), daemon=True).start()
+    future: Future[Value] = Future()
+
+    def run(future: Future[Value] = future) -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
     try:
-        return await future
+        return await asyncio.wrap_future(future)
     finally:
-        del future  # breaks the cycle of error, traceback and frame, which would keep an env alive
-
-
-def _run(
-    loop: asyncio.AbstractEventLoop,
-    future: asyncio.Future[Value],
-    work: Callable[..., Value],
-    arguments: tuple[Any, ...],
-) -> None:
-    try:
-        settled = functools.partial(deliver, future, work(*arguments))
-    except BaseException as error:
-        settled = functools.partial(_fail, future, error)
-    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-        loop.call_soon_threadsafe(settled)
+        del future, run  # breaks the cycle of error, traceback and frame, which would keep an env alive
 
 
 def deliver(future: asyncio.Future[Value], value: Value) -> None:
     """Set the result of `future`, unless it was cancelled or has one."""
     if not future.done():
         future.set_result(value)
-
-
-def _fail(future: asyncio.Future[Value], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _running() -> bool:
