@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -64,7 +65,7 @@ from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import RLConfig
 from reflectkit.train.settings import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
-from reflectkit.types import Status, Trajectory, to_json
+from reflectkit.types import Status, to_json
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 HELD_OUT = "held_out.json"
@@ -323,15 +324,15 @@ def _load_players(config: RLConfig, place: Path | None, device: str) -> tuple[Lo
             )
         if comments is not None and config.sampler.reflector == LOCAL:
             reflector = load_player(comments, "reflection", device=device)
-    _refuse_quantised(policy, "the policy's weights", "; add --lora-r 16")
+    frozen = "is quantised and cannot be trained"
+    refuse(_is_quantised(policy), f"the policy {frozen}; add --lora-r 16")
     if reflector is not None and config.reflector_training.every:
-        _refuse_quantised(reflector, f"{config.reflector.load_dir}: its weights", ", unless it has a LoRA adapter")
+        refuse(_is_quantised(reflector), f"{config.reflector.load_dir} {frozen}, unless it has a LoRA adapter")
     return replace(policy, answer=config.sampler.answer_of(config.policy.start)), reflector
 
 
-def _refuse_quantised(player: LoadedModel, whose: str, fix: str) -> None:
-    if player.quantize != "none" and not hasattr(player.model, "peft_config"):
-        raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
+def _is_quantised(player: LoadedModel) -> bool:
+    return player.quantize != "none" and not hasattr(player.model, "peft_config")
 
 
 MAY_DIFFER = {
@@ -431,7 +432,12 @@ def train(
             if processes.first:
                 append(metrics, [figures], sync=due)
                 if due and config.keep_episodes:
-                    append(kept, _kept_episodes(config, trainer), sync=True)
+                    name, cluster = f"update {trainer.step}", partial(cluster_of, config.env.name)
+                    episodes = [
+                        episode_to_json(name, each, advantages, cluster(each.task)) | {"step": trainer.step}
+                        for each, advantages in trainer.latest[: config.keep_episodes]
+                    ]
+                    append(kept, episodes, sync=True)
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
                 processes.wait()
@@ -482,7 +488,9 @@ def held_out_problems(config: RLConfig, validation: Level | None) -> Level | Non
 
 
 def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
-    """Play `level` greedily and add the outcomes to HELD_OUT, at first with those of a random player."""
+    """Play `level` greedily and add the outcomes to HELD_OUT, at first with those of a random player. success: None if
+    the env does not say.
+    """
     played = {when: trainer.play_greedily(level)}
     if not trainer.processes.first:
         return
@@ -490,21 +498,18 @@ def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
     if begun and all(turn.observation.choices for trajectory in played[when] for turn in trajectory.turns[:1]):
         episodes = validation_episodes(level, trainer.config.seed)
         played["random"] = rollout(episodes, level.make, RandomAgent(), width=trainer.config.width)
-    earlier = read_json(path) if path.is_file() and not begun else {}
-    outcomes = {name: [_outcome(trajectory) for trajectory in own] for name, own in played.items()}
-    write_json(path, earlier | outcomes)
-
-
-def _outcome(trajectory: Trajectory) -> dict[str, Any]:
-    """What became of an episode. success: None if the env does not say."""
-    ended = trajectory.status is Status.COMPLETED
-    unknown = ended and "success" not in trajectory.turns[-1].info
-    return {
-        "task": trajectory.task.id,
-        "success": None if unknown else trajectory.success,
-        "return": trajectory.total_return,
-        "aborted": trajectory.status is Status.ABORTED,
-    }
+    outcomes = read_json(path) if path.is_file() and not begun else {}
+    for name, trajectories in played.items():
+        outcomes[name] = [
+            {
+                "task": each.task.id,
+                "success": each.success if each.status is not Status.COMPLETED else each.turns[-1].info.get("success"),
+                "return": each.total_return,
+                "aborted": each.status is Status.ABORTED,
+            }
+            for each in trajectories
+        ]
+    write_json(path, outcomes)
 
 
 def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool) -> tuple[Table, dict[str, Any]]:
@@ -546,15 +551,6 @@ def no_better_than_random(figures: Mapping[str, Any]) -> bool:
         return False
     measure = "success" if "success" in figures["random"] else "return"
     return bool(figures["after"]["low"] <= figures["random"][measure])
-
-
-def _kept_episodes(config: RLConfig, trainer: Trainer) -> list[dict[str, Any]]:
-    """The records of this update's first episodes."""
-    return [
-        episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env.name, trajectory.task))
-        | {"step": trainer.step}
-        for trajectory, advantages in trainer.latest[: config.keep_episodes]
-    ]
 
 
 def _with_rows(error: DivergedError, folder: Path, trainer: Trainer) -> ReflectkitError:
