@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,9 @@ from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import EnvironmentFailure
-from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.decoding import PrefixCache
-from reflectkit.train import checkpoint
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
@@ -188,30 +184,3 @@ def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPa
     trainer.train_step()
     assert all(max(seen) > 0 for seen in sizes)
     assert [one.size for one in kept] == [0, 0]
-
-
-def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was read before is not read again, which changes the rounding; but it is after a checkpoint."""
-    monkeypatch.setattr("reflectkit.sampling.decoding.LONG", 4)
-    player = corridor_player(seed=0)
-    trainer = build_trainer(player, objective("reinforce"), 2)
-    trainer.agent = agent_of(player, corridor_player(seed=1))
-    assert trainer.agent.reflector is not None
-    sampler: Any = trainer.agent.reflector.sampler
-    sizes: list[int] = []
-    sampler.player.model.get_input_embeddings().register_forward_hook(
-        lambda _, given, __: sizes.append(given[0].numel())
-    )
-    prompt = tuple(sampler.tokenizer("You are in cell 3. You are in cell 4.")["input_ids"])
-
-    def tokens_read() -> int:
-        sizes.clear()
-        run_sync(sampler.sample(SampleRequest(prompt, max_new_tokens=2, temperature=0.0)))
-        return sum(sizes)
-
-    assert tokens_read() == len(prompt) + 1
-    assert tokens_read() == 1 + 1
-    checkpoint.save(tmp_path, trainer, {}, {})
-    assert tokens_read() == len(prompt) + 1
