@@ -28,8 +28,8 @@ from reflectkit.envs.auto_explore.repository import open_repository
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
+from reflectkit.envs.tau.env import tasks_of
 from reflectkit.envs.tau.package import SPLITS
-from reflectkit.envs.tau.problems import tasks_of
 from reflectkit.errors import DataError, IllegalActionError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from reflectkit.env import UserTurn
-from reflectkit.envs.support.env import Support, SupportTeacher, untold
+from reflectkit.envs.support.env import Support, SupportTeacher, prove, untold
 from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
-from reflectkit.envs.support.problems import prove
 from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, TOOLS

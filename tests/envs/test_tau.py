@@ -15,8 +15,7 @@ from reflectkit.console import Quiet
 from reflectkit.env import StepResult, User, UserTurn
 from reflectkit.envs import make
 from reflectkit.envs.tau import package
-from reflectkit.envs.tau.env import Tau
-from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
+from reflectkit.envs.tau.env import Problems, ProblemSettings, Tau, tasks_of
 from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout

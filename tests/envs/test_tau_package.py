@@ -16,8 +16,7 @@ from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.env import Context, UserTurn
 from reflectkit.envs import make
 from reflectkit.envs.tau import package
-from reflectkit.envs.tau.env import Tau
-from reflectkit.envs.tau.problems import tasks_of
+from reflectkit.envs.tau.env import Tau, tasks_of
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import generator

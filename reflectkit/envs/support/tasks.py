@@ -1,7 +1,7 @@
 """Makes tasks from templates: a customer of the generated shop, their requests, and the calls that are right.
 
 Every task is proven: its calls are replayed on the database, and the oracle's conversation with the scripted user ends
-in success (`problems.py`).
+in success (`prove` in `env.py`).
 """
 
 from __future__ import annotations
