@@ -50,9 +50,7 @@ def answers(choices: Sequence[str], form: str) -> tuple[str, ...]:
 
     form: "label", or "text" for the choice's own words.
 
-    Raises
-    ------
-    ConfigError: there are more choices than labels; a choice has no words, or the same as another.
+    Raises ConfigError: there are more choices than labels; a choice has no words, or the same as another.
     """
     if form == "label":
         return tuple(label(index) for index in range(len(choices)))

@@ -111,9 +111,7 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
     every line must be a call, unless words may be a reply to a user (`replies`) and none of them tries to call. In the
     others, text around the calls is ignored. Reasoning at the start is ignored in all forms.
 
-    Raises
-    ------
-    ConfigError: a tool's own schema is not a valid JSON schema.
+    Raises ConfigError: a tool's own schema is not a valid JSON schema.
     """
     by_name, untyped = {tool.name: tool for tool in tools}, isinstance(form, CallForm) and not form.typed
     if replies and form == PLAIN and not _calls_in_words(after_thought(text), by_name):

@@ -212,9 +212,7 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
 
     Integers that JavaScript cannot represent, and infinite numbers, become text where any JSON value may stand.
 
-    Raises
-    ------
-    DataError: a line is not an episode; the error names it.
+    Raises DataError: a line is not an episode; the error names it.
     """
     for number, text in lines(path):
         try:
@@ -250,9 +248,7 @@ def _refuse(text: str) -> None:
 def read_compared(path: Path) -> list[dict[str, Any]]:
     """The unchanged lines of the episodes.jsonl that `path` is or contains, for recomputing tables.
 
-    Raises
-    ------
-    DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
+    Raises DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
     """
     path = path if path.is_file() or path.suffix else path / "episodes.jsonl"
     rows = [(number, dict(row)) for number, row in read_jsonl(path)]

@@ -175,9 +175,7 @@ def parse_questions(text: str, path: str, count: int) -> list[tuple[str, str]]:
     """The (question, answer) pairs in a teacher's answer, at most `count`. Pairs that quote the file's name or are too
     long are dropped.
 
-    Raises
-    ------
-    ValueError: no pair is left; the message says why.
+    Raises ValueError: no pair is left; the message says why.
 
     >>> parse_questions("QUESTION: Which fee is due?\\nANSWER: Two euros.", "app/late.py", 3)
     [('Which fee is due?', 'Two euros.')]

@@ -108,9 +108,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def read_records(path: Path, env: str) -> list[Record]:
     """Every record of `path`, checked.
 
-    Raises
-    ------
-    DataError: naming the record and field; also for records of another env and duplicate ids.
+    Raises DataError: naming the record and field; also for records of another env and duplicate ids.
     """
     records: list[Record] = []
     ids: set[str] = set()

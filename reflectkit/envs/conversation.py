@@ -217,10 +217,8 @@ class ConversationEnv(Env):
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.
 
-        Raises
-        ------
-        DataError: another env's task, or a level or data that this env does not know. ConfigError: something to be
-        installed is missing. EnvironmentFailure: the user cannot be asked.
+        Raises DataError: another env's task, or a level or data that this env does not know. ConfigError: something to
+        be installed is missing. EnvironmentFailure: the user cannot be asked.
         """
         self._steps, self.mark, self._seed = 0, "", seed
         self.transcript = Transcript(self.name, self._begin(task, seed), first=self._first)
@@ -230,10 +228,8 @@ class ConversationEnv(Env):
         """Carry out a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply.
         The result is awaitable if the user's answer is.
 
-        Raises
-        ------
-        IllegalActionError: a choice. ConfigError: a reply, and there is no user.
-        EnvironmentFailure: the user cannot be asked.
+        Raises IllegalActionError: a choice. ConfigError: a reply, and there is no user. EnvironmentFailure: the user
+        cannot be asked.
         """
         action = read_use(action, self._tools, self.name)
         meaning = read_action(action, self.name, first=self._first)

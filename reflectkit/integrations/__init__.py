@@ -14,9 +14,7 @@ from reflectkit.types import Task
 def tasks_of(env: str, level: str = "", task_file: Path | str | None = None) -> list[Task]:
     """The problems of `level`. Without one: those of the env's last level, or all of the file.
 
-    Raises
-    ------
-    UnknownNameError: no such env or level. ConfigError, DataError: no problems.
+    Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems.
     """
     kind = env_class(env)
     if level and level not in kind.levels:

@@ -36,9 +36,7 @@ class TextEnv(gymnasium.Env[str, int]):
     actions' names; `info["state"]` and `info["success"]` where the env reports them. `reset(options={"task": number})`
     picks a problem; without it the seed does. task_file: records to take the problems from. settings: the env's own.
 
-    Raises
-    ------
-    UnknownNameError: no such env or level. ConfigError, DataError: no problems.
+    Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems.
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012  gymnasium's own attribute

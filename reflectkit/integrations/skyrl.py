@@ -78,9 +78,7 @@ def rows(
     list its own. name: as in `register`. seed: each problem's own start is derived from it. The episodes of a row are
     one group, because they start alike.
 
-    Raises
-    ------
-    UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong settings.
+    Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong settings.
     """
     setup = _setup(env, settings)
     made = []

@@ -81,9 +81,7 @@ def _isolated() -> Iterator[None]:
 class Game:
     """An engine and its current game. Recently loaded games are cached.
 
-    Raises
-    ------
-    ConfigError: the packages are not installed.
+    Raises ConfigError: the packages are not installed.
     """
 
     def __init__(self) -> None:
@@ -102,9 +100,7 @@ class Game:
     def reset(self, folder: Path, expert: str | None = None) -> State:
         """Begin the game in `folder`, whose files `games.read` has checked; `expert` advises.
 
-        Raises
-        ------
-        DataError: the files are no valid game, or the planner finds no way to win it.
+        Raises DataError: the files are no valid game, or the planner finds no way to win it.
         """
         self._load(folder)
         random.seed(0)  # the handcoded expert draws from it
@@ -174,8 +170,6 @@ def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[
     kind, the object in hand, and the places of all these. A plan for it also solves the full problem, and takes a
     fraction of a second instead of minutes.
 
-    Parameters
-    ----------
     objects: the type of each name. facts: predicate and names; negated and derived facts are ignored.
     """
     goal = problem[problem.index("(:goal") :]

@@ -189,10 +189,8 @@ class Alfworld(Env):
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing in a game is drawn; `seed` is for the teacher's slips.
 
-        Raises
-        ------
-        ConfigError: the engine's packages are not installed. DataError: another env's task; a game that is not there.
-        EnvironmentFailure: a game that is broken; the engine fails or does not answer.
+        Raises ConfigError: the engine's packages are not installed. DataError: another env's task; a game that is not
+        there. EnvironmentFailure: a game that is broken; the engine fails or does not answer.
         """
         self.close()
         check_task(task, self.name, TYPES)
@@ -234,10 +232,7 @@ class Alfworld(Env):
     async def step(self, action: Action) -> StepResult:
         """Take choice `action`; if commands are typed, the command that it says.
 
-        Raises
-        ------
-        IllegalActionError: not one of the choices. EnvironmentFailure: the engine fails or does
-        not answer.
+        Raises IllegalActionError: not one of the choices. EnvironmentFailure: the engine fails or does not answer.
         """
         if not self.settings.typed:
             command = self.commands[check_choice(action, self.commands, self.name)]

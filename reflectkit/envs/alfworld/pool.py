@@ -128,9 +128,7 @@ class Pool:
     def take(self, folder: Path) -> Engine:
         """An idle engine, if possible the last to play the game in `folder`; else a new one.
 
-        Raises
-        ------
-        ConfigError: the packages are not installed. EnvironmentFailure: no process could be started.
+        Raises ConfigError: the packages are not installed. EnvironmentFailure: no process could be started.
         """
         with self._lock:
             if not self._idle:

@@ -145,8 +145,6 @@ class Output:
 class Walk:
     """A walk through a repository with `cd`, `cat` and `id`.
 
-    Parameters
-    ----------
     budget: tokens that `cat` shows of a file. hidden: whether a file (by its path) is left out of this walk.
     """
 

@@ -306,9 +306,7 @@ class Memory(Env):
 
         The last step is awaitable if the reader's answers are.
 
-        Raises
-        ------
-        IllegalActionError: a choice. EnvironmentFailure: the reader cannot be reached.
+        Raises IllegalActionError: a choice. EnvironmentFailure: the reader cannot be reached.
         """
         action = read_use(action, TOOLS, self.name, replies=False)
         chunk, facts = self._chunks[self._at], self._facts[self._at]

@@ -123,9 +123,8 @@ def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
 
     titles: of the ids that questions about recommendations are answered with.
 
-    Raises
-    ------
-    DataError: no such file, no parquet, a column is missing, or a row (by its number, from 0) holds something else.
+    Raises DataError: no such file, no parquet, a column is missing, or a row (by its number, from 0) holds something
+    else.
     """
     import pyarrow
     import pyarrow.parquet

@@ -81,9 +81,8 @@ class Prompt:
 def read_prompt(args: Any, metadata: Any) -> Prompt:
     """The prompt with the settings for its episode.
 
-    Raises
-    ------
-    DataError: the metadata was not written by `python -m reflectkit.integrations.slime`. ConfigError: wrong settings.
+    Raises DataError: the metadata was not written by `python -m reflectkit.integrations.slime`. ConfigError: wrong
+    settings.
     """
     if not isinstance(metadata, Mapping) or not {"task", "env"} <= metadata.keys():
         fix = "write it with `python -m reflectkit.integrations.slime`, and use --metadata-key metadata"
@@ -106,9 +105,7 @@ def _config(text: str) -> SlimeConfig:
 def reflector_of(args: Any) -> str | None:
     """The checkpoint of the reflector that --sglang-config serves, or None without one.
 
-    Raises
-    ------
-    ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be read.
+    Raises ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be read.
     """
     path = getattr(args, "sglang_config", None)
     return None if path is None else _served(str(path), str(args.hf_checkpoint))
@@ -132,9 +129,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     `sampling_params["max_new_tokens"]` (`--rollout-max-response-len`) limits each answer of the policy. An episode
     whose infrastructure failed is one row that nothing is learned from, with status ABORTED and reward 0.
 
-    Raises
-    ------
-    ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt data are wrong.
+    Raises ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt data are wrong.
     """
     wrong = [name for name in UNFIT if getattr(args, name, False)]
     if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1:

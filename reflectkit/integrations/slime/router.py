@@ -64,10 +64,8 @@ class RouterSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises
-        ------
-        EnvironmentFailure: the router fails, or slime has ended the rollout. CheckpointError: a label has several
-        tokens.
+        Raises EnvironmentFailure: the router fails, or slime has ended the rollout. CheckpointError: a label has
+        several tokens.
         """
         import httpx
         from slime.utils.http_utils import post
