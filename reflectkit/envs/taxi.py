@@ -267,15 +267,13 @@ class TaxiTeacher(Teacher):
 
     def comment(self, generator: random.Random) -> str:
         """The state, what went wrong if the last move was a mistake, and what to do next."""
-        return " ".join(generator.choice(wordings) for wordings in self._parts(self._mistake()))
+        mistake = self.env.last if self.env.mistaken else None
+        return " ".join(generator.choice(wordings) for wordings in self._parts(mistake))
 
     def confirms(self, comment: str) -> bool:
         """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
-        return any(comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, self._mistake()})
-
-    def _mistake(self) -> int | None:
-        """The last action, if it was a mistake."""
-        return self.env.last if self.env.mistaken else None
+        mistake = self.env.last if self.env.mistaken else None
+        return any(comment in map(" ".join, product(*self._parts(blamed))) for blamed in {None, mistake})
 
     def _parts(self, mistake: int | None) -> list[list[str]]:
         """The sentences of a comment, each in all its wordings: where the taxi is, what was wrong, where the goal is,

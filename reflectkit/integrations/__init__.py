@@ -6,8 +6,8 @@ from pathlib import Path
 
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class, listed
-from reflectkit.envs.setup import at_level
-from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.envs.setup import at_level, check_level
+from reflectkit.errors import ConfigError
 from reflectkit.types import Task
 
 
@@ -17,8 +17,8 @@ def tasks_of(env: str, level: str = "", task_file: Path | str | None = None) -> 
     Raises UnknownNameError: no such env or level. ConfigError, DataError: no problems.
     """
     kind = env_class(env)
-    if level and level not in kind.levels:
-        raise unknown_name(f"level of env '{env}'", level, kind.levels)
+    if level:
+        check_level(env, level)
     if task_file is not None:
         tasks = [record.task for record in read_records(Path(task_file), kind.name)]
         return at_level(env, tasks, level, Path(task_file)) if level else tasks

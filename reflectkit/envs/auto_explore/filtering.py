@@ -317,15 +317,11 @@ def _safe_path(name: str) -> PurePosixPath | None:
 
 def _top_folder(source: Path) -> str:
     """The one top-level folder that contains everything in an archive, or ""."""
-    tops: set[str] = set()
     with contextlib.closing(_members(source)) as members:
-        for name, is_plain, _ in members:
-            path = _safe_path(name)
-            if path is not None:
-                tops.add(path.parts[0])
-                if len(tops) > 1 or (is_plain is not None and len(path.parts) == 1):
-                    return ""
-    return tops.pop() if tops else ""
+        paths = [(path, is_plain is None) for name, is_plain, _ in members if (path := _safe_path(name))]
+    tops = {path.parts[0] for path, _ in paths}
+    is_nested = all(is_folder or len(path.parts) > 1 for path, is_folder in paths)
+    return tops.pop() if len(tops) == 1 and is_nested else ""
 
 
 Members = Generator[tuple[str, bool | None, Opener], None, None]
@@ -363,7 +359,9 @@ class _Meter:
 
     def watch(self, file: Any) -> IO[bytes]:
         """`file` with its reads counted, which raise RepositoryRefusedError past the limit."""
-        return io.BufferedReader(_Counted(file, self), PIECE_BYTES)
+        counted = _Counted()
+        counted.file, counted.meter = file, self
+        return io.BufferedReader(counted, PIECE_BYTES)
 
     def check(self, size: int) -> None:
         """Raises RepositoryRefusedError if `size`, in bytes, is past the limit."""
@@ -374,8 +372,8 @@ class _Meter:
 
 
 class _Counted(io.RawIOBase):
-    def __init__(self, file: IO[bytes], meter: _Meter) -> None:
-        self.file, self.meter = file, meter
+    file: Any
+    meter: _Meter
 
     def readable(self) -> bool:
         return True

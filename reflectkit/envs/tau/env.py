@@ -32,7 +32,7 @@ from reflectkit.env import Taskset, Teacher, UserTurn, check_task
 from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, Reply, UserSettings
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.tau import package
-from reflectkit.envs.tau.package import SPLITS, Problem
+from reflectkit.envs.tau.package import SPLITS
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.text import pluralize
 from reflectkit.tools import use_of
@@ -148,8 +148,22 @@ class Tau(ConversationEnv):
 
     def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels)
-        self._place = from_json(Place, task.data, path=task.id)
-        self._problem = _found(task, self._place)
+        self._place = place = from_json(Place, task.data, path=task.id)
+        where = f"in {place.domain} {place.split}"
+        if task.level not in (place.domain, ALL):
+            raise DataError(task.id, f"level {task.level!r}, but the domain is {place.domain!r}", field="level")
+        problems = package.problems(place.domain, place.split) if place.split in SPLITS[place.domain] else ()
+        if place.index >= len(problems):
+            has = f"tau_bench has {pluralize(len(problems), 'task')} {where}, from 0"
+            raise DataError(task.id, has, field="data.index")
+        self._problem = problems[place.index]
+        if self._problem.digest != place.digest:
+            raise DataError(
+                task.id,
+                f"the installed tau_bench has another task {place.index} {where}; list the tasks again with `reflectkit"
+                " gen-task --env tau`",
+                field="data.digest",
+            )
         self._domain = package.domain(self._place.domain)
         self._tables = self._domain.database.copy()
         self._done = 0
@@ -214,26 +228,6 @@ class Tau(ConversationEnv):
     def closing(self) -> str:
         """The reply after the last call, with the required texts."""
         return " ".join(["That is done.", *(f"{text}." for text in self._problem.outputs)])
-
-
-def _found(task: Task, place: Place) -> Problem:
-    """The package's task at `place`. Raises DataError; ConfigError if the package is missing."""
-    where = f"in {place.domain} {place.split}"
-    if task.level not in (place.domain, ALL):
-        raise DataError(task.id, f"level {task.level!r}, but the domain is {place.domain!r}", field="level")
-    problems = package.problems(place.domain, place.split) if place.split in SPLITS[place.domain] else ()
-    if place.index >= len(problems):
-        raise DataError(
-            task.id, f"tau_bench has {pluralize(len(problems), 'task')} {where}, from 0", field="data.index"
-        )
-    if problems[place.index].digest != place.digest:
-        raise DataError(
-            task.id,
-            f"the installed tau_bench has another task {place.index} {where}; list the tasks again with `reflectkit"
-            " gen-task --env tau`",
-            field="data.digest",
-        )
-    return problems[place.index]
 
 
 class ProblemSettings(Config):

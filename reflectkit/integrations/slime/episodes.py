@@ -108,19 +108,20 @@ def reflector_of(args: Any) -> str | None:
     Raises ConfigError: it is not frozen, or comes before the policy. DataError: the file cannot be read.
     """
     path = getattr(args, "sglang_config", None)
-    return None if path is None else _served(str(path), str(args.hf_checkpoint))
+    models = _served(str(path)) if path else []
+    names = [model["name"] for model in models]
+    if REFLECTOR not in names:
+        return None
+    model = models[names.index(REFLECTOR)]
+    if names[0] == REFLECTOR or model.get("update_weights") is not False:
+        raise ConfigError(f"{path}: '{REFLECTOR}' must come after the policy and have update_weights: false")
+    return str(model.get("model_path") or args.hf_checkpoint)
 
 
 @cache
-def _served(path: str, policy: str) -> str | None:
-    content = parse_yaml(text_of(Path(path)), path)
-    names = [model["name"] for model in content["sglang"]]
-    if REFLECTOR not in names:
-        return None
-    model = content["sglang"][names.index(REFLECTOR)]
-    if names[0] == REFLECTOR or model.get("update_weights") is not False:
-        raise ConfigError(f"{path}: '{REFLECTOR}' must come after the policy and have update_weights: false")
-    return str(model.get("model_path") or policy)
+def _served(path: str) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = parse_yaml(text_of(Path(path)), path)["sglang"]
+    return models
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
