@@ -32,16 +32,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows"))
 
 
-UNUSUAL: list[dict[str, Any]] = [
-    {"optimizer": "adamw", "warmup_steps": 2, "dropout": 0.3, "max_grad_norm": 0.2, "gradient_checkpointing": True}
-]
-
-
-@pytest.mark.parametrize("settings", UNUSUAL, ids=lambda one: one["optimizer"])
-def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(
-    rows: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    settings = settings | {"keep_checkpoints": 1, "learning_rate": 1e-3}
+def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(rows: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"warmup_steps": 2, "dropout": 0.3, "max_grad_norm": 0.2, "gradient_checkpointing": True}
+    settings |= {"optimizer": "adamw", "keep_checkpoints": 1, "learning_rate": 1e-3}
     straight = hashes(train(rows, tmp_path / "straight", **settings))
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "results", Interrupting(at=5), **settings)
@@ -49,7 +42,6 @@ def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(
     progress = Interrupting()
     assert hashes(train(rows, tmp_path / "results", progress, **settings)) == straight
     assert progress.step == 7
-    assert straight != hashes(train(rows, tmp_path / "plain", learning_rate=1e-3))
 
 
 def test_the_checkpoint_before_stays_until_the_new_one_can_be_resumed_from(
@@ -71,16 +63,13 @@ RL = ["--max-steps", "4", "--episodes", "8", "--save-steps", "1", "--learning-ra
     "--warmup-steps", "3", "--weight-decay", "0.1", "--schedule", "cosine"]  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor"])
-def test_rlft_resumes_to_the_same_bytes_with_one_checkpoint_kept(
-    corridor_folder: Path, tmp_path: Path, optimizer: str
-) -> None:
+def test_rlft_resumes_to_the_same_bytes_with_one_checkpoint_kept(corridor_folder: Path, tmp_path: Path) -> None:
     there, here = tmp_path / "straight", tmp_path / "killed"
     there.mkdir()
     here.mkdir()
-    line = command(corridor_folder, *RL, "--optimizer", optimizer)
+    line = command(corridor_folder, *RL, "--optimizer", "adafactor")
     assert forked(line, there) == 0, (there / "output.txt").read_text()
-    fork_killed_at(("checkpoint-[0-9]$:2", "checkpoint-[0-9]$:1"), line, here)
+    fork_killed_at(("checkpoint-[0-9]$:2",), line, here)
     assert final(here) == final(there)
     assert [path.name for path in there.glob("results/*/checkpoint-*")] == ["checkpoint-4"]
 
