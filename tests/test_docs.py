@@ -41,12 +41,14 @@ PAGES = [
     *sorted((ROOT / "research").glob("*.md")),
 ]  # fmt: skip
 RUN_SLOWLY = [
-    "data", "slime", "sft", "file-formats", "your-own-model", "your-own-environment", "environments/taxi",
-    "environments/auto-explore", "environments/memory", "environments/support",
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in (
+        "data", "slime", "sft", "file-formats", "your-own-model", "your-own-environment", "environments/taxi",
+        "environments/auto-explore", "environments/memory", "environments/support",
+    )),
 ]  # fmt: skip
 AFTER_QUICK_START = ["rl", "evaluation"]
 WITH_MODELS = ["acting", "python"]
-QUICK_START = ["rl", "evaluation"]
 QUICK_START = "results/taxi-tiny-fast (the quick start)"
 RECIPE = re.compile(r"as `(\w+\.yaml)`:\n+```yaml\n(.*?)^```$", re.M | re.S)
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -122,7 +124,7 @@ def test_examples_of_the_command_parse(stage: str) -> None:
 
 
 RUN_ELSEWHERE = {
-    ROOT / "CONTRIBUTING.md", *(DOCS / f"{name}.md" for name in (*RUN_SLOWLY, *AFTER_QUICK_START, *WITH_MODELS)),
+    ROOT / "CONTRIBUTING.md", *RUN_SLOWLY, *(DOCS / f"{name}.md" for name in (*AFTER_QUICK_START, *WITH_MODELS)),
 }  # fmt: skip
 RUN = [
     path
@@ -132,7 +134,7 @@ RUN = [
 
 
 @pytest.mark.parametrize(
-    "path", [*RUN, *(pytest.param(DOCS / f"{name}.md", marks=pytest.mark.slow) for name in RUN_SLOWLY)], ids=page_id
+    "path", [*RUN, *(pytest.param(path, marks=pytest.mark.slow) for path in RUN_SLOWLY)], ids=page_id
 )
 def test_the_page_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
