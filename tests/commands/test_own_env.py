@@ -55,9 +55,6 @@ def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.C
 CODE = """
 from reflectkit.envs.corridor import Corridor
 
-class Plain(Corridor):
-    Settings = dict
-
 class Required(Corridor):
     class Settings(Config):
         length: int
@@ -79,52 +76,12 @@ class Twice(Lock):
     def tasks(cls, level):
         return [Task("a", cls.name, level, "a", {"digit": 1, "wanted": 2})] * 2
 
-class Others(Lock):
-    @classmethod
-    def tasks(cls, level):
-        return [Task("a", "lift", level, "a", {"digit": 1, "wanted": 2})]
-
-class Words(Lock):
-    @classmethod
-    def tasks(cls, level):
-        return ["a"]
-
-class Silent(Lock):
-    @classmethod
-    def tasks(cls, level):
-        return None
-
-class Empty(Lock):
-    @classmethod
-    def tasks(cls, level):
-        return (task for task in ())
-
-class Sets(Lock):
-    @classmethod
-    def tasks(cls, level):
-        return [Task("a", cls.name, level, "a", {"digit": {1}})]
-
 class Asked(Lock):
     def tasks(self, level):
         return []
 
-class Clustered(Lock):
-    @classmethod
-    def cluster(cls, task):
-        return "a"
-
-class Knows(Lock):
-    def oracle(self):
-        return 0
-
 class Endless(Lock):
     horizons = {"one-digit": 0}
-
-class LoudTeacher(LockTeacher):
-    noise = 3
-
-class Loud(Lock):
-    teacher_type = LoudTeacher
 
 class Sized(Lock):
     def __init__(self, size, **settings):
@@ -136,23 +93,13 @@ class Sized(Lock):
     ("name", "more", "message"),
     [
         ("Lost", "", "defines no 'Lost'; did you mean '"),
-        ("lock", "", ":Lock'?"),
         ("OneLevel", "", "its levels are 'one-digit': Input should be a valid tuple"),
         ("Twice", "", "lists 'a' twice; give each problem its own id"),
-        ("Others", "", "lists 'a' as a task of env 'lift' at level 'one-digit'; write 'lock' and one of one-digit"),
-        ("Words", "", "lists 'a'; return a list of Task"),
-        ("Silent", "", "tasks('one-digit') returned None; return a list of Task"),
-        ("Empty", "", "lists no problems at level 'one-digit'"),
-        ("Sets", "", "lists 'a' with data that is not valid JSON"),
         ("Asked", "", "its tasks() is asked of the class; write @classmethod above it"),
-        ("Clustered", "", "its cluster belongs in a Taskset"),
-        ("Knows", "", "its oracle belongs in a Teacher, as action"),
         ("Endless", "", "its horizons are {'one-digit': 0}: Input should be greater than 0"),
-        ("Loud", "", "its noise are 3: Input should be less than or equal to 1"),
         ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
         ("number", "", "is 3, and no class; name the class of an env"),
         ("Nothing", "", "is no env: it lacks reset"),
-        ("Plain", "", "its settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
         ("Required", "", "its setting 'length' needs a default"),
         ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
         ("Lock", "--turn-cost 2", "--turn-cost must be less than or equal to 1, got 2"),
