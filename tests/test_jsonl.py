@@ -11,7 +11,6 @@ import pytest
 
 from reflectkit import jsonl
 from reflectkit.errors import DataError
-from reflectkit.types import Task, from_json
 
 
 def test_round_trip_with_awkward_text(tmp_path: Path) -> None:
@@ -42,17 +41,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         list(jsonl.read_jsonl(path))
     assert caught.value.line == 3
-
-
-def test_a_wrong_field_is_named() -> None:
-    good = {"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}}
-    assert from_json(Task, good).id == "a"
-    with pytest.raises(DataError, match=r"x\.json:4: field 'level'"):
-        from_json(Task, good | {"level": 3}, path="x.json", line=4)
-    with pytest.raises(DataError, match="field 'data'"):
-        from_json(Task, {key: value for key, value in good.items() if key != "data"})
-    with pytest.raises(DataError, match="expected a JSON object, found list"):
-        from_json(Task, [])
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

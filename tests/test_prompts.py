@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from reflectkit.errors import ConfigError
-from reflectkit.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
+from reflectkit.prompts import one_line, policy_prompt, reflection_completion, reflection_prompt
 from reflectkit.types import Message, Observation
 
 
@@ -15,13 +12,6 @@ def test_prompts_are_laid_out_as_written() -> None:
     assert policy_prompt(seen) == "rules\nstate\nActions:\n 0 go\n 1 stay\nAction:"
     assert policy_prompt(seen, "a\nb") == "rules\nstate\nReflection: a b\nActions:\n 0 go\n 1 stay\nAction:"
     assert reflection_completion(" a\n b ") == " a b"
-
-
-def test_labels() -> None:
-    assert (len(LABELS), len(set(LABELS))) == (252, 252)
-    assert (label(0), label(199), label(200), label(251)) == (" 0", " 199", " a", " Z")
-    with pytest.raises(ConfigError, match="at most 252"):
-        label(252)
 
 
 def test_a_comment_cannot_forge_the_prompts_own_lines() -> None:

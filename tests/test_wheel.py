@@ -76,11 +76,3 @@ def test_the_sdist_has_tests_pages_and_included_files(built: Path) -> None:
     for name in ("reflectkit", "tests", "docs", "benchmarks"):
         assert {f"{name}/{path}" for path in included(ROOT / name)} <= files
     assert {"LICENSE", "README.md", "Makefile", "constraints.txt", "pyproject.toml", "setup.py"} <= files
-
-
-def test_the_description_has_no_link_that_leads_nowhere_on_a_package_index(built: Path) -> None:
-    (metadata,) = (built / "site").glob("*.dist-info/METADATA")
-    text = metadata.read_text("utf-8")
-    assert "\nDescription-Content-Type: text/markdown\n" in text
-    assert "\n# reflectkit\n" in text
-    assert "](docs/" not in text

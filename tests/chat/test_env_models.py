@@ -12,7 +12,7 @@ from reflectkit.chat.config import BudgetSpentError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatJudge, ChatReader, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import Claim, Query, UserTurn
+from reflectkit.env import Claim, UserTurn
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.env import Support
@@ -33,29 +33,6 @@ class Nothing:
 
     async def decide(self, observation: Any, context: Any) -> Decision:
         return Decision(ToolUse("none"))
-
-
-def test_notes_and_question_are_asked_once_for_all(tmp_path: Path) -> None:
-    prompts: list[str] = []
-
-    def answer(body: dict[str, Any]) -> str:
-        prompts.append(body["messages"][-1]["content"])
-        return "Rome" if "Rome" in prompts[-1] else "unknown"
-
-    with serve(answer) as server:
-        for _ in range(2):
-            reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
-            asked = [Query("Where is Anna?"), Query("Where is Ben?", "Labels are numbers.", 300)]
-            answers = run_sync(reader.answer(asked, [["Anna is in Rome"], []]))
-            assert answers == ["Rome", "unknown"]
-            reader.close()
-    (ben,) = (body for body in server.requests if "Ben" in body["messages"][-1]["content"])
-    assert ben["messages"][0]["content"].startswith("Labels are numbers. ")
-    assert ben["max_tokens"] == 300
-    assert sorted(prompts) == [
-        "Notes:\n(none)\n\nQuestion: Where is Ben?",
-        "Notes:\n- Anna is in Rome\n\nQuestion: Where is Anna?",
-    ]
 
 
 def test_a_judge_says_yes_or_no_and_nothing_else_counts(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,11 +12,10 @@ from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations.agent import load_agent
-from reflectkit.jsonl import read_jsonl, write_jsonl
+from reflectkit.jsonl import write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.labels import prompt_ids, text_ids
-from reflectkit.models.load import LoadedModel, load_player, save_player
-from reflectkit.models.tiny import build_model
+from reflectkit.models.load import load_player
 from reflectkit.train.sft import encode
 from tests.families import mistral
 
@@ -41,10 +38,6 @@ def checkpoint(text_rows: Path) -> Path:
         env="taxi", role="plain", task_file=text_rows / "sft.jsonl", max_steps=3, device="cpu", results_dir=text_rows
     )
     return sft.run(config, Quiet()).outputs[0]
-
-
-def rows_in(path: Path) -> list[dict[str, Any]]:
-    return [row for _, row in read_jsonl(path)]
 
 
 def test_a_checkpoint_answers_as_it_was_trained(
@@ -73,30 +66,6 @@ def test_a_checkpoint_answers_as_it_was_trained(
         decision = agent._running().result(agent._agent.decide(*agent._request("a map", CHOICES)))
     assert decision.token_ids == text_ids(tokenizer, CHOICES)[decision.action]
     assert decision.prompt_ids == tuple(prompt_ids(tokenizer, "a map\nActions:\n " + "\n ".join(CHOICES) + "\nAction:"))
-
-
-def test_a_model_without_sft_answers_as_it_is_told_and_rl_records_it(
-    taxi_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tokenizer = mistral([row["prompt"] for row in rows_in(taxi_data / "sft.jsonl")])
-    save_player(tmp_path / "base", LoadedModel(build_model(tokenizer, 512, 0), tokenizer, None))
-    for form in ("label", "text"):
-        command = [
-            "rlft",
-            "--env",
-            "taxi",
-            "--model",
-            "base",
-            "--task-file",
-            str(taxi_data / "train.json"),
-            "--horizon",
-        ]
-        command += ["2", "--episodes", "8", "--max-steps", "1", "--device", "cpu", "--name", form, "--answer", form]
-        assert main(command) == 0
-        facts = json.loads((tmp_path / "results" / form / "checkpoint-1" / "reflectkit.json").read_text())
-        assert facts.get("answer") == ("text" if form == "text" else None)
-        assert facts["prompts"] == Taxi.prompt_version
 
 
 def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,11 +89,3 @@ def test_rlft_that_stops_in_the_middle_resumes_and_asks_nothing_twice(
     assert main(command) == 0
     assert server.answered == answered
     assert hashes(run / "checkpoint-3") == before
-
-
-def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path, server: Server) -> None:
-    refused: dict[str, Any] = {"choices": [{"message": {"content": "", "refusal": "No."}, "finish_reason": "stop"}]}
-    server.faults += [("json", refused)] * 3
-    assert main(evaluate(corridor_folder, server, "--name", "chat", "--max-concurrency", "1")) == 0
-    statuses = [line["status"] for _, line in read_jsonl(Path("results/chat/episodes.jsonl"))]
-    assert 0 < statuses.count("aborted") < len(statuses)  # those that come to that state

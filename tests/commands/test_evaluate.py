@@ -13,17 +13,14 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import Player, mismatch
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
 from reflectkit.commands.evaluate import EvaluateConfig, oracle_scores
 from reflectkit.console import Quiet
-from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.taxi import Taxi
 from reflectkit.evals.tables import lean, row
-from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 
 HERE = __name__
@@ -36,51 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_tasks(path: str, tasks: Any) -> None:
-    write_json(Path(path), [record_to_json(Record(task, ())) for task in tasks])
-
-
 # ------------------------------------------------------------------------------------------------------------- playing
-
-
-def test_a_checkpoint_with_the_wrong_partner_or_env_is_warned_of(
-    checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_tasks("some.json", Taxi.taskset.tasks("pickup")[:1])
-    players = {
-        "alone": f"{checkpoints['policy']}",
-        "both": f"{checkpoints['policy']}+{checkpoints['reflection']}",
-        "odd": f"{checkpoints['plain']}+{checkpoints['reflection']}",
-    }
-    command = ["evaluate", "--env=taxi", "--level=pickup", "--task-file=some.json", "--horizon=1"]
-    assert main([*command, *(f"--policy={name}={paths}" for name, paths in players.items())]) == 0
-    warnings = read_json(Path("results/1_evaluate/report.json"))["figures"]["warnings"]
-    assert [text.partition(":")[0] for text in warnings] == ["alone", "odd"]
-    assert main(["play", "--env=taxi", "--auto", "--horizon=1", f"--policy=odd={players['odd']}"]) == 0
-    assert "warning: odd: " in " ".join(capsys.readouterr().out.split())
-    model = Path(shutil.copytree(checkpoints["plain"], "model"))
-    for env, other in (("taxi", True), ("reflectkit.envs.corridor:Corridor", False)):
-        write_json(model / "reflectkit.json", read_json(model / "reflectkit.json") | {"env": env})
-        assert main(["evaluate", "--horizon=1", "--env=corridor", f"--policy=it={model}"]) == 0
-        told = " ".join(capsys.readouterr().out.split())
-        assert ("was trained in env 'taxi', but plays in 'corridor'" in told) is other
-
-
-@pytest.mark.parametrize(
-    ("facts", "alone", "beside"),
-    [
-        ({"role": "policy"}, True, False),
-        ({"role": "plain", "reflector": "some/reflector"}, True, False),
-        ({"role": "policy", "reflector": None}, False, True),
-        ({"role": "policy", "acts_alone": True}, False, False),
-        ([], False, False),
-    ],
-)
-def test_what_a_checkpoint_says_of_its_training(tmp_path: Path, facts: object, alone: bool, beside: bool) -> None:
-    """RL goes before the role that SFT gave: a plain policy that learnt with a reflector knows comments."""
-    write_json(tmp_path / "reflectkit.json", facts)
-    assert bool(mismatch(Player("it", tmp_path))) is alone
-    assert bool(mismatch(Player("it", tmp_path, tmp_path / "reflector"))) is beside
 
 
 # ------------------------------------------------------------------------------------------------- keeping and memory

@@ -59,24 +59,6 @@ def test_a_chat_model_plays_and_is_compared(here: Path, walker: Server) -> None:
     assert (run / "eval.csv").read_text().startswith("name,env,level,success,low,high")
 
 
-def test_an_address_from_the_environment_is_shown_and_belongs_to_the_run(
-    here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A second server is asked, instead of the first one's result being shown."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
-    monkeypatch.setenv("OPENAI_BASE_URL", walker.url)
-    command = ("--policy", "openai:walker", "--name", "walk")
-    assert evaluate(*command) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"OPENAI_BASE_URL: {walker.url}"
-    asked = len(walker.requests)
-    assert evaluate(*command) == 0
-    assert len(walker.requests) == asked > 0
-    with serve(lambda body: "Analysis: none.\nChoice: 0") as other:
-        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
-        assert evaluate(*command, "--keep") == 0
-        assert other.requests
-
-
 CALL = 100 * 1e-6 + 20 * 2e-6  # dollars: tests.server says 100 and 20 tokens, at 1 and 2 dollars a million
 PRICES = ("--price-in", "1", "--price-out", "2")
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from reflectkit.commands import filter_repo
 from reflectkit.console import Quiet, Report
 from reflectkit.envs.auto_explore.filtering import filter_repository
-from tests.alarm import alarm
 
 GOOD = b"enough characters to be kept\n"
 
@@ -150,27 +149,6 @@ def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None
     assert all("decompression bomb" in why for why in report.figures["left_out"].values())
 
 
-@pytest.mark.parametrize(
-    ("kind", "headers"),
-    [
-        (tarfile.REGTYPE, {"size": "99999999999999999999"}),
-        (b"Q", {"size": "99999999999999999999"}),  # a kind of which nothing is known
-        (tarfile.REGTYPE, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),  # without the map that it has then
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(tmp_path: Path, kind: bytes, headers: dict[str, str]) -> None:
-    """tarfile would read on past the end of the file, without end."""
-    put(tmp_path / "in" / "fine" / "a.py")
-    with tarfile.open(tmp_path / "in" / "long.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        entry = tarfile.TarInfo("long/a.py")
-        entry.type, entry.pax_headers = kind, headers
-        archive.addfile(entry)
-    with alarm(30):
-        report = run(tmp_path)
-    assert kept(tmp_path) == {"fine/a.py"}
-    assert set(report.figures["left_out"]) == {"long"}
-
-
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(st.one_of(st.sampled_from(list(HOSTILE)), st.text(min_size=1, max_size=30)), max_size=5))
 def test_whatever_an_archive_calls_its_members_all_stays_inside(
@@ -188,19 +166,3 @@ def test_whatever_an_archive_calls_its_members_all_stays_inside(
     made = set(folder.rglob("*")) - before
     assert all(path.is_relative_to(folder / "out") for path in made)
     assert result.kept == sum(path.is_file() for path in made)
-
-
-def test_what_is_not_gzip_or_full_of_holes_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
-    put(tmp_path / "in" / "notgz.tar.gz", b"hello")
-    with tarfile.open(tmp_path / "in" / "holes.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        for number in range(40):
-            entry = tarfile.TarInfo(f"{number}.txt")
-            entry.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1"}
-            entry.pax_headers |= {"GNU.sparse.size": "5000000", "GNU.sparse.map": "0,0"}
-            archive.addfile(entry)
-    put(tmp_path / "in" / "fine" / "a.py")
-    put(tmp_path / "in" / "fine" / "nul.txt", b"some words\0 and more of them")
-    report = run(tmp_path)
-    assert kept(tmp_path) == {"fine/a.py"}
-    assert set(report.figures["left_out"]) == {"notgz", "holes"}
-    assert report.figures["dropped"]["binary"] == 1

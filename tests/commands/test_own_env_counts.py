@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.envs.corridor import Corridor
-from reflectkit.jsonl import read_json, read_jsonl, write_json
-from reflectkit.types import to_json
+from reflectkit.jsonl import read_json
 from tests.examples import own_module
 
 CODE = '''
@@ -108,16 +106,3 @@ def test_an_env_that_differs_each_time_makes_no_rows(
     error = capsys.readouterr().err
     assert "differs when it is played again with the same seed; draw from random.Random(seed)" in error
     assert not list(Path("data").rglob("sft.jsonl"))
-
-
-def test_a_problem_whose_engine_fails_is_counted_as_aborted(module: str, corridor_folder: Path) -> None:
-    env = f"{module}:Failing"
-    tasks = Corridor.taskset.tasks("long")
-    assert {task.id.rpartition("-")[2] for task in tasks} >= {"0", "1"}
-    path = Path("data/failing/train.json")
-    path.parent.mkdir(parents=True)
-    write_json(path, [to_json(task) | {"trajectories": []} for task in tasks])
-    rl = ["rlft", "--env", env, "--policy", str(corridor_folder / "policy"), "--episodes", "24"]
-    assert main([*rl, "--max-steps", "1", "--curriculum", "long", "--name", "rl"]) == 0
-    ((_, row),) = read_jsonl(Path("results/rl/metrics.jsonl"))
-    assert 0 < row["aborted"] < 1

@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.human import PersonUser, choice_of
+from reflectkit.agents.human import PersonUser
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.support.env import Support
-from reflectkit.errors import IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
@@ -78,19 +77,6 @@ def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: A
         assert "The person left: return -1.6 in 1 step, -1.5 of it for the steps not taken." in shown
         (episode,) = episodes(number)
         assert [turn["said"] for turn in episode["turns"]] == ["left"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [("3", 3), ("cat", "may be several"), ("CAT  AB", 3), ("202", 202), ("a", 200), ("cd", "may be several")],
-)  # fmt: skip
-def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expected: int | str) -> None:
-    choices = ["cd ..", "cd docs", "cat a.py", "cat ab", "id a.py", *(f"x {number}" for number in range(5, 210))]
-    if isinstance(expected, int):
-        assert choice_of(typed, choices) == expected
-        return
-    with pytest.raises(IllegalActionError, match=expected):
-        choice_of(typed, choices)
 
 
 def test_tools_are_called_line_by_line_and_mistakes_are_written_again(play: Any) -> None:

@@ -112,19 +112,6 @@ def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
     ]
 
 
-def test_a_setting_goes_for_a_step_and_its_copies_but_not_over_what_is_ablated() -> None:
-    made = jobs("taxi-tiny", ablate="curriculum", set=("reflect-rl.max_steps=7", "reflect-rl.curriculum=[dropoff]"))
-    assert [made[name].values["max_steps"] for name in ("reflect-rl", "reflect-rl@curriculum")] == [7, 7]
-    assert made["reflect-rl"].values["curriculum"] == ["dropoff"]
-    assert made["reflect-rl@curriculum"].values["curriculum"] == ["pickup", "dropoff", "full"]
-    made = jobs("taxi-tiny", ablate="curriculum", set=("reflect-rl@curriculum.curriculum=[full]",), fast=True)
-    assert made["reflect-rl@curriculum"].values["curriculum"] == ["full"]
-    made = jobs("alfworld-gpt2-xl", set=("defaults.games-dir=elsewhere", "defaults.horizon=50", "reflect-rl.horizon=9"))
-    assert made["games"].values["games_dir"] == "elsewhere"
-    assert "games_dir" not in made["split"].values
-    assert [made[name].values["horizon"] for name in ("reflect-rl", "sft-rl")] == [9, 50]
-
-
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_packaged_recipe_makes_jobs_with_folders_of_their_own(recipe: str) -> None:
     ablations = load_recipe(recipe).ablations

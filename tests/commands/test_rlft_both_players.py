@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.cli.main import main
-from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.runs.run import verify
 from tests.kill import fork_killed_at, forked, hashes
@@ -60,18 +59,3 @@ def test_two_adapters_on_one_base_learn_as_two_models_do(corridor_folder: Path, 
     assert rows[0]["reflector_kl_to_start"] == pytest.approx(0, abs=1e-6)
     assert rows[1]["reflector_kl_to_start"] > 0
     verify(shared)
-
-
-def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
-    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So does its checkpoint; in evaluate after the +, and in rlft."""
-    monkeypatch.chdir(tmp_path)
-    made = train(corridor_folder, Path("results"), name="both", reflector=corridor_folder / "reflection",
-        train_reflector=1, reflector_states=1, reflector_comments=2, max_steps=1, episodes=2)  # fmt: skip
-    assert made == Path("results/both/checkpoint-1")
-    tasks = ["--task-file", str(corridor_folder / "train.json"), "--level", "short", "--device", "cpu"]
-    policies = ["--policy", "run=results/both+results/both", "--policy", f"folder={made}+{made}/reflector"]
-    assert main(["evaluate", "--env", "corridor", "--name", "evaluation", *policies, *tasks]) == 0
-    record = read_json(Path("results/evaluation/config.json"))
-    assert {str(made), f"{made}/reflector"} <= set(record["inputs"])

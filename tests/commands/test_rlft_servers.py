@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
-from reflectkit.sampling.base import SampleOutput, SampleRequest
-from reflectkit.sampling.hf import LocalSampler
 from tests.fakes.inference import Inference, serve_model
 from tests.rlft_runs import train
 
@@ -100,50 +97,6 @@ def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inf
         shutil.rmtree(last)
         (tmp_path / "ahead" / "report.json").unlink()
     assert server.kills == 1
-
-
-@pytest.mark.slow
-def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
-    corridor_folder: Path, server: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loops: set[asyncio.AbstractEventLoop] = set()
-    comment = LocalSampler.sample
-
-    async def sample(self: LocalSampler, ask: SampleRequest) -> SampleOutput:
-        loops.add(asyncio.get_running_loop())
-        assert len(loops) == 1
-        return await comment(self, ask)
-
-    monkeypatch.setattr(LocalSampler, "sample", sample)
-    for name in ("train", "validate"):
-        shutil.copy(corridor_folder / "train.json", tmp_path / f"{name}.json")
-    rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", task_file=tmp_path / "train.json",
-        max_staleness=1, validate_steps=1, reflector=corridor_folder / "reflection", reflect_temperature=1.0,
-        max_steps=2)  # fmt: skip
-    assert all(row["validation_episode_steps"] >= 1 for row in rows)
-
-
-def test_evaluate_and_play_with_policy_and_reflector_behind_one_server(
-    corridor_folder: Path, server: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "few.json", read_json(corridor_folder / "train.json")[:1])
-    pair = f"ours={corridor_folder / 'policy-adapter'}+{corridor_folder / 'reflection-adapter'}"
-    command = ["evaluate", "--env", "corridor", "--task-file", "few.json", "--policy", pair, "--device", "cpu",
-        "--horizon", "1", "--level", "short"]  # fmt: skip
-    url = f"vllm:{server.url}"
-    assert main([*command, "--name", "here"]) == 0
-    assert main([*command, "--name", "there", "--sampler", url, "--reflector-sampler", url]) == 0
-    here, there = (
-        [row["turns"] for _, row in read_jsonl(Path("results") / name / "episodes.jsonl")] for name in ("here", "there")
-    )
-    assert [[turn["action"] for turn in one] for one in here] == [[turn["action"] for turn in one] for one in there]
-    assert [[turn["reflection"] for turn in one] for one in here] == [
-        [turn["reflection"] for turn in one] for one in there
-    ]
-    assert len(set(server.asked)) == 2  # two adapters on the same base
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize("kind", ["vllm"])

@@ -80,23 +80,6 @@ def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: l
     assert config.curriculum.stages("full") == stages
 
 
-def test_a_run_stands_for_its_newest_checkpoint(
-    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In rlft, sft and export, as in evaluate."""
-    monkeypatch.chdir(tmp_path)
-    for step in (2, 10):
-        shutil.copytree(corridor_folder / "policy", tmp_path / "run" / f"checkpoint-{step}")
-    train(corridor_folder, Path("results"), policy=Path("run"), max_steps=1, name="rl")
-    train(corridor_folder, Path("results"), policy=None, model="run", max_steps=1, name="rl-of-model")
-    sft.train(sft.write_rows(tmp_path), Path("results"), model="run", max_steps=1, name="sft")
-    assert main(["export", "--policy", "run", "--out-dir", "out", "--name", "out"]) == 0
-    settings = {name: read_json(Path("results", name, "config.json"))["settings"] for name in ("rl", "sft", "out")}
-    assert settings["rl"]["policy"] == settings["out"]["policy"] == "run/checkpoint-10"
-    assert settings["sft"]["model"] == "run/checkpoint-10"
-    assert read_json(Path("results/rl-of-model/config.json"))["settings"]["model"] == "run/checkpoint-10"
-
-
 def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_runs(
     corridor_folder: Path, tmp_path: Path
 ) -> None:

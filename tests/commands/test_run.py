@@ -237,24 +237,3 @@ def test_seeds_are_pooled_over_distinct_tasks(tmp_path: Path, monkeypatch: pytes
     assert difference["difference"] == pytest.approx(0.5 * (mean - 1.0), abs=0.25)
     assert difference["difference"] != 0
     assert (difference["step"], difference["figure"]) == ("evaluation", "half")
-
-
-def test_ablations_are_compared_over_seeds_together() -> None:
-    """Task a: 1 and 1 less 0 and 1, so 0.5; task b: 0 less 1; the mean of both is -0.25."""
-    from reflectkit.commands.run import compared
-    from reflectkit.recipe import Ablation
-
-    played = [
-        [("plain", "a", 0), ("ours", "a", 1)],
-        [("plain", "a", 1), ("ours", "a", 1), ("plain", "b", 1), ("ours", "b", 0), ("other", "a", 1)],
-    ]
-    seeds = [
-        [
-            {"name": name, "level": "full", "task": task, "status": "completed", "success": bool(won)}
-            for name, task, won in episodes
-        ]
-        for episodes in played
-    ]
-    (found,) = compared({"comments": Ablation(of="ours", arm="plain")}, seeds)
-    assert (found["ablation"], found["first"], found["second"]) == ("comments", "ours", "plain")
-    assert (found["difference"], found["tasks"]) == (-0.25, 2)

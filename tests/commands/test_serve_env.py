@@ -138,6 +138,7 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
 CALL = '<tool_call>\n{{"name": "move", "arguments": {{"choice": "{}"}}}}\n</tool_call>'
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_trl_trains_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of GRPO with a model that can only write calls, so that it does call."""

@@ -16,14 +16,11 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.config import prices_of
-from reflectkit.chat.journal import open_journal
 from reflectkit.cli.main import main
 from reflectkit.data.questioning import FileContext, question_messages
 from reflectkit.jsonl import read_json, read_jsonl
-from reflectkit.text import count_tokens
 from tests.explore import write_repository
-from tests.server import Server, completion, serve
+from tests.server import Server, serve
 
 ENV = "auto_explore"
 PROSE = (
@@ -118,45 +115,6 @@ def test_from_asking_to_rows_with_a_chat_teacher(
     assert main(["split", "--env", ENV, "--by", "question"]) == 0
     assert main(["gen-sft", "--env", ENV]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_a_dry_run_names_the_most_that_it_can_cost(
-    server: Server, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every answer is as long as its request allows and of no use, so each file is asked about three times."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
-    asking = ["gen-task", "--teacher", "openai:gpt-5-mini", "--base-url", server.url, "--no-check"]
-    before = {path for path in Path().rglob("*") if path.is_file()}
-    assert main(["gen-task", "--dry-run"]) == 0
-    capsys.readouterr()
-    assert main([*asking, "--dry-run"]) == 0
-    assert not server.requests
-    assert {path for path in Path().rglob("*") if path.is_file()} == before
-    shown = capsys.readouterr().out
-    expected, most = (float(text) for text in re.search(r"US dollars\s+│\s+([\d.]+)\s+│\s+([\d.]+)", shown).groups())
-    calls = re.search(r"calls\s+│\s+5\s+│\s+15\b", shown)
-    assert calls
-    written: list[int] = []
-
-    def bill(body: dict[str, Any]) -> dict[str, Any]:
-        written.append(body["max_completion_tokens"])
-        prompt = sum(map(count_tokens, (message["content"] for message in body["messages"])))
-        usage = {"prompt_tokens": prompt, "completion_tokens": written[-1]}
-        return completion("", "length") | {"usage": usage}
-
-    server.respond = bill
-    main([*asking, "--concurrency", "1"])
-    assert len(written) == 15
-    capsys.readouterr()
-    assert main([*asking, "--dry-run"]) == 0
-    assert re.search(r"calls\s+│\s+0\b", capsys.readouterr().out), "what the journal has is not counted"
-    rejected = [row for _, row in read_jsonl(place / "tasks" / "rejected.jsonl")]
-    assert [row["reason"] for row in rejected] == ["cut off at its token limit"] * 5
-    with open_journal(place / "journal.jsonl", write=False) as journal:
-        answers = journal.answers.values()
-    prices = prices_of("openai", "gpt-5-mini", None, None)
-    paid = sum(prices.cost(answer.prompt_tokens, answer.completion_tokens) for answer in answers)
-    assert expected < paid <= most < 1.5 * paid
 
 
 def test_the_budget_stops_cleanly_and_a_larger_one_goes_on(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import itertools
 import json
 import re
 import zlib
@@ -21,11 +19,10 @@ from reflectkit.console import Quiet
 from reflectkit.data.episodes import episode_to_json, read_episodes
 from reflectkit.env import BaseEnv, Context, StepResult
 from reflectkit.envs.support.env import Support
-from reflectkit.evals.view import Source, write_page
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
-from tests.episodes import HOSTILE, episode, many, write
+from tests.episodes import HOSTILE, episode, write
 
 
 class Tags(HTMLParser):
@@ -122,19 +119,6 @@ def test_page_holds_what_was_played(tmp_path: Path, quiet: Quiet) -> None:
     assert json.loads(block["texts"][turn["probabilities"]]) == [0.7, 0.3]
     assert (turn["reward"], turn["value"], turn["advantage"]) == (-0.05, 0.5, 0.25)
     assert file.with_name("view.html").read_bytes() == make(folder, quiet=quiet).read_bytes()
-
-
-@pytest.mark.slow
-def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
-    """10,000 episodes of 10 turns: 30 MB of lines become a page of under 8 MB, in blocks of a bounded size."""
-    file = write(tmp_path, many(10_000))
-    assert file.stat().st_size > 30e6
-    page = io.BytesIO()
-    assert write_page(page, [Source("run", "run")], ((0, one) for one in read_episodes(file))) == 10_000
-    assert page.tell() < 8e6
-    blocks = unpacked(page.getvalue().decode(), "index")["blocks"]
-    assert blocks[0] == 0
-    assert max(after - before for before, after in itertools.pairwise(blocks)) < 500
 
 
 def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:

@@ -14,7 +14,7 @@ import pytest
 from reflectkit.commands import view
 from reflectkit.console import Quiet
 from tests.browser import Browser, find, opened
-from tests.episodes import HOSTILE, conversation, episode, many, write
+from tests.episodes import HOSTILE, conversation, episode, write
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no chromium or google-chrome on the PATH")
 
@@ -74,42 +74,6 @@ def test_policy_stops_script_that_got_in(browser: Browser, tmp_path: Path) -> No
     assert browser.do("document.title") == "Episodes · reflectkit"
     assert any("Content Security Policy" in error for error in browser.errors)
     browser.errors.clear()
-
-
-def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, many(6, turns=3)))
-    for key, part in (
-        ("j", "episode=0&turn=1"),
-        ("ArrowRight", "turn=2"),
-        ("j", "episode=1&turn=1"),
-        ("k", "episode=0&turn=1"),
-    ):
-        browser.press(key)
-        chosen(browser, part)
-    browser.press("c")
-    assert chosen(browser, "beside=1") == "#episode=0&turn=1&beside=1"
-    browser.press("ArrowRight")
-    chosen(browser, "turn=2&beside=1")
-    assert browser.do("[...document.querySelectorAll('article h3')].map((one) => one.textContent)") == [
-        "Turn 2",
-        "Turn 2",
-    ]
-    browser.press("j")
-    chosen(browser, "episode=1&turn=1")
-    shares = browser.do("[...document.querySelectorAll('article:first-child .share')].map((one) => one.textContent)")
-    assert shares == ["11.7 %", "13.3 %", "15.0 %", "16.7 %", "0.0 %", "1.7 %"]  # (7 + place) % 11 / 60
-    browser.press("/")
-    assert browser.do("document.activeElement.id") == "search"
-    browser.press("j")  # typed into the box, where keys are letters
-    assert browser.do("document.getElementById('search').value") == "j"
-    assert browser.do("document.getElementById('count').textContent") == "0 of 6 episodes"
-    browser.do("(() => { const box = document.getElementById('search'); box.value = ''; box.blur(); })()")
-    browser.do(
-        "(() => { const box = document.getElementById('outcome'); box.value = [...box.options].find((one) => one.text"
-        " === 'failure').value; box.dispatchEvent(new Event('input', {bubbles: true})); })()"
-    )
-    assert browser.do("document.getElementById('count').textContent") == "2 of 6 episodes"
-    assert browser.errors == []
 
 
 def texts(browser: Browser, selector: str) -> list[str]:

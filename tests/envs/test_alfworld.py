@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.text import count_tokens
 from reflectkit.types import Status, Task, Trajectory
 from tests.household import write_games
 
@@ -119,29 +117,6 @@ def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -
     assert [trajectory.status for trajectory in played] == [Status.TRUNCATED, Status.ABORTED, Status.TRUNCATED]
     assert "process ended before it answered 'step'" in played[1].reason
     assert len(played[1].turns) == 1
-
-
-def test_many_threads_get_engines_of_their_own(root: Path, tasks: list[Task]) -> None:
-    def begin(env: Alfworld, task: Task) -> None:
-        result_of(env.reset(task, 0))
-
-    envs = [Alfworld(root) for _ in tasks]
-    threads = [threading.Thread(target=begin, args=(env, task)) for env, task in zip(envs, tasks, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    pids = {env.engine.pid for env in envs if env.engine}
-    assert len(pids) == len(tasks)
-    assert [result_of(env.reset(task, 0)) for env, task in zip(envs, tasks, strict=True)] == [
-        result_of(Alfworld(root).reset(task, 0)) for task in tasks
-    ]
-    for env in envs:
-        env.close()
-    again = Alfworld(root)
-    result_of(again.reset(tasks[0], 0))
-    assert again.engine is not None
-    assert again.engine.pid in pids  # used again
 
 
 def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task], tmp_path: Path) -> None:
@@ -277,23 +252,6 @@ def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     while not result.terminated:
         result = result_of(env.step(env.teacher().action()))
     assert (result.reward, result.info) == (1.0, {"success": True, "score": 1.0})
-
-
-def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: list[Task]) -> None:
-    env, roomy = Alfworld(root, prompt_tokens=150, result_tokens=30), Alfworld(root, prompt_tokens=5000)
-    observation, whole = result_of(env.reset(tasks[0], 0)), result_of(roomy.reset(tasks[0], 0))
-    for command in ("look", "go to drawer 1", "open drawer 1", "help"):
-        observation = result_of(env.step(observation.choices.index(command))).observation
-        whole = result_of(roomy.step(whole.choices.index(command))).observation
-        lines = observation.text.split("\n")
-        assert lines[-1].startswith(f" {command}: ")
-        if command != "help":
-            assert lines[-1] == whole.text.split("\n")[-1]
-    assert "Commands:\n ...\n" in observation.text
-    assert "[cut]" in lines[-1]
-    assert count_tokens(lines[-1]) < 50
-    assert "Task: " in observation.text
-    assert "Room: " in observation.text
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

@@ -1,22 +1,17 @@
 """The transcript that envs with a user share: what an action means, what each side reads, and limits."""
 
-from typing import Any
-
 import pytest
 
-from reflectkit.env import Context, UserTurn
 from reflectkit.envs.conversation import (
-    ConversationEnv,
     Refusal,
     Reply,
     Transcript,
     read_action,
     spoken,
 )
-from reflectkit.errors import ConfigError, IllegalActionError
-from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.errors import IllegalActionError
 from reflectkit.tools import HERMES, PLAIN, Form, parse
-from reflectkit.types import Decision, Message, Observation, Task, ToolCall, ToolSpec, ToolUse
+from reflectkit.types import Message, ToolCall, ToolSpec, ToolUse
 
 FIND = ToolSpec("find_order", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}})
 CREDIT = ToolSpec("credit", "Gives a credit.", {"type": "object"})
@@ -111,46 +106,3 @@ def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
 )
 def test_no_reasoning_and_no_mark_reaches_the_user(text: str, heard: str) -> None:
     assert spoken(text) == heard
-
-
-class Desk(ConversationEnv):
-    """Whoever finds the order has solved it. The answers of its parts can be replaced."""
-
-    name = "desk"
-    levels = ("one",)
-    _tools: Any = (FIND,)
-    says: Any = UserTurn("Where is my order?")
-    finds: Any = ("It is lost.", False, True)
-    judges: Any = (1.0, {"success": True})
-
-    def _begin(self, task: Task, seed: int) -> str:
-        return ""
-
-    def _user_turn(self, said: str) -> Any:
-        return self.says
-
-    def _execute(self, call: ToolCall) -> Any:
-        return self.finds
-
-    def _verdict(self, ended: bool) -> Any:
-        return self.judges
-
-
-class Caller:
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        return Decision(ToolUse("", (CALL,)))
-
-
-@pytest.mark.parametrize(
-    ("part", "value", "message"),
-    [
-        ("says", "Hello.", r"_user_turn\(\) of env 'desk' returned 'Hello.'; return a UserTurn with a text"),
-        ("finds", ("It is lost.", False), r"_execute\(\) of env 'desk' returned .*; return \(a text, whether"),
-        ("judges", True, r"_verdict\(\) of env 'desk' returned True; return \(reward, info\)"),
-    ],
-)
-def test_what_an_env_of_ones_own_gets_wrong_is_said(part: str, value: object, message: str) -> None:
-    episodes = [Episode(Task("0", "desk", "one", "", {}), 0)]
-    assert [one.success for one in rollout(episodes, Desk, Caller())] == [True]
-    with pytest.raises(ConfigError, match=message):
-        rollout(episodes, type("Wrong", (Desk,), {part: value}), Caller())

@@ -25,7 +25,7 @@ from reflectkit.envs.memory.store import (
     Store,
     apply,
 )
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError
 from reflectkit.text import count_tokens
 from reflectkit.types import Task, ToolCall, ToolUse
 
@@ -198,25 +198,6 @@ def test_rewards_reach_the_steps_and_what_is_shared_comes_last() -> None:
     assert last.reward == pytest.approx(1.1 + shared)
     assert last.terminated
     assert last.info["success"] is True
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"chunks": []},
-        {"questions": [{"question": "q", "answer": []}]},
-        {"questions": [{"question": "q", "answer": "a", "kind": "guess"}]},
-        {"facts": [[{"kind": "core", "key": "a", "text": "b"}]]},
-        {"chunks": ["a"] * 11},
-    ],
-)
-def test_broken_conversations_are_refused(data: dict[str, Any]) -> None:
-    task = task_of(["x"], [("q", "a")])
-    Memory().reset(task, 0)
-    with pytest.raises(DataError):
-        Memory().reset(Task("t", "memory", "short", "t", task.data | data), 0)
-    with pytest.raises(DataError, match="--horizon is 1"):
-        Memory(horizon=1).reset(task_of(["a", "b"], [("?", "x")]), 0)
 
 
 def test_a_constant_text_that_names_everything_answers_nothing() -> None:

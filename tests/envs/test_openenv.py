@@ -25,7 +25,7 @@ from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.tools import use_of
-from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.types import Decision, Status, Task, ToolCall, Trajectory
 from tests.asgi import served
 
 pytest.importorskip("openenv", reason="needs openenv: pip install openenv")
@@ -312,23 +312,6 @@ def test_what_a_server_lists_may_be_anything() -> None:
             actions_of(schema, "URL")
 
 
-@pytest.mark.parametrize(
-    ("field", "choices"),
-    [
-        ({"type": "integer", "minimum": 1, "maximum": 3}, ("1", "2", "3")),
-        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, ("1", "2")),
-        ({"type": "boolean"}, ("false", "true")),
-        ({"enum": ["a", 1, None]}, ("a", "1", "null")),
-        ({"$ref": "#/$defs/Move"}, ("left", "right")),
-    ],
-)
-def test_limited_values_are_choices(field: dict[str, Any], choices: tuple[str, ...]) -> None:
-    schema = {"properties": {"x": field, "metadata": {}}, "$defs": {"Move": {"enum": ["left", "right"]}}}
-    actions = actions_of(schema, "URL")
-    assert actions is not None
-    assert (actions.kind, actions.field, actions.choices) == ("choice", "x", choices)
-
-
 async def answer_http(send: Any, body: bytes, status: int = 200) -> None:
     await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": body})
@@ -360,22 +343,6 @@ BEGUN = {"type": "observation", "data": {"observation": {"text": "hi"}, "reward"
 
 
 @pytest.mark.parametrize(
-    ("app", "why"),
-    [
-        (other_server(), "does not speak"),
-        (other_server(schema=[1]), "does not speak"),
-        (other_server(schema=ACTION, status=404), "does not speak"),
-        (other_server(schema=ACTION, status=401), "OPENENV_API_KEY"),
-        (other_server(schema=ACTION), "refused a session"),
-    ],
-)
-def test_a_server_of_something_else(app: Any, why: str) -> None:
-    with served(app) as url, pytest.raises(ConfigError, match=why) as caught:
-        play(url, Plays("x"))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "answers",
     [
         ["no JSON"],
@@ -394,15 +361,6 @@ def test_answers_of_another_version_abort_the_episode(answers: list[Any]) -> Non
         (played,) = play(url, Plays("x"))
     assert (played.status, played.turns) == (Status.ABORTED, ())
     assert url in played.reason
-
-
-def test_an_action_that_the_server_refuses_is_told_to_the_agent() -> None:
-    refusal = {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": ["long"]}}
-    with served(other_server(BEGUN, refusal, BEGUN, schema=ACTION)) as url:
-        (played,) = play(url, Plays(ToolUse("x")), steps=2)
-    assert played.status is Status.TRUNCATED
-    assert [turn.info for turn in played.turns] == [{"refused": 1}, {"success": False}]
-    assert "Invalid message ['long']" in texts(played)[1]
 
 
 def test_code_from_a_hub_needs_consent() -> None:

@@ -21,7 +21,6 @@ from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
 from tests.command_lines import error_of
-from tests.server import serve
 from tests.taubench import FILES, Talker, installed, write_package
 
 
@@ -235,25 +234,3 @@ def test_commands_from_problems_to_demonstrations(
     assert any(row["prompt"].endswith("Agent:") and "cancel_order" in row["completion"] for row in rows)
     capsys.readouterr()
     assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
-
-
-def test_chat_models_are_the_agent_and_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reply counts as an answer that cannot be read, and the user's words end the conversation."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-
-    def answer(body: dict[str, Any]) -> str:
-        asked = body["messages"][-1]["content"]
-        if "play a user" in body["messages"][0]["content"]:
-            return "###STOP###" if "done" in asked else "Cancel order 1."
-        return "It is done." if "cancelled" in asked else 'cancel_order {"order_id": "1", "reason": "late"}'
-
-    with serve(answer) as server:
-        assert main(["gen-task", "--env", "tau", "--split", "dev"]) == 0
-        players = ["--policy", "local:m", "--base-url", server.url, "--user", "local:m", "--user-url", server.url]
-        records = ["--task-file", "data/tau/validate.json", "--name", "chat"]
-        assert main(["evaluate", "--env", "tau", *players, *records]) == 0
-    told = {body["messages"][0]["content"].rpartition("\n")[2] for body in server.requests}
-    assert "You are Ann. Cancel order 1." in told, "the user reads the task's instruction"
-    (row,) = json.loads(Path("results/chat/eval.json").read_text())["rows"]
-    assert (row["success"], row["unreadable_share"]) == (1.0, 0.0)

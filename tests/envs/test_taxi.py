@@ -68,22 +68,6 @@ def test_return_of_a_perfect_ride_by_hand() -> None:
     assert total == pytest.approx((-8 + 20 + 20) / 20)
 
 
-def test_levels() -> None:
-    pickup = at(328, "pickup")
-    for action in (1, 3, 0, 0):
-        assert not pickup.step(action).terminated
-    end = pickup.step(4)
-    assert (end.terminated, end.info["success"], end.reward) == (
-        True,
-        True,
-        1.0,
-    )  # as published: in place of the step's cost
-    aboard = Taxi.taskset.at_level(Task("t", "taxi", "full", "g", {"state": 328}), "dropoff")
-    assert aboard is not None
-    assert decode(aboard.data["state"]) == View(4, 0, 4, 0)
-    assert len(Taxi.taskset.tasks("dropoff")) == 12
-
-
 def test_only_the_first_pickup_pays() -> None:
     env = at(328)
     for action in (1, 3, 0, 0, 4):

@@ -11,18 +11,13 @@ import scipy.stats
 
 from reflectkit.evals.stats import rate_interval
 from reflectkit.evals.tables import (
-    ablations_table,
     csv_text,
     differences,
     differences_over_seeds,
     differences_table,
-    figures_of,
     passes_table,
     pooled,
-    ranges_of,
-    result_sentence,
     row,
-    summary_table,
     table,
 )
 
@@ -56,14 +51,6 @@ def test_paired_differences_are_those_of_the_rows() -> None:
     assert means == [pytest.approx(0.9), pytest.approx(0.45)]
     assert (found["accuracy"]["difference"], found["accuracy"]["tasks"]) == (pytest.approx(0.45), 2)
     assert found["success"]["difference"] == 0.5
-
-
-def test_players_without_a_task_in_common_are_not_compared() -> None:
-    aborted = {"status": "aborted"}
-    played = [episode("a", "1", True, {}), episode("a", "2", True, {}) | aborted]
-    played += [episode("b", "1", True, {}) | aborted, episode("b", "2", True, {})]
-    assert differences(played) == []
-    assert [one["tasks"] for one in differences([*played, episode("b", "1", True, {})])] == [1]
 
 
 def question(name: str, number: int, file: str, success: bool) -> dict[str, Any]:
@@ -122,26 +109,6 @@ def test_differences_over_seeds_reach_to_the_t_interval_of_seeds() -> None:
     assert differences_over_seeds(apart) == differences(seeds[0])
 
 
-def test_a_figure_is_a_share_if_each_episode_has_one() -> None:
-    """Two tries of each task, 0 and 2 tokens: the means are 1, the values no shares."""
-    played = [{"task": str(task), "figures": {"tokens": float(tokens)}} for task in range(6) for tokens in (0, 2)]
-    assert figures_of(played, {}, ranges_of(played))["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
-    shares = [one | {"figures": {"share": 1.0}} for one in played]
-    assert figures_of(shares, {}, ranges_of(shares))["share"]["low"] < 0.8
-
-
-def test_ablations_are_compared_by_what_their_recipe_measures() -> None:
-    """By success an ablation of memory's rewards showed the share of problems with every answer right."""
-    played = [
-        episode(name, task, False, {"accuracy": value}) for name, value in (("a", 0.75), ("b", 0.25)) for task in "12"
-    ]
-    effects = [{"ablation": "no r3"} | one for one in differences(played)]
-    table_of = ablations_table(effects, "evaluation", "accuracy")
-    assert table_of.title.startswith("Ablations, evaluation: original arm minus ablation in accuracy, in points")
-    assert [row[:3] for row in table_of.rows] == [("no r3", "full", "+50.0")]
-    assert [row[2] for row in ablations_table(effects, "evaluation").rows] == ["+0.0"]
-
-
 def test_tries_by_hand() -> None:
     """Task x: 2 of 4, task y: 4 of 4. pass@2 of x is 1 - (2 over 2) / (4 over 2) = 5/6, pass^2 is 1/6."""
     played = [episode("a", "x", number < 2) for number in range(4)] + [episode("a", "y", True) for _ in range(4)]
@@ -151,41 +118,3 @@ def test_tries_by_hand() -> None:
     (table,) = passes_table([figures])
     assert table.columns == ("policy", "level", "pass@1", "pass@2", "pass^2", "pass@4", "pass^4")
     assert [cell.split(" ")[0] for cell in table.rows[0][2:]] == ["75", "92", "58", "100", "50"]
-
-
-def test_an_aborted_try_costs_its_problem_only_the_k_that_it_lacks() -> None:
-    """Task x: 1 of 3 and an abort, task y: 4 of 4. pass@2 of x is 1 - (2 over 2) / (3 over 2) = 2/3, pass^2 is 0."""
-    played = [episode("a", "x", number < 1) for number in range(3)] + [episode("a", "y", True) for _ in range(4)]
-    figures = row("a", "", "one", [*played, episode("a", "x", False, status="aborted")])
-    assert figures["pass_at"] == pytest.approx({"1": (1 / 3 + 1) / 2, "2": (2 / 3 + 1) / 2, "4": 1.0})
-    assert figures["pass_all"] == pytest.approx({"1": (1 / 3 + 1) / 2, "2": (0 + 1) / 2, "4": 1.0})
-
-
-def test_tries_of_two_seeds_are_not_one_models() -> None:
-    """A task that one seed's model always solves and the other's never: pass@2 is 1/2, as is pass^2."""
-    parts = [
-        [episode("a", "x", success) for _ in range(2)] + [episode("a", "y", True)] * 2 for success in (True, False)
-    ]
-    (figures,) = pooled(parts)
-    assert figures["pass_at"]["2"] == figures["pass_all"]["2"] == pytest.approx((1 / 2 + 1) / 2)
-    assert figures["by_seed"] == [1.0, 0.5]
-
-
-def test_the_ending_of_a_recipe_says_what_the_figures_show() -> None:
-    """And of neighbours in its sentence whether they may differ by chance: an interval that includes 0."""
-    shares = {"random": 0.0, "SFT": 0.354, "RL": 0.74, "both": 0.885}
-    common = {"level": "all", "low": 0.1, "high": 0.9, "tasks": 12, "episodes": 96, "figures": {}}
-    rows = [common | {"name": name, "success": share} for name, share in shares.items()]
-    compared = [
-        {"level": "all", "figure": "success", "first": first, "second": second, "low": low, "high": high}
-        for first, second, low, high in (("SFT", "RL", -0.6, -0.2), ("RL", "both", -0.4, 0.2))
-    ]
-    told = result_sentence("From {SFT} to {RL} %; then {both} %.", rows, compared, "success")
-    assert told == "From 35 to 74 %; then 88 %. The difference between RL and both may be chance."
-    told = result_sentence("From {SFT} to {other} %.", rows, compared, "success")
-    assert told == "The best of 4 players: both, with 88 %."
-    many = [common | {"name": str(number), "success": 0.5} for number in range(7)]
-    shown = summary_table("Held out", [*rows, *many], "success", "eval.md")
-    assert [cells[0] for cells in shown.rows] == ["2", "3", "4", "5", "6"]
-    assert "all 11 rows are in eval.md" in shown.title
-    assert shown.rows[0][1:] == ("50 %", "10 to 90 %")

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.envs.taxi import ACTIONS, Taxi
 from reflectkit.errors import AgentError, ConfigError
@@ -23,7 +22,6 @@ from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import load_player
 from reflectkit.prompts import policy_prompt, reflection_prompt
 from reflectkit.sampling.hf import LocalSampler
-from tests.server import serve
 
 
 @pytest.fixture(scope="module")
@@ -115,30 +113,6 @@ def test_requests_of_coroutines_and_threads_share_batches(
         assert [one.action for one in threads] == [one.action for one in acts[:8]]
 
 
-class Opponent(reflectkit.ChoiceEnv):
-    """An env that asks an agent about its own moves: from within an episode, as self-play does."""
-
-    name, levels, choices = "opponent", ("only",), ACTIONS
-    agent: LoadedAgent
-
-    def _begin(self, task: Any, seed: int) -> None:
-        self._moved = 0
-
-    def _text(self) -> str:
-        return f"move {self._moved}"
-
-    def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
-        self._moved += 1 + bool(self.agent.act(self._text(), ACTIONS).action)
-        return 0.0, self._moved > 4, {"success": True}
-
-
-def test_an_env_may_act_while_the_same_agent_plays_in_it(agent: LoadedAgent) -> None:
-    Opponent.agent = agent
-    episodes = [reflectkit.Episode(reflectkit.Task(str(n), "opponent", "only", "", {}), 0) for n in range(3)]
-    played = reflectkit.rollout(episodes, Opponent, agent)
-    assert [len(one.turns) for one in played] == [3, 3, 3]
-
-
 def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
     checkpoints: dict[str, Path], observations: list[Any], tmp_path: Path
 ) -> None:
@@ -183,19 +157,6 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     agent.close()
     with pytest.raises(AgentError, match="was closed"):
         agent.act(observations[0].text)
-
-
-def test_a_chat_model_reads_the_rules_and_its_failure_is_an_error() -> None:
-    with (
-        serve(lambda body: "Analysis: It is south.\nChoice: 0") as server,
-        load_agent("local:m", base_url=server.url, rules="Drive the taxi.") as agent,
-    ):
-        act = agent.act("a map", ["south", "north"])
-        assert (act.action, act.comment, act.probabilities) == ("south", "It is south.", ())
-        assert "Drive the taxi." in json.dumps(server.requests[0])
-        server.answer = lambda body: "no idea"
-        with pytest.raises(AgentError, match="local:m"):
-            agent.act("another map", ["south", "north"])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -21,7 +21,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.integrations.slime import generate, normalise_rewards
 from reflectkit.integrations.slime.__main__ import prompt_row, write_prompts
-from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of, to_samples
+from reflectkit.integrations.slime.episodes import read_prompt, reflector_of, to_samples
 from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
@@ -141,16 +141,6 @@ def prompt_of(task: Task, env: str = "support", split: str = "train") -> dict[st
     return json.loads(json.dumps(prompt_row(env, task, split)))["metadata"]
 
 
-def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
-    task = Support.taskset.example("one", 0)
-    args = SimpleNamespace(reflectkit={"thinking": "hidden", "brief": True, "horizon": 9})
-    prompt = read_prompt(args, prompt_of(task) | {"reflectkit": {"thinking": "off"}})
-    assert (prompt.task, prompt.split, prompt.config.plugin.env.name) == (task, "train", "support")
-    assert (prompt.config.thinking, prompt.config.plugin.env.settings.brief) == ("off", True)
-    assert prompt.config.plugin.horizon == 9
-    assert read_prompt(SimpleNamespace(), prompt_of(task)).config.thinking == "on"
-
-
 POLICY = "  - name: actor\n    update_weights: true\n"
 FROZEN = "  - name: reflector\n    model_path: their/reflector\n    update_weights: false\n"
 
@@ -175,17 +165,6 @@ def test_the_reflector_is_the_frozen_model_of_that_name(tmp_path: Path) -> None:
 def test_a_reflector_that_would_be_trained_is_refused(models: str, part: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError), match=part):
         served(tmp_path, f"sglang:\n{models}")
-
-
-def test_a_group_begins_alike_and_is_played_differently() -> None:
-    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.taskset.example("one", 0)))
-    args = SimpleNamespace(rollout_seed=42)
-    pairs = [(0, 0), (0, 1), (1, 2)]
-    first, second, other = (
-        episode_of(args, FakeSample(group_index=group, index=index), prompt, False) for group, index in pairs
-    )
-    assert first.start == second.start != other.start
-    assert len({first.seed, second.seed, other.seed}) == 3
 
 
 class StubFailure(Exception):
@@ -246,13 +225,6 @@ def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> No
     assert second["input_ids"][: len(first["input_ids"]) + len(written[0])] == first["input_ids"] + written[0]
     stubbed.answers = list(written)
     assert generated(stubbed, "test", evaluation=True).status == STATUS.COMPLETED
-
-
-def test_held_out_tasks_are_not_trained_on(stubbed: SimpleNamespace) -> None:
-    for split in ("validate", "test", "unseen"):
-        with pytest.raises(ConfigError, match=f"the {split} split"):
-            generated(stubbed, split)
-    assert stubbed.sent == []
 
 
 def test_a_router_that_fails_and_a_rollout_that_has_ended_abort_the_episode(stubbed: SimpleNamespace) -> None:

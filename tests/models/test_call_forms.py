@@ -7,7 +7,6 @@ template leaves the turn as it was. `docs/call-formats.md` has the table.
 from __future__ import annotations
 
 import re
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,12 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama4.processing_llama4 import chat_template as llama4
 
-from reflectkit.agents.players import unknown_call_forms
 from reflectkit.envs.conversation import spoken
-from reflectkit.envs.setup import EnvConfig
 from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.models.chat import SWITCH, Dialogue
-from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.models.tiny import build_tokenizer
 from reflectkit.tools import PLAIN, CallForm, form_text, parse, thought_marks
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
-from tests.models.test_chat import FORGETFUL
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 TEMPLATES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))} | {"llama4": llama4}
@@ -237,22 +233,6 @@ def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> 
         assert text.count("No such call.") == 1
 
 
-def test_long_text_is_read_in_time() -> None:
-    started = time.perf_counter()
-    for form in CALL_FORMS:
-        start, end = form_text([EASY], form).split("a b")
-        for filler in (
-            "<parameter=a>",
-            "<arg_key>a</arg_key><arg_value>",
-            '<atem:parameter name="a">',
-            '<|"|>',
-            "{",
-            "'",
-        ):
-            parse(start + filler * (10**6 // len(filler)) + end, TOOLS, form)
-    assert time.perf_counter() - started < 10
-
-
 def test_what_the_user_hears() -> None:
     for said in (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
@@ -261,17 +241,3 @@ def test_what_the_user_hears() -> None:
         "Hm.\n</think>\n\nHello.",
     ):
         assert spoken(said) == "Hello."
-
-
-def test_a_template_in_another_form_is_warned_of(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(["Please"] * 3, [" 0"])
-    for folder, template in (("known", FORGETFUL), ("unknown", FORGETFUL.replace('"arguments"', '"with"'))):
-        tokenizer.chat_template = template
-        build_model(tokenizer, 64, 0).save_pretrained(tmp_path / folder)
-        tokenizer.save_pretrained(tmp_path / folder)
-    unknown = Dialogue(tokenizer)
-    assert (unknown.unknown_form, unknown.form) == (True, PLAIN)
-    policies = [None, tmp_path / "known", tmp_path / "unknown"]
-    (warning,) = unknown_call_forms(EnvConfig(name="support"), policies)
-    assert str(tmp_path / "unknown") in warning
-    assert unknown_call_forms(EnvConfig(name="taxi"), policies) == []

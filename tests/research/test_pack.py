@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +11,11 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_compared
-from reflectkit.errors import DataError
 from reflectkit.evals.tables import pooled
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.seeding import generator
-from research.effects import Effect, area, curve_figures, curve_table, curves, effects, success_rows
-from research.packs import MOST_STEPS, Seed, read_pack, write_pack
+from research.effects import curve_figures, curves, effects, success_rows
+from research.packs import Seed, read_pack, write_pack
 from research.seeds import seed_differences
 
 ROOT = Path(__file__).parents[2]
@@ -149,35 +145,6 @@ def test_a_pack_whose_writing_stops_is_the_old_or_the_new_one(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "word"),
-    [
-        (0.1, 3.1, "helps"),
-        (0.1, 3, "helps, by less than 3 points"),
-        (-3, 3, "equivalent"),
-        (100 * (0.1 + 0.2 - 0.3), 10, "unclear"),  # 0 but for rounding
-    ],
-)
-def test_a_verdict_follows_the_interval_except_of_two_seeds(low: float, high: float, word: str) -> None:
-    assert Effect("t", "a", "b", "success", "full", 0, low, high, 5, 9).word == word
-    assert Effect("t", "a", "b", "success", "full", 0, low, high, 2, 9).word == "unclear"
-
-
-def test_a_file_cannot_fill_the_memory(tmp_path: Path) -> None:
-    episode = {"name": "a", "level": "full", "task": "t", "cluster": "t", "seed": 0, "status": "completed"}
-    episode |= {"success": True, "return": 1, "steps": MOST_STEPS}
-    content = f"{json.dumps(episode)}\n".encode()
-    for count, message in ((1, ""), (2, "seed-0.jsonl.gz:2: has more than 10,000,000 steps")):
-        (tmp_path / "seed-0.jsonl.gz").write_bytes(gzip.compress(count * content))
-        files = {"seed-0.jsonl.gz": hashlib.sha256(count * content).hexdigest()}
-        write_json(tmp_path / "pack.json", {"format": 1, "title": "T", "comparisons": [], "files": files})
-        if message:
-            with pytest.raises(DataError, match=message):
-                read_pack(tmp_path)
-        else:
-            assert len(read_pack(tmp_path).seeds[0].episodes[0]["turns"]) == MOST_STEPS
-
-
 @pytest.mark.slow
 def test_what_is_published_says_what_the_pages_say() -> None:
     """The tables of research/results.md, and the table of effects in research/what-we-found.md."""
@@ -211,16 +178,3 @@ def test_what_is_published_says_what_the_pages_say() -> None:
                 for line in page.splitlines()
             ), row
     assert sum(path.stat().st_size for path in PUBLISHED.rglob("*")) < 20_000_000
-
-
-def test_areas_are_paired_by_seed() -> None:
-    assert area([128, 256, 512], [0.0, 0.5, 1.0]) == pytest.approx((128 * 0.25 + 256 * 0.75) / 384)
-    flat = {"plain": (0.1, 0.5, 0.6), "ours": (0.3, 0.6, 0.8)}
-    curves = {name: [([0.0, 10.0], [value, value]) for value in values] for name, values in flat.items()}
-    figures = curve_figures(curves, 0.6)
-    # gaps 0.2, 0.1, 0.2: mean 1/6, standard error 0.05774 / sqrt(3) = 1/30, t(0.975, 2) = 4.3027
-    ours = figures["ours"]
-    assert ours["difference"] == pytest.approx(1 / 6)
-    assert (ours["low"], ours["high"]) == pytest.approx((1 / 6 - 4.30265 / 30, 1 / 6 + 4.30265 / 30), abs=1e-5)
-    assert [ours["reached"], figures["plain"]["reached"]] == [[None, 0, 0], [None, None, 0]]
-    assert [row[-1] for row in curve_table(figures, "success", 0.6, "episodes").rows] == ["not reached", "0"]

@@ -64,14 +64,6 @@ def test_over_seeds_the_wider_interval_counts() -> None:
     assert interval_over_seeds(alike[:1]) == (-math.inf, math.inf, 1.0)
 
 
-def test_a_level_without_the_measure_is_not_compared_by_it() -> None:
-    lows = [[episode(name, task, False, {"lows": 0.5}) for name in "ab" for task in "12"] for _ in range(2)]
-    highs = [[one | {"level": "high", "figures": {}} for one in part] for part in lows]
-    parts = [low + high for low, high in zip(lows, highs, strict=True)]
-    assert {one["level"] for one in seed_differences({"": parts}, "lows")} == {"full"}
-    assert {one["level"] for one in seed_differences({"": parts})} == {"full", "high"}
-
-
 def test_differences_weigh_each_seed_alike() -> None:
     many = [episode(name, str(task), name == "ours") for task in range(9) for name in ("ours", "plain")]
     few = [episode("ours", "1", False), episode("plain", "1", True), episode("plain", "2", True, status="aborted")]
@@ -79,13 +71,6 @@ def test_differences_weigh_each_seed_alike() -> None:
     assert (one["difference"], one["seeds"], one["tasks"]) == (0.0, 2, 10)
     assert (one["low"], one["high"]) == (-1.0, 1.0)
     assert seed_differences({"evaluation": [many]}) == []
-
-
-def test_a_seed_with_the_players_in_another_order_counts() -> None:
-    first = [episode("ours", "1", True), episode("plain", "1", False)]
-    turned = [episode("plain", "1", False), episode("ours", "1", False)]
-    (one,) = seed_differences({"evaluation": [first, turned, first]})
-    assert (one["first"], one["second"], one["seeds"], one["by_seed"]) == ("ours", "plain", 3, [1.0, 0.0, 1.0])
 
 
 def test_seeds_without_any_spread_do_not_show_equivalence() -> None:
@@ -96,12 +81,3 @@ def test_seeds_without_any_spread_do_not_show_equivalence() -> None:
     single = [[episode("ours", "1", True), episode("plain", "1", False)]] * 2
     (one,) = seed_differences({"evaluation": single})
     assert (one["low"], one["high"]) == (-1.0, 1.0)
-
-
-def test_players_of_several_evaluations_are_compared() -> None:
-    first = [episode("ours", "1", True), episode("plain", "1", False)]
-    again = [episode("shuffled", "1", True), episode("plain", "1", True)]
-    found = seed_differences({"evaluation": [first, first], "again": [again, again]})
-    gaps = {(one["first"], one["second"]): one["difference"] for one in found}
-    assert gaps["ours", "plain (evaluation)"] == gaps["ours", "shuffled"] + 1 == 1.0
-    assert gaps["plain (evaluation)", "plain (again)"] == -1.0

@@ -88,16 +88,6 @@ def test_a_teacher_that_offers_what_is_not_there(agent: Any, method: str, value:
             rollout(EPISODES, lambda wrap=wrap: wrap(env_that({method: value})), agent)
 
 
-def test_an_env_without_a_base_gives_up_at_no_cost_and_has_no_teacher() -> None:
-    class Bare:
-        name, levels = "bare", ("only",)
-
-    env = Checked(Bare())  # type: ignore[arg-type]
-    assert env.truncation_penalty(3) == 0.0
-    assert not env.teacher().has("action")
-    assert env.max_concurrency == Corridor.max_concurrency
-
-
 def test_actions_without_choices_are_texts_or_calls() -> None:
     free = Observation((Message("user", "x"),))
     for action in ("a word", ToolUse("a word")):
@@ -119,9 +109,3 @@ def test_what_is_right_passes_unchanged() -> None:
     assert env.step(1) == bare.step(1)
     assert (ours.note(), env.truncation_penalty(3)) == (theirs.note(), bare.truncation_penalty(3))
     assert ours.comment(random.Random(0)) == theirs.comment(random.Random(0))
-
-
-def test_a_step_as_gymnasiums_is_refused() -> None:
-    env = env_that(_move=(0.0, False, False, {}, 1))
-    with pytest.raises(ConfigError, match=r"_move\(\) of env 'corridor' returned \(0.0, False, False, {}, 1\)"):
-        rollout(EPISODES, lambda: env, RandomAgent())

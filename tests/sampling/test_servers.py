@@ -19,11 +19,11 @@ from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest, Truncation
+from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest
 from reflectkit.sampling.config import backend
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.server import ServerSampler
-from reflectkit.sampling.wire import GoneError, RefusedError, Wire
+from reflectkit.sampling.wire import RefusedError, Wire
 from tests.fakes.inference import Inference, serve_model
 from tests.server import serve
 
@@ -111,30 +111,6 @@ def test_text_has_the_log_probs_of_its_sampling(
     assert 1 <= len(sampled.token_ids) <= 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_truncates_a_text(kind: str, policy: LoadedModel, server: Inference, base: Path) -> None:
-    """And returns the log-probabilities after that, or is refused."""
-    ask = SampleRequest((5, 6), (), 3, 1.0, 3, truncation=Truncation(0.9, 20))
-    with pytest.raises(ConfigError, match="from before truncation; leave out --top-p"):
-        ask_all(opened(kind, server, base), ask)
-    server.processed = True
-    ask_all(opened(kind, server, base), ask)
-    sent = server.bodies[-1]
-    sent = sent.get("sampling_params", sent)
-    assert (sent["top_p"], sent["top_k"], sent["min_p"]) == (0.9, 20, 0.0)
-
-
-def test_a_text_ends_where_the_context_does(policy: LoadedModel, server: Inference, base: Path) -> None:
-    sampler = opened("vllm", server, base)
-    long = (5,) * (policy.context - 2)
-    (text,) = ask_all(sampler, SampleRequest(long, (), 12))
-    assert len(text.token_ids) == 2
-    labels = label_ids(policy.tokenizer, 2)
-    fits, refused = ask_all(sampler, SampleRequest((*long, 5), labels), SampleRequest((*long, 5, 5), labels))
-    assert fits.token_ids
-    assert f"{policy.context} tokens, but the server's model reads {policy.context}" in refused.too_long
-
-
 def moved(player: LoadedModel, by: float) -> None:
     """Change an adapter so that its model says something else."""
     with torch.no_grad():
@@ -217,13 +193,6 @@ def test_passing_faults_are_waited_out(
     assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
     assert server.faults == []
     assert wire.retries >= 1
-
-
-def test_patience_ends(policy: LoadedModel, server: Inference, base: Path) -> None:
-    sampler = opened("vllm", server, base, server_patience_s=0.1)
-    server.stop()
-    with pytest.raises(GoneError, match=r"does not answer for \d+ s .*; start the server, then run the same again"):
-        ask_all(sampler, asks_of(policy)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -330,16 +299,3 @@ def test_what_is_compressed_is_not_read(encoding: str) -> None:
             with pytest.raises(ReflectkitError, match=f"encoded \\({encoding}\\)"):
                 run_sync(wire.post("", {}))
         assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("vllm:localhost:8000", "write the server's address, e.g. vllm:http://localhost:8000"),
-        ("vllm:http://me:word@localhost:8000", "must not hold a user, key or query; export the key as VLLM_API_KEY"),
-    ],
-)
-def test_addresses(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        backend(name)
-    assert "word" not in str(error.value)

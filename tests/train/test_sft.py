@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from reflectkit.commands import sft
-from reflectkit.console import Quiet
 from reflectkit.envs.corridor import Corridor
-from reflectkit.errors import CheckpointError, DivergedError, ReflectkitError
+from reflectkit.errors import CheckpointError, DivergedError
 from reflectkit.jsonl import read_json
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player
 from reflectkit.runs.run import seal, verify
 from tests.kill import hashes
-from tests.sft_runs import Interrupting, config, train, write_rows
+from tests.sft_runs import Interrupting, train, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +80,6 @@ def test_a_damaged_trainer_checkpoint_gives_way_to_the_one_before(
     assert any(name in line and "resuming from an earlier state" in line for line in progress.lines)
 
 
-@pytest.mark.parametrize("at", [3])
-def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at: int) -> None:
-    """Three steps are an epoch: resumed within the second or third one, or between two."""
-    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1, "max_steps": 7}
-    for step in (at, at + 1):  # interrupted twice, so that a resumed run has kept its epoch's order, too
-        with pytest.raises(KeyboardInterrupt):
-            train(rows, tmp_path / "cut", Interrupting(at=step), **settings)
-    assert hashes(train(rows, tmp_path / "cut", **settings)) == hashes(train(rows, tmp_path / "straight", **settings))
-
-
 def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Path, tmp_path: Path) -> None:
     """Resumed at step 15, between the rows of the log: the next one is still of the steps 1 to 20."""
     settings: dict[str, Any] = {"save_steps": 15, "max_steps": 40}
@@ -105,17 +93,6 @@ def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Pa
     texts = [(tmp_path / name / "1_sft" / "metrics.jsonl").read_text() for name in ("cut", "straight")]
     assert texts[0] == texts[1]
     assert [json.loads(line)["step"] for line in texts[0].splitlines()] == [20, 40]
-
-
-def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1}
-    with pytest.raises(KeyboardInterrupt):
-        train(rows, tmp_path, Interrupting(at=3), **settings)
-    (last,) = tmp_path.glob("1_sft/trainer/checkpoint-2")
-    save_file({"state": torch.zeros(3)}, last / "epoch_order.safetensors")
-    seal(last)
-    with pytest.raises(CheckpointError, match=r"epoch_order.safetensors is damaged"):
-        train(rows, tmp_path, **settings)
 
 
 class Bomb:
@@ -160,16 +137,6 @@ def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(rows: P
     assert not list(tmp_path.glob("1_sft/checkpoint-*"))
 
 
-@pytest.mark.parametrize("error", [lambda: torch.empty(2**50)])
-def test_out_of_memory_names_what_to_lower(
-    rows: Path, tmp_path: Path, error: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: error())
-    with pytest.raises(ReflectkitError, match=r"^out of memory; lower --batch-size, which is 4") as caught:
-        train(rows, tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("free", [0, 2**40])
 def test_a_checkpoint_that_could_not_be_written_does_not_stay(
     rows: Path, tmp_path: Path, free: int, monkeypatch: pytest.MonkeyPatch
@@ -189,13 +156,3 @@ def test_a_checkpoint_that_could_not_be_written_does_not_stay(
         train(rows, tmp_path)
     assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
-
-
-def test_tensorboard_gets_the_losses_in_the_runs_folder(rows: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    report = sft.run(config(rows, tmp_path, report_to=("tensorboard",)), Quiet())
-    events = EventAccumulator(str(report.folder)).Reload()
-    assert [one.step for one in events.Scalars("loss")] == [7]
-    assert events.Scalars("loss")[0].value == pytest.approx(report.figures["loss"], rel=1e-5)
