@@ -374,8 +374,6 @@ class User(Protocol):
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn | Awaitable[UserTurn]:
         """The user's next message.
 
-        Parameters
-        ----------
         instructions: who the user is, what they want, and what they know. conversation: what user and agent have said
         to each other, oldest first; empty at the start. seed: of the turn, 0 ≤ seed < 2**63.
 

@@ -325,9 +325,7 @@ def to_json(value: object) -> Any:
 def from_json(kind: type[Noun], value: object, *, path: Path | str = "<memory>", line: int | None = None) -> Noun:
     """`value`, from a JSON file, as a `kind`.
 
-    Raises
-    ------
-    DataError: naming `path`, `line` and the first field of the wrong type or missing.
+    Raises DataError: naming `path`, `line` and the first field of the wrong type or missing.
     """
     from pydantic import ValidationError
 

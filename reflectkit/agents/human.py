@@ -110,9 +110,7 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
     >>> choice_of("2", ("south", "north", "east")), choice_of("so", ("south", "north", "east"))
     (2, 0)
 
-    Raises
-    ------
-    IllegalActionError: no choice, or several, match; the message is for the person.
+    Raises IllegalActionError: no choice, or several, match; the message is for the person.
     """
     if text in LABELS[: len(choices)]:
         return LABELS.index(text)

@@ -99,9 +99,7 @@ class Dialogue:
     def text(self, observation: Observation, comment: str | None = None) -> str:
         """The prompt; `comment` is added to the last message that is not the model's own.
 
-        Raises
-        ------
-        CheckpointError: the template rejects the messages.
+        Raises CheckpointError: the template rejects the messages.
         """
         if not self.template:
             prompt = policy_prompt(observation, comment)

@@ -102,9 +102,7 @@ def base_of(folder: Path) -> str | None:
     working directory. The checkpoint records where the base is relative to itself; one without that record is taken to
     be, like its base, somewhere below the folder in which it was trained.
 
-    Raises
-    ------
-    CheckpointError: the config is damaged, or the base is not there.
+    Raises CheckpointError: the config is damaged, or the base is not there.
     """
     path = folder / "adapter_config.json"
     if not path.is_file():

@@ -144,9 +144,7 @@ def choice_ids(tokenizer: Any, choices: tuple[str, ...], form: str) -> tuple[Pat
 def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
     """The tokens of each of the legal answers `texts`, with the end token where one begins another.
 
-    Raises
-    ------
-    CheckpointError: this tokenizer cannot tell two of them apart.
+    Raises CheckpointError: this tokenizer cannot tell two of them apart.
     """
     paths = [_answer(tokenizer, text) for text in texts]
     ended = with_ends(paths, tokenizer.eos_token_id)

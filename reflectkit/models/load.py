@@ -83,16 +83,13 @@ def load_player(
 ) -> LoadedModel:
     """The model and tokenizer in folder `source`, or of hub id `source`.
 
-    Parameters
-    ----------
     role: what it will be used as ("policy" or "reflection"); a checkpoint trained for the other one is refused. device:
     "auto" (a GPU if there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or "4bit",
     by bitsandbytes; only an adapter can then be trained. Both default to those the checkpoint was saved with, or to
     float32 and none.
 
-    Raises
-    ------
-    CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be fetched.
+    Raises CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be
+    fetched.
     """
     folder = Path(source)
     facts = checked_facts(folder, role) if looks_local(source) else {}
@@ -153,9 +150,7 @@ def with_adapter(
     seed: for its weights. dropout: of what the adapter reads, 0 … 1. targets: the layers that it changes, "all-linear"
     or names separated by commas; "": peft's choice for this kind of model, or all linear ones where it has none.
 
-    Raises
-    ------
-    ConfigError: it has an adapter, or no such layers.
+    Raises ConfigError: it has an adapter, or no such layers.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -189,9 +184,7 @@ def load_pair(
 ) -> tuple[LoadedModel, LoadedModel]:
     """(policy, reflector): two LoRA adapters on one base, with half the memory of two models; see `load_player`.
 
-    Raises
-    ------
-    CheckpointError: one of them is not an adapter, or their bases or the way they are loaded differ.
+    Raises CheckpointError: one of them is not an adapter, or their bases or the way they are loaded differ.
     """
     bases = {}
     for name, role in ((policy, "policy"), (reflector, "reflection")):
@@ -347,9 +340,7 @@ def save_player(
     facts: JSON values saved with the role. beside: writes more files into the folder it is given. weights: the model's,
     if it does not hold them itself.
 
-    Raises
-    ------
-    DivergedError: a weight is NaN or infinite; nothing is written.
+    Raises DivergedError: a weight is NaN or infinite; nothing is written.
     """
     if not all_finite(player.model.parameters() if weights is None else weights.values()):
         raise DivergedError(f"{folder.name} was not written: some of its weights are NaN or infinite")

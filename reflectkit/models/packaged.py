@@ -39,9 +39,7 @@ def _folder(name: str) -> Path | None:
 def convert(name: str, folder: Path) -> None:
     """Write the packaged model `name` to `folder` as float32 safetensors, atomically.
 
-    Raises
-    ------
-    CheckpointError: the package, or `gguf`, is not installed.
+    Raises CheckpointError: the package, or `gguf`, is not installed.
     """
     package = PACKAGED[name]
     inside = _folder(name)

@@ -82,8 +82,6 @@ def choice_logprobs(
     """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller disables them; then the
     common prefix of the prompts is read once.
 
-    Parameters
-    ----------
     model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each prompt's legal labels, K
     at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once
     (`models.prefixes`), if the model allows.

@@ -128,9 +128,7 @@ def teach_copying(
     task's few rows do not. The passages have different lengths, so that no fixed distance helps. advance: called with
     each step's loss in nats per token.
 
-    Raises
-    ------
-    DivergedError: a loss or a weight became NaN or infinite.
+    Raises DivergedError: a loss or a weight became NaN or infinite.
     """
     chance = torch.Generator().manual_seed(seed % 2**63)
     device = next(model.parameters()).device

@@ -382,10 +382,8 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
     config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. A run whose body
     raises before it has written a file leaves no folder.
 
-    Raises
-    ------
-    DataError: an input is missing. ConfigError: the results folder cannot be written to, another process holds the run,
-    or a run with another identity has its name.
+    Raises DataError: an input is missing. ConfigError: the results folder cannot be written to, another process holds
+    the run, or a run with another identity has its name.
     """
     use_threads(config.run.threads)
     identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config)

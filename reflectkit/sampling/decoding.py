@@ -327,8 +327,6 @@ def decode(
 ) -> list[Generated]:
     """The text after each prompt; it does not depend on the other prompts.
 
-    Parameters
-    ----------
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
     temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature > 0. seeds: one per row, required if
     temperature > 0. width: rows decoded at once; the others wait. kept: KV cache of earlier prompts with the same

@@ -26,8 +26,6 @@ Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 class LocalSampler:
     """Samples from `player`'s model.
 
-    Parameters
-    ----------
     frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest answers first. batch:
     prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and the
     `train.processes.Processes` that make the same requests and share the scoring. watch: called with the last hidden
@@ -61,10 +59,8 @@ class LocalSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises
-        ------
-        CheckpointError: no prompt fits into the model's context; its scores are not numbers; or it is spread over
-        processes and was asked to write.
+        Raises CheckpointError: no prompt fits into the model's context; its scores are not numbers; or it is spread
+        over processes and was asked to write.
         """
         return await self._batcher.ask(ask)
 

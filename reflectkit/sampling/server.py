@@ -146,10 +146,8 @@ class ServerSampler:
     async def check(self, served_model: str = "", chosen_by: str = "--served-model") -> None:
         """Whether this is the server of the base, with the model's tokenizer. chosen_by: the flag of `served_model`.
 
-        Raises
-        ------
-        ConfigError: it is another kind of server, serves another model, or has another tokenizer. GoneError: nothing
-        answers.
+        Raises ConfigError: it is another kind of server, serves another model, or has another tokenizer. GoneError:
+        nothing answers.
         """
         served = await self.server.served()
         names = [name for name, path in served.models.items() if _same_model(path, self.base)]
@@ -186,9 +184,7 @@ class ServerSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises
-        ------
-        CheckpointError, ConfigError: it cannot be asked like this. GoneError: the server is away for too long.
+        Raises CheckpointError, ConfigError: it cannot be asked like this. GoneError: the server is away for too long.
         EnvironmentFailure: this request fails again and again.
         """
         read = len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1)
@@ -205,9 +201,7 @@ class ServerSampler:
         """Write the weights of a `LoadedModel`, have the server load them, and see whether it did. Requests from now on
         are for these.
 
-        Raises
-        ------
-        ConfigError: the server cannot load them, or has others. GoneError: it is away for too long.
+        Raises ConfigError: the server cannot load them, or has others. GoneError: it is away for too long.
         """
         player: LoadedModel = weights
         adapter = hasattr(player.model, "peft_config")
@@ -400,9 +394,7 @@ def _same_model(there: str, here: str) -> bool:
 def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:
     """A sampler of the model that `url` serves, checked before anything is sampled.
 
-    Raises
-    ------
-    CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is not.
+    Raises CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is not.
     """
     wire = Wire(
         url,

@@ -80,14 +80,10 @@ class Wire:
     ) -> Any:
         """The JSON value, or the text, that the server answers to `body`.
 
-        Parameters
-        ----------
         patient: whether to wait for a server that is away. final: statuses that are not tried again, like 4xx.
 
-        Raises
-        ------
-        RefusedError: status 4xx except 408 and 429, or a `final` one. EnvironmentFailure: this request fails though
-        the server answers others. GoneError: the server is away.
+        Raises RefusedError: status 4xx except 408 and 429, or a `final` one. EnvironmentFailure: this request fails
+        though the server answers others. GoneError: the server is away.
         """
         return await self._request("POST", path, body, patient, final)
 

@@ -536,9 +536,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {"reinforce": REINFORCE, "ppo": PPO, "gr
 def algorithm(name: str) -> Algorithm[Any]:
     """The algorithm called `name`, or the one at the dotted path `name`.
 
-    Raises
-    ------
-    UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings cannot be flags.
+    Raises UnknownNameError: there is none. ConfigError: it is not an Algorithm, or its settings cannot be flags.
     """
     chosen = resolve("algorithm", name, ALGORITHMS)
     if not isinstance(chosen, Algorithm):
@@ -639,9 +637,7 @@ class AlgorithmConfig(Config):
 
         values: the critic's value of each decision; empty without a critic.
 
-        Raises
-        ------
-        ReflectkitError: the algorithm did not return one finite number per decision.
+        Raises ReflectkitError: the algorithm did not return one finite number per decision.
         """
         rollouts = Rollouts(fresh, replayed, values, self.gamma, self.normalize)
         estimates = algorithm(self.name).estimate(rollouts, self.settings)
@@ -661,9 +657,7 @@ class AlgorithmConfig(Config):
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
         """The loss of each token.
 
-        Raises
-        ------
-        ReflectkitError: it has another shape, or no gradient reaches the policy from it.
+        Raises ReflectkitError: it has another shape, or no gradient reaches the policy from it.
         """
         loss_N = algorithm(self.name).loss(tokens, self.settings)
         logprob_N = tokens.logprob_N

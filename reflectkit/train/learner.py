@@ -286,10 +286,8 @@ class Learner:
 
         rate: the schedule's factor for the learning rates, 0 … 1.
 
-        Raises
-        ------
-        DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the step.
-        MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
+        Raises DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the
+        step. MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
         """
         if not samples:
             return {}

@@ -146,14 +146,11 @@ def encode(
     A text ends with the end token. An answer to a choice is its path in the trie of the answers that the prompt lists;
     a prompt that lists none, as of other programs, has answers of one token.
 
-    Parameters
-    ----------
     source: the rows' file. role: whose rows they are. max_length: most tokens of a row; 0: as many as context, which
     the model reads.
 
-    Raises
-    ------
-    DataError: a row has more than `max_length` or `context` tokens, or an answer of several tokens is not listed.
+    Raises DataError: a row has more than `max_length` or `context` tokens, or an answer of several tokens is not
+    listed.
     """
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.labels import answer_ids, completion_ids, prompt_ids

@@ -53,8 +53,6 @@ def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list
     A row joins the pack of the row before it in sorted order where the tokens that it shares with it cost more to read
     than the attention between what it adds and the rest of the pack.
 
-    Parameters
-    ----------
     rows: input_ids and labels of each, not empty; labels are -100 where nothing is trained. width: of the model's
     hidden states.
 

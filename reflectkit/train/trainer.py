@@ -188,9 +188,7 @@ class Trainer:
     def train_step(self) -> dict[str, object]:
         """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
 
-        Raises
-        ------
-        EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see `Learner.update`.
+        Raises EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see `Learner.update`.
         """
         started = time.perf_counter()
         before = self._counts()
