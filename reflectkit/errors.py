@@ -30,6 +30,12 @@ class ConfigError(ReflectkitError):
     """A setting has an invalid value, or two settings contradict each other."""
 
 
+def refuse(applies: object, reason: str) -> None:
+    """Raises ConfigError with `reason` if it applies."""
+    if applies:
+        raise ConfigError(reason)
+
+
 class UnknownNameError(ConfigError):
     """An unknown name (env, recipe, role, …); the message suggests the closest match."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from pydantic import model_validator
 
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, flag, leaves, non_default, option
-from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.registry import code_files, resolve
 from reflectkit.types import Trajectory
 
@@ -543,12 +543,6 @@ def algorithm(name: str) -> Algorithm[Any]:
         raise ConfigError(f"{name} is not an Algorithm; see reflectkit.train.algorithms.Algorithm")
     check_own_settings(chosen.settings, name)
     return chosen
-
-
-def refuse(applies: object, reason: str) -> None:
-    """Raises ConfigError with `reason` if it applies."""
-    if applies:
-        raise ConfigError(reason)
 
 
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())

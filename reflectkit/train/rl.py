@@ -29,6 +29,7 @@ from reflectkit.errors import (
     DivergedError,
     EnvironmentFailure,
     ReflectkitError,
+    refuse,
 )
 from reflectkit.evals.estimate import estimate_comments
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
@@ -56,7 +57,6 @@ from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint, scratch
-from reflectkit.train.algorithms import refuse
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report
 from reflectkit.train.learner import Learner, Settings

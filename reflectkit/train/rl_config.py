@@ -15,11 +15,11 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, refuse
 from reflectkit.models.hub import TINY
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import LOCAL, SamplerConfig
-from reflectkit.train.algorithms import AlgorithmConfig, refuse
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.settings import (
     LEARNING_RATE,
     RATE_FROM_SCRATCH,
