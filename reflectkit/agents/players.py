@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -314,14 +313,8 @@ class Players:
         self.settings = settings
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
+        self._budget: Budget | None = None
         self._stack = contextlib.ExitStack()
-
-    @cached_property
-    def _budget(self) -> Budget:
-        """What the clients share."""
-        from reflectkit.chat.client import Budget
-
-        return Budget(self.settings.chat.max_cost_usd)
 
     def close(self) -> None:
         """Close the connections."""
@@ -350,6 +343,9 @@ class Players:
         settings, endpoint = self.settings, self.settings.endpoint_of(part)
         name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
+            from reflectkit.chat.client import Budget
+
+            self._budget = self._budget or Budget(settings.chat.max_cost_usd)
             journal = journal_path(settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))

@@ -20,7 +20,7 @@ from reflectkit.console import Bar, Progress, Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.envs import ENV_HELP, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
-from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError
+from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, refuse
 from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
@@ -107,24 +107,19 @@ class SFTConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         env_class(self.env)
-        if self.quantize != "none" and not self.lora.r:
-            raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained")
+        alone = self.quantize != "none" and not self.lora.r
+        refuse(alone, f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained")
         if not self.lora.r and (given := non_default(self, "lora_dropout", "lora_targets", "lora_alpha")):
             raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
-        if self.batch_size % self.gradient_accumulation:
-            raise ConfigError(
-                f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size {self.batch_size}"
-            )
-        if self.tiny.copy_steps and self.model not in TINY:
-            raise ConfigError(
-                f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
-            )
-        if self.tiny.copy_steps and 0 < self.max_length < PASSAGE:
-            raise ConfigError(
-                f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
-            )
-        if self.lora.r and self.model in TINY:
-            raise ConfigError(f"--lora-r needs a pretrained model; --model {self.model} starts from scratch")
+        uneven = f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size {self.batch_size}"
+        refuse(self.batch_size % self.gradient_accumulation, uneven)
+        scratch, copies = self.model in TINY, self.tiny.copy_steps
+        for_tiny = f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
+        refuse(copies and not scratch, for_tiny)
+        short = f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
+        refuse(copies and 0 < self.max_length < PASSAGE, short)
+        trained = f"--lora-r needs a pretrained model; --model {self.model} starts from scratch"
+        refuse(self.lora.r and scratch, trained)
         return self
 
 
