@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from reflectkit.env import Context, teacher_of
-from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path, choice_ids, completion_ids, length_behind, prompt_ids, trie
 from reflectkit.prompts import THEN_ACT, one_line, policy_prompt, reflection_prompt, thinking_prompt, with_comments
@@ -189,10 +189,8 @@ class TwoPlayerAgent:
         self.temperature, self.truncation, self.reflect_prob, self.show = temperature, truncation, reflect_prob, show
         self.max_new_tokens, self.distills = max_new_tokens, distills
         self.thinks = policy.role == "think"
-        if self.thinks and commentator is not None:
-            raise ConfigError(
-                "the policy was trained with --role think and writes its own comments; drop the reflector"
-            )
+        own = "the policy was trained with --role think and writes its own comments; drop the reflector"
+        refuse(self.thinks and commentator is not None, own)
         self._stop_ids = _line_ends(policy)
         self._tokenised: dict[str, tuple[int, ...]] = {}
 

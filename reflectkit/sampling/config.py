@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, refuse
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.registry import code_files, resolve
 from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
@@ -129,12 +129,10 @@ class SamplerConfig(Config):
         if self.swap_from is not None and not self.swap_comments:
             raise ConfigError(f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out")
         backend(self.policy)
-        if self.reflector != LOCAL and not is_server(self.reflector):
-            raise ConfigError(
-                f"--reflector-sampler {self.reflector}: write {LOCAL}, or a server such as vllm:http://localhost:8000"
-            )
-        if self.reflector != LOCAL:
-            backend(self.reflector)
+        other = self.reflector != LOCAL and not is_server(self.reflector)
+        server = f"write {LOCAL}, or a server such as vllm:http://localhost:8000"
+        refuse(other, f"--reflector-sampler {self.reflector}: {server}")
+        backend(self.reflector)
         return self
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reflectkit.errors import ConfigError
+from reflectkit.errors import refuse
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.prefixes import right_pad
 from reflectkit.models.scoring import trunk_of
@@ -26,10 +26,9 @@ class Critic(nn.Module):
     def __init__(self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
         super().__init__()
         width = player.model.config.get_text_config().hidden_size
-        if trunk == "separate" and (hasattr(player.model, "peft_config") or player.quantize != "none"):
-            raise ConfigError(
-                "--critic-trunk separate trains a full copy of the trunk, but the policy is an adapter; use detached"
-            )
+        adapter = hasattr(player.model, "peft_config") or player.quantize != "none"
+        whole = "--critic-trunk separate trains a full copy of the trunk, but the policy is an adapter; use detached"
+        refuse(trunk == "separate" and adapter, whole)
         self.trunk = trunk
         self.pad_id = player.pad_id
         last = nn.Linear(width, 1)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from reflectkit.config import as_plain, flat, with_values
 from reflectkit.console import Progress, Quiet, Report
-from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.errors import ReflectkitError, refuse
 from reflectkit.files import launch_config
 from reflectkit.runs.run import Run, open_run
 from reflectkit.seeding import use_threads
@@ -123,10 +123,8 @@ ERROR = re.compile(r"^reflectkit(?: \(process \d+\))?: (.*)$", re.MULTILINE)
 
 def check_launch(count: int) -> None:
     """Raises ConfigError if `count` processes are to be started by one that a launcher has started."""
-    if count > 1 and "RANK" in os.environ:
-        raise ConfigError(
-            "--processes starts the processes itself; leave out torchrun or accelerate, which have started this one"
-        )
+    itself = "--processes starts the processes itself; leave out torchrun or accelerate, which have started this one"
+    refuse(count > 1 and "RANK" in os.environ, itself)
 
 
 def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> Report:
@@ -212,12 +210,11 @@ def start_processes(device: str, threads: int = 1) -> Processes:
     silence_libraries()
     accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
     supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
-    if accelerator.distributed_type not in map(DistributedType, supported):
-        raise ConfigError(
-            f"rlft does not support {accelerator.distributed_type}; `reflectkit list --configs` lists what it supports"
-        )
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ConfigError(f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
+    kind = accelerator.distributed_type
+    unknown = f"rlft does not support {kind}; `reflectkit list --configs` lists what it supports"
+    refuse(kind not in map(DistributedType, supported), unknown)
+    old = kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    refuse(old, f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
     return Processes(accelerator)
 
 
