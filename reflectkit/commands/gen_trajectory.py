@@ -297,7 +297,7 @@ def _play(
                     config.setup.maker(level),
                     agent,
                     width=config.rollout.width,
-                    on_end=lambda _, bar=bar: bar.advance(),
+                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
                 )
     return played
 

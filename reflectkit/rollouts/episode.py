@@ -180,9 +180,34 @@ class Episode:
     start: int | None = None
 
 
-def rollout(episodes: Sequence[Episode], make_env: Callable[[], Env], agent: Agent, **options: Any) -> list[Trajectory]:
-    """What `play_all` returns for these arguments, for callers that are not coroutines."""
-    return run_sync(play_all(episodes, make_env, agent, **options))
+def rollout(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent,
+    *,
+    width: int = 32,
+    patience: float = 2.0,
+    timeout_s: float = 0.0,
+    on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """Play `episodes` with `agent`, and return their trajectories in the same order; a coroutine awaits `play_all`.
+
+    Args:
+        episodes: What to play.
+        make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
+            closed at the end.
+        agent: Decides for one observation.
+        width: Number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
+        patience: Seconds without progress after which waiting observations are served without the others.
+        timeout_s: Seconds after which an episode is truncated; 0 is never.
+        on_end: Called with each trajectory as it ends.
+        keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
+    """
+    playing = play_all(
+        episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
+    )
+    return run_sync(playing)
 
 
 async def play_all(
@@ -196,21 +221,7 @@ async def play_all(
     on_end: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """Play `episodes` with `agent`, and return their trajectories in the same order.
-
-    Args:
-        episodes: What to play.
-        make_env: Makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
-            closed at the end.
-        agent: Decides for one observation.
-        width: Number of concurrent episodes; fewer if the env's `max_concurrency` is smaller.
-        patience: Seconds without progress after which waiting observations are served without the others.
-        timeout_s: Seconds after which an episode is truncated; 0 is never.
-        on_end: Called with each trajectory as it ends.
-        keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
-
-    Raises what env and agent raise, except EnvironmentFailure; see `play`.
-    """
+    """`rollout` for coroutines. Raises what env and agent raise, except EnvironmentFailure; see `play`."""
     if not episodes:
         return []
     trajectories: list[Trajectory | None] = [None] * len(episodes)
