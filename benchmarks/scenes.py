@@ -65,26 +65,23 @@ class Bench:
         return self.player(tasks, new), self.player(tasks, new)
 
 
-def taxi(bench: Bench) -> Iterator[str]:
-    """Choices among six actions: episodes from different starts, and a group from one start."""
+def taxi(bench: Bench, grouped: bool = False) -> Iterator[str]:
+    """Choices among six actions. grouped: in a group from one start."""
     kind = env_class("taxi")
     level = kind.levels[-1]
     tasks = kind.taskset.tasks(level)
-
     new = partial(make, "taxi", kind.horizons[level])
     mine, other = bench.sides(tasks, new)
     ours, theirs = Ours(mine, new, max_tokens=MICRO * 96), Chooser(other, new)
-    batches = different_starts(ours, tasks, STARTS, bench.rounds + 1, bench.seed, MICRO)
-    yield choices_line(f"taxi, {STARTS} different starts", ours, theirs, batches)
-    group = one_group(ours, tasks, GROUP, bench.seed, MICRO)
-    yield choices_line(f"taxi, one group of {GROUP}", ours, theirs, [group] * (bench.rounds + 1))
-
-
-def choices_line(name: str, ours: Ours, theirs: Chooser, batches: Sequence[Sequence[Episode]]) -> str:
-    """A line of the table for episodes of choices."""
+    if grouped:
+        name = f"one group of {GROUP}"
+        batches = [one_group(ours, tasks, GROUP, bench.seed, MICRO)] * (bench.rounds + 1)
+    else:
+        name = f"{STARTS} different starts"
+        batches = different_starts(ours, tasks, STARTS, bench.rounds + 1, bench.seed, MICRO)
     prompts = [len(turn.decision.prompt_ids) for played in ours.play(batches[0]) for turn in played.turns]
     rounds = measure(theirs, ours, batches, len(prompts), MICRO)
-    return row(f"{name}: {len(prompts)} turns, prompts ≤ {max(prompts)} tokens", rounds)
+    yield row(f"taxi, {name}: {len(prompts)} turns, prompts ≤ {max(prompts)} tokens", rounds)
 
 
 def distinct_words(completions: list[str], **_: Any) -> list[float]:
@@ -201,6 +198,7 @@ def service_desk(bench: Bench) -> Iterator[str]:
 
 SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
     "taxi": taxi,
+    "taxi-group": partial(taxi, grouped=True),
     "explore": explore,
     "desk": service_desk,
     "answers": answers,

@@ -32,7 +32,7 @@ from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
 
-READ, WORTH = 0.7, 25e6
+READ, WORTH = 0.6, 25e6
 """Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers
 keys and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
 """
@@ -114,15 +114,15 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     return batches
 
 
-def saves(model: Any, parts: Sequence[Unit]) -> bool:
-    """Whether reading `parts` as trees is faster: they leave at most READ of the tokens to read, and save WORTH tokens
-    times parameters of a layer for each row.
+def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
+    """Whether reading `parts` as trees is faster: in micro-batches of `max_tokens`, they leave at most READ of the
+    tokens to read, and save WORTH tokens times parameters of a layer for each row.
     """
-    rows = sorted(unit.tokens for unit in parts)
-    total = sum(map(len, rows))
-    saved = sum(shared_length(one, other) for one, other in itertools.pairwise(rows))
+    pairs = (pair for micro in packed_as_trees(parts, max_tokens) for pair in itertools.pairwise(micro))
+    total = sum(len(unit.tokens) for unit in parts)
+    saved = sum(shared_length(one.tokens, other.tokens) for one, other in pairs)
     layer = sum(weight.numel() for weight in model.parameters()) / model.config.get_text_config().num_hidden_layers
-    return total - saved <= READ * total and saved * layer >= WORTH * len(rows)
+    return total - saved <= READ * total and saved * layer >= WORTH * len(parts)
 
 
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
@@ -297,9 +297,9 @@ class Learner:
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
         parts = units(samples)  # rows of one prompt stay together, for one forward pass
-        wanted = (
-            saves(self.player.model, parts) if self.settings.share_prefixes is None else self.settings.share_prefixes
-        )
+        wanted = self.settings.share_prefixes
+        if wanted is None:
+            wanted = saves(self.player.model, parts, self.max_tokens)
         self.shares = wanted and can_share(self.player.model) and not self.processes.sharded
         self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:

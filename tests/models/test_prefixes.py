@@ -88,16 +88,20 @@ def test_an_update_has_the_same_gradients(policy: LoadedModel) -> None:
 
 
 def test_rows_are_shared_where_that_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two rows of 10 tokens, 8 are shared: 12 of 20 are left, and 4 a row are saved. If 5 are, 15 are left."""
+    """Of two rows of 10 tokens, 8 are shared: 12 of 20 are left, and 4 a row are saved. If 5 are, 15 are left. Two
+    micro-batches share nothing.
+    """
     model = gpt2()
     layer = sum(weight.numel() for weight in model.parameters()) / 2
     rows = {
         shared: [Unit((*range(shared), *range(start, start + 10 - shared)), (), (0,)) for start in (20, 30)]
         for shared in (8, 5)
     }
-    for worth, shared, saved in ((4 * layer, 8, True), (4 * layer + 1, 8, False), (0, 5, False)):
+    for worth, shared, most, saved in (
+        (4 * layer, 8, 100, True), (4 * layer + 1, 8, 100, False), (0, 5, 100, False), (0, 8, 10, False)
+    ):  # fmt: skip
         monkeypatch.setattr(learner, "WORTH", worth)
-        assert learner.saves(model, rows[shared]) == saved
+        assert learner.saves(model, rows[shared], most) == saved
 
 
 def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
