@@ -12,6 +12,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import os
 import re
 import runpy
 import shlex
@@ -50,6 +51,7 @@ RUN_SLOWLY = [
 AFTER_QUICK_START = ["rl", "evaluation"]
 WITH_MODELS = ["acting", "python"]
 QUICK_START = "results/taxi-tiny-fast (the quick start)"
+LOGS_FIRST = "an hour of one core"
 RECIPE = re.compile(r"as `(\w+\.yaml)`:\n+```yaml\n(.*?)^```$", re.M | re.S)
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -153,6 +155,22 @@ def test_the_page_runs_after_the_quick_start(
     run_blocks(DOCS / f"{name}.md", monkeypatch, capsys, met=(QUICK_START,))
 
 
+@pytest.mark.slow
+def test_the_agent_of_the_page_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the page's commands, with two updates instead of what it says."""
+    page = tmp_path / "train-your-agent.md"
+    text = re.sub(r"--max-steps \d+", "--max-steps 2", (DOCS / page.name).read_text("utf-8"))
+    text = text.replace("--episodes 32", "--episodes 8").replace("--validate-problems 50", "--validate-problems 2")
+    page.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    run_blocks(page, monkeypatch, capsys, met=(LOGS_FIRST,))
+    for name in ("rl", "rl-comments"):
+        assert read_json(Path(f"results/boxes/{name}/held_out.json")).keys() == {"before", "after"}
+
+
 @pytest.fixture(scope="module")
 def quick_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `reflectkit run taxi-tiny --fast` leaves behind, after very few steps."""
@@ -193,7 +211,9 @@ def run_blocks(
                 monkeypatch.setattr(sys, "argv", words[2:])
                 runpy.run_module(words[2], run_name="__main__")
             elif words[0] == "python":
-                runpy.run_path(words[1], run_name="__main__")
+                with monkeypatch.context() as patch:
+                    patch.syspath_prepend(str(Path.cwd()))
+                    runpy.run_path(words[1], run_name="__main__")
             else:
                 assert main(words[1:]) == 0, (line, capsys.readouterr().err)
     for module in programs.values():
