@@ -63,8 +63,8 @@ class RolloutBatch:
 class AsyncRollouts:
     """Plays groups in a thread of its own, whose event loop alone changes its state.
 
-    group: the number n of the stream to its group. width: episodes at once. first: number of the first group, which
-    then is that of the first one not learned from. timeout_s: see `rollouts.episode.play`.
+    group: the number n of the stream to its group. width: episodes at once. first: number of the first group to play;
+    later, of the first one that was not learned from. timeout_s: see `rollouts.episode.play`.
     """
 
     def __init__(
