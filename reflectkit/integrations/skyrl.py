@@ -144,13 +144,13 @@ def _text_env() -> type[Any]:
         ) -> None:
             super().__init__()
             setup = _setup(env, {**settings, **dict(env_config or {})})
-            text, self.seed = (extras or {}).get("task"), (extras or {}).get("seed", -1)
+            row = extras or {}
             try:
-                self.task = from_json(Task, json.loads(str(text)), path="SkyRL's row")
-            except json.JSONDecodeError as error:
+                self.task, self.seed = from_json(Task, json.loads(row["task"]), path="SkyRL's row"), int(row["seed"])
+            except (KeyError, TypeError, ValueError):
                 fix = "make the rows with reflectkit.integrations.skyrl.rows"
-                raise DataError("SkyRL's row", f"has no task ({error.msg}); {fix}") from None
-            self.max_turns = (extras or {}).get("max_turns") or setup.horizon_at(self.task.level)
+                raise DataError("SkyRL's row", f"has no task and seed; {fix}") from None
+            self.max_turns = row.get("max_turns") or setup.horizon_at(self.task.level)
             self.inner: Any = setup.make(self.max_turns)
             self.view = _View(rules_of(self.inner))
             self.failure = ""
