@@ -62,13 +62,5 @@ def final(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in found.items() if name != "README.md"}
 
 
-def change_a_digit(path: Path) -> None:
-    """A single changed byte that leaves valid JSON, or a readable tensor file."""
-    held = bytearray(path.read_bytes())
-    place = max(held.rfind(digit) for digit in b"2468")
-    held[place] += 1
-    path.write_bytes(held)
-
-
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
