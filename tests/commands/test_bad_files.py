@@ -43,24 +43,6 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
     assert (tmp_path / "data" / "taxi" / "sft.jsonl").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
-        (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),
-        (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the longest row has"),
-    ],
-)
-def test_bad_rows_are_named(
-    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_bytes(content)
-    assert message in error_of(
-        ["sft", "--env", "taxi", "--role", "policy", "--task-file", "rows.jsonl", "--max-length", "256"], capsys
-    )
-
-
 def test_unusable_models_are_one_line(
     checkpoints: dict[str, Path],
     taxi_data: Path,

@@ -155,16 +155,3 @@ def test_logged_conversations_become_rows(tmp_path: Path, monkeypatch: pytest.Mo
     }
     assert found["sft"] == [first | {"then": [later]}, first]
     assert found["sft_policy"] == [commented | {"then": [silent]}, commented]
-
-
-def test_what_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "log"
-    command = ["gen-sft", "--env", "program:true", "--data-dir", str(tmp_path), "--log", str(log)]
-    for row, reason in (
-        ({"messages": [{"role": "king"}]}, "log:1: messages.0.role"),
-        ({"text": "Hi"}, "log:1: messages: List should have at least 1 item"),
-        ({"decision": {}}, "log:1: expected a JSON object, found NoneType"),
-    ):
-        write_jsonl(log, [row])
-        assert reason in error_of(command, capsys)
-    assert "--repeats: with --log no environment is played" in error_of([*command, "--repeats", "2"], capsys)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,16 +77,3 @@ def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Pat
     assert rlft(ground, tmp_path / "half", *settings) == run
     weights = [(folder / "checkpoint-3" / "model.safetensors").read_bytes() for folder in (whole, run)]
     assert weights[0] == weights[1]
-
-
-def test_evaluate_tells_the_components_with_intervals(ground: Path, tmp_path: Path) -> None:
-    code = main(["evaluate", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(tmp_path),
-        "--level", "short", "--policy", "oracle", "--policy", "rag", "--policy", f"mine={ground / 'policy'}",
-        "--task-file", str(ground / "data" / "memory" / "train.json"), "--max-new-tokens", "6"])  # fmt: skip
-    assert code == 0
-    (run,) = tmp_path.glob("*_evaluate")
-    rows: dict[str, Any] = {row["name"]: row for row in read_json(run / "eval.json")["rows"]}
-    assert rows["oracle"]["success"] == 1.0
-    accuracy = rows["rag"]["figures"]["accuracy"]
-    assert 0 < accuracy["low"] < accuracy["mean"] < accuracy["high"] < 1
-    assert rows["mine"]["figures"]["tool_success"]["mean"] == 0.0

@@ -14,7 +14,7 @@ from reflectkit.cli.main import main
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapted
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.rollouts.wrappers import Checked
@@ -286,22 +286,6 @@ def test_rows_of_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert kind.taskset.with_settings(settings).records_folder == path.name
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"question": "1 + 1"}], "row 1 has no column 'prompt': its columns are question; rename one"),
-        ([{"prompt": "1"}, {"prompt": 3}], "row 2: field 'prompt': 3 is no prompt"),
-        ([{"prompt": [{"role": "me", "content": ""}]}], "is no message; a prompt is a text, or messages"),
-    ],
-)
-def test_a_wrong_row_is_named(tmp_path: Path, rows: list[Any], message: str) -> None:
-    path = tmp_path / "rows.json"
-    write_json(path, rows)
-    with pytest.raises(DataError) as caught:
-        listed("prompts", "all", env_class("prompts").Settings(dataset=str(path)))
-    assert message in str(caught.value)
-
-
 def game(name: str, **settings: Any) -> tuple[Any, str]:
     env = make_env(f"gymnasium:{name}", 20, **settings)
     return env, env.reset(Task("1", env.name, "all", "1", {"seed": 1}), 0).text
@@ -386,20 +370,6 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("CartPole-v1", "CartPole-v1: actions Discrete(2), observations Box, no text; an environment fits if"),
-        ("Blackjack-v1", "observations Tuple, no text"),
-        ("FrozenLak-v1", "did you mean 'FrozenLake-v1'?"),
-    ],
-)
-def test_a_game_that_does_not_fit_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_env(f"gymnasium:{name}")
-    assert message in str(caught.value)
 
 
 def test_arguments_of_constructors_are_flags(

@@ -9,7 +9,6 @@ from reflectkit.envs.conversation import (
     read_action,
     spoken,
 )
-from reflectkit.errors import IllegalActionError
 from reflectkit.tools import HERMES, PLAIN, Form, parse
 from reflectkit.types import Message, ToolCall, ToolSpec, ToolUse
 
@@ -60,12 +59,6 @@ def test_anything_else_is_refused_and_nothing_is_executed(text: str, expected: s
     assert meaning.parts == parts
     assert talk.messages[-2:] == [Message("assistant", text, action.calls), Message("tool", meaning.text)]
     assert talk.spoken == [Message("user", "Where is my order?")]
-
-
-@pytest.mark.parametrize("action", [0, True, None, 1.5])
-def test_a_choice_is_no_action(action: int) -> None:
-    with pytest.raises(IllegalActionError, match=r"support: no action .*; it takes calls"):
-        transcript().add_action(action)
 
 
 def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:

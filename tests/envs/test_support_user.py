@@ -8,7 +8,7 @@ import pytest
 
 from reflectkit.env import UserTurn
 from reflectkit.envs.support.policy import UserRequest
-from reflectkit.envs.support.user import PATIENCE, Mood, Persona, UserIdentity
+from reflectkit.envs.support.user import Mood, Persona, UserIdentity
 from reflectkit.seeding import generator
 
 CANCELLING = UserRequest(
@@ -102,10 +102,3 @@ def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> N
     assert moving.answer(said).text == address
     assert not moving.confirmed
     assert moving.answer(f"Shall I send order W1234 to the new address {address}?").text == "Yes."
-
-
-def test_a_user_who_gets_nowhere_leaves() -> None:
-    impatient = persona()
-    answers = [impatient.answer("Hm.") for _ in range(PATIENCE)]
-    assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert impatient.has_left

@@ -66,22 +66,6 @@ def test_right_calls_are_worth_one_without_any_user() -> None:
         assert set(trajectory.figures.values()) == {0.0}
 
 
-def test_the_conversation_is_shown_as_it_was() -> None:
-    env = begun("retail-train-0")
-    result = played(env, call("find_user", name="Ann"), "<think>Ask.</think>Which order?")
-    assert result.observation.replies
-    assert [tool.name for tool in result.observation.tools][:2] == ["get_user_details", "find_user"]
-    roles = [(message.role, message.name) for message in result.observation.messages]
-    assert roles == [
-        ("system", ""), ("user", ""), ("assistant", ""), ("tool", "find_user"), ("assistant", ""), ("user", "")
-    ]  # fmt: skip
-    policy, opening, _, found, reply, _ = [message.content for message in result.observation.messages]
-    assert policy == "Policy of the retail domain: be kind."
-    assert opening == "Hello! You are Ann. Cancel order 1, it is late."
-    assert (found, reply) == ("ann", "<think>Ask.</think>Which order?")
-    assert [message.content for message in env.transcript.spoken][1] == "Which order?"
-
-
 @pytest.mark.parametrize(
     ("actions", "reasons"),
     [

@@ -90,18 +90,6 @@ def test_map_determines_the_state() -> None:
     assert len({draw(TAXI_V4, state) for state in reachable}) == len(reachable) == 400
 
 
-def test_a_comment_says_where_what_went_wrong_and_what_next() -> None:
-    env = at(328)
-    right = env.teacher().comment(random.Random(0))
-    assert "mistake" not in right
-    env.step(2)
-    text = env.teacher().comment(random.Random(0))
-    assert "row 3, column 2" in text
-    assert "row 4, column 0." in text
-    assert "mistake" in text or "wrong" in text
-    assert not {"north", "south", "west"} & set(text.replace(".", "").split())  # only the mistake names a direction
-
-
 def test_the_originals_prompt_and_history_are_settings() -> None:
     task = next(task for task in Taxi.taskset.tasks("full"))
     plain, told, past = Taxi(), Taxi(with_prompt=True), Taxi(with_history=True)
