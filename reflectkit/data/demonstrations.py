@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -106,31 +106,21 @@ def _play(task: Task, seed: int, make: Callable[[], Env], agent: Agent, where: s
     return played
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A recorded episode: its task's id, its seed, and its actions as steps without comments."""
-
-    task: str
-    seed: int
-    steps: tuple[Step, ...]
+Visit = tuple[str, int, tuple[Step, ...]]
+"""A recorded episode: its task's id, its seed, and its actions as steps without comments."""
 
 
 def read_visits(path: Path, env: str, player: str) -> list[Visit]:
-    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file.
+    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file. player: whose; "" if there is one.
 
-    player: whose episodes; "" if there is one.
-
-    Raises
-    ------
-    DataError: the file is malformed, or has no episode that can be replayed. ConfigError: there are several players,
-    or none of that name.
+    Raises DataError: the file is malformed, or has no episode that can be replayed. ConfigError: there are several
+    players, or none of that name.
     """
+    visits: list[Visit] = []
     if path.suffix == ".json":
-        visits = [
-            Visit(record.task.id, item.seed, tuple(Step("", step.cmd) for step in item.trajectory))
-            for record in read_records(path, env)
-            for item in record.trajectories
-        ]
+        for record in read_records(path, env):
+            for item in record.trajectories:
+                visits.append((record.task.id, item.seed, tuple(Step("", step.cmd) for step in item.trajectory)))
     else:
         episodes = [episode for episode in read_episodes(path) if episode.status != Status.ABORTED.value]
         names = list(dict.fromkeys(episode.name for episode in episodes))
@@ -138,14 +128,13 @@ def read_visits(path: Path, env: str, player: str) -> list[Visit]:
             raise ConfigError(f"{flag('player')} {player}: {path} has only {', '.join(names)}")
         if not player and len(names) > 1:
             raise ConfigError(f"{path} has episodes of {', '.join(names)}; choose one with {flag('player')}")
-        visits = []
         for episode in episodes:
             if player in ("", episode.name):
                 said = [turn.said for turn in episode.turns]
                 if not episode.seed.isdecimal() or None in said:
                     raise DataError(path, f"an episode of {episode.task} has no seed, or a turn without its action")
-                visits.append(Visit(episode.task, int(episode.seed), tuple(Step("", text or "") for text in said)))
-    visits = [visit for visit in visits if visit.steps]
+                visits.append((episode.task, int(episode.seed), tuple(Step("", text or "") for text in said)))
+    visits = [visit for visit in visits if visit[2]]
     if not visits:
         raise DataError(path, "has no episode with an action")
     return visits
@@ -173,13 +162,13 @@ def relabel(
     """
     found: dict[str, list[Demonstration]] = {}
     total = 0
-    for visit in visits:
+    for task, seed, actions in visits:
         if states and total >= states:
             break
-        if visit.task not in tasks:
-            raise DataError(visit.task, "is not among the training problems; evaluate with --task-file train.json")
-        agent = Relabel(visit.steps, f"episode of {visit.task}")
-        played = _play(tasks[visit.task], visit.seed, partial(make, len(visit.steps)), agent, visit.task)
+        if task not in tasks:
+            raise DataError(task, "is not among the training problems; evaluate with --task-file train.json")
+        agent = Relabel(actions, f"episode of {task}")
+        played = _play(tasks[task], seed, partial(make, len(actions)), agent, task)
         shown = [turn.observation.text for turn in played.turns]
         steps: list[Step] = []
         for number, (turn, wrong, best) in enumerate(zip(played.turns, agent.mistakes(), agent.best, strict=True)):
@@ -188,8 +177,8 @@ def relabel(
             before = bool(steps) and steps[-1].note == "mistake"
             note: Note = "mistake" if wrong else "correction" if before else "positive"
             steps.append(Step(turn.decision.reflection or "", turn.action_text, note, best if wrong else ""))
-        own = found.setdefault(visit.task, [])
-        own.append(Demonstration(model_name, f"{VISITED}{len(own)}", visit.seed, tuple(steps)))
+        own = found.setdefault(task, [])
+        own.append(Demonstration(model_name, f"{VISITED}{len(own)}", seed, tuple(steps)))
         total += len(steps)
         on_end(len(steps))
     return found

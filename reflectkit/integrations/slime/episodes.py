@@ -26,7 +26,7 @@ from reflectkit.config import Config, build, option, parse_yaml
 from reflectkit.envs.setup import PlugInConfig
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.integrations.slime.rewards import EPISODE
-from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
+from reflectkit.integrations.slime.router import Answer, RouterSampler
 from reflectkit.jsonl import text_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rollouts.episode import Episode, play
@@ -143,7 +143,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     answers: list[Answer] = []
     by_session = bool(sample.session_id) and getattr(args, "router_policy", None) == "consistent_hashing"
     policy = RouterSampler(
-        policy_model(args, evaluation),
+        *policy_model(args, evaluation),
         sampling_params,
         headers={ROUTING_KEY: sample.session_id} if by_session else None,
         stopped=lambda: _stopped(args),
@@ -250,15 +250,15 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
     return own
 
 
-def policy_model(args: Any, evaluation: bool) -> Model:
-    """The policy behind slime's router. Raises CheckpointError, ConfigError."""
+def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None]:
+    """(URL of slime's router, tokenizer, context, role) of the policy. Raises CheckpointError, ConfigError."""
     if _facts_of(Path(str(args.hf_checkpoint))).get("answer") == "text":
         raise ConfigError(f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`")
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
     limits = [context, limit, getattr(args, "sglang_context_length", None)]
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-    return Model(url, tokenizer, min(length for length in limits if length), role)
+    return url, tokenizer, min(length for length in limits if length), role
 
 
 def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
@@ -277,7 +277,7 @@ def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
             raise ConfigError(
                 f"{checkpoint} is a {role} model, not a reflector; serve one made by `sft --role reflection`"
             )
-        sampler = RouterSampler(Model(key[0], tokenizer, context, role), {}, stopped=lambda: _stopped(args))
+        sampler = RouterSampler(key[0], tokenizer, context, role, {}, stopped=lambda: _stopped(args))
         _reflectors[key] = Reflector(sampler, temperature=config.reflect_temperature)
     return _reflectors[key]
 

@@ -27,38 +27,28 @@ class Answer:
     meta: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model behind a router.
-
-    url: of its `/generate`. context: tokens that it can read. role: what it was fine-tuned for, if known.
-    """
-
-    url: str
-    tokenizer: Any
-    context: int
-    role: str | None
-
-
 class RouterSampler:
-    """Samples from `model`.
+    """Samples from a model behind a router.
 
-    parameters: SGLang's sampling parameters, over which a request's own are laid. headers: of each request. stopped:
-    whether slime has ended the rollout; no request is then sent. on_answer: called with each answer.
+    url: of the router's `/generate`. context: tokens that the model can read. role: what it was fine-tuned for, if
+    known. parameters: SGLang's sampling parameters, over which a request's own are laid. headers: of each request.
+    stopped: whether slime has ended the rollout; no request is then sent. on_answer: called with each answer.
     """
 
     def __init__(
         self,
-        model: Model,
+        url: str,
+        tokenizer: Any,
+        context: int,
+        role: str | None,
         parameters: Mapping[str, Any],
         *,
         headers: Mapping[str, str] | None = None,
         stopped: Callable[[], bool] = lambda: False,
         on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> None:
-        self.model, self.parameters, self.headers = model, parameters, headers
-        self.stopped, self.on_answer = stopped, on_answer
-        self.tokenizer, self.role, self.context = model.tokenizer, model.role, model.context
+        self.url, self.tokenizer, self.context, self.role = url, tokenizer, context, role
+        self.parameters, self.headers, self.stopped, self.on_answer = parameters, headers, stopped, on_answer
         self.tokens = 0
 
     async def sample(self, ask: SampleRequest) -> SampleOutput:
@@ -94,9 +84,9 @@ class RouterSampler:
         if self.stopped():
             raise EnvironmentFailure("slime has ended the rollout")
         try:
-            output = await post(self.model.url, request, headers=self.headers)
+            output = await post(self.url, request, headers=self.headers)
         except (httpx.HTTPError, ValueError) as error:  # a ValueError for a body that is not text
-            raise EnvironmentFailure(f"{self.model.url}: {error or type(error).__name__}") from None
+            raise EnvironmentFailure(f"{self.url}: {error or type(error).__name__}") from None
         answer = read_answer(ask, output)
         self.tokens += len(ask.prompt_ids) + len(answer.token_ids)
         self.on_answer(answer)
