@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from reflectkit.cli.command import CONFIG_HELP
+from reflectkit.cli.app import CONFIG_HELP
 from reflectkit.commands import STAGES, config_class
 from reflectkit.config import LAST, REQUIRED, Leaf, choices, leaves, panels
 from reflectkit.jsonl import write_text

@@ -31,48 +31,59 @@ def resolve(
     ------
     UnknownNameError: not found; the message suggests the nearest name, or says why a module cannot be imported.
     """
-    target = table.get(name, name if ":" in name or name.endswith(".py") else None)
-    if target is None:
-        offered = plugins(group)
-        if name not in offered:
-            module_name, _, attribute = name.rpartition(".")
-            own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
-            raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
-        return _loaded(kind, name, offered[name])
-    if not isinstance(target, str):
-        return target
-    module_name, colon, attribute = target.rpartition(":") if ":" in target else (target, "", "")
     if name in table:
-        return getattr(importlib.import_module(module_name), attribute)
+        target = table[name]
+        module_name, _, attribute = target.partition(":") if isinstance(target, str) else ("", "", "")
+        return getattr(importlib.import_module(module_name), attribute) if module_name else target
+    if ":" not in name and not name.endswith(".py"):
+        offered = plugins(group)
+        if name in offered:
+            point: Any = offered[name]
+            return _imported(kind, name, point.load, f" of {point.dist.name} ({point.value})")
+        module_name, _, attribute = name.rpartition(".")
+        own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
+        raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
+    module_name, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+    module = _imported(kind, name, lambda: _module_at(module_name))
+    if not colon:
+        values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+        found = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise UnknownNameError(f"{name} defines no class that is an {kind}; name what it defines, {name}:NAME")
+        listed = ", ".join(value.__name__ for value in found)
+        raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{found[0].__name__}, or another")
+    if not hasattr(module, attribute):
+        closest = difflib.get_close_matches(attribute, [key for key in vars(module) if key[0] != "_"], n=1, cutoff=0.5)
+        advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
+        where = module.__file__ or module_name
+        raise UnknownNameError(f"cannot import {kind} {name!r}: {where} defines no '{attribute}'; {advice}")
+    return getattr(module, attribute)
+
+
+def _imported(kind: str, name: str, load: Callable[[], Any], of: str = "") -> Any:
+    """What `load` imports. Raises UnknownNameError: someone else's module may fail in any way while it is imported."""
     try:
-        module = _imported_module(module_name)
+        return load()
     except KeyboardInterrupt:
         raise
     except DataError as error:
         raise UnknownNameError(f"{kind} {error}") from None
-    except BaseException as error:  # a user's module may fail in any way while it is imported
-        raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
-    if not colon:
-        values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        found = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
-        if len(found) > 1:
-            listed = ", ".join(value.__name__ for value in found)
-            raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{found[0].__name__}, or another")
-        if found:
-            return found[0]
-        raise UnknownNameError(f"{name} defines no class that is an {kind}; name what it defines, {name}:NAME")
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        names = [key for key in vars(module) if not key.startswith("_")]
-        closest = difflib.get_close_matches(attribute, names, n=1, cutoff=0.5)
-        advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
-        raise UnknownNameError(
-            f"cannot import {kind} {name!r}: {module.__file__ or module_name} defines no '{attribute}'; {advice}"
-        ) from None
+    except BaseException as error:
+        missing_name = error.name if isinstance(error, ModuleNotFoundError) else None
+        module_name = name.rpartition(":")[0]
+        if missing_name and f"{module_name}.".startswith(f"{missing_name}."):
+            file = f"folder/{module_name.split('.')[-1]}.py:NAME"
+            reason = f"no module named '{missing_name}'; install it, or give the file: {file}"
+        else:
+            place = user_code_line(error)
+            reason = " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
+        fix = "; fix or remove that package" if of else ""
+        raise UnknownNameError(f"cannot import {kind} {name!r}{of}: {reason}{fix}") from None
 
 
-def _imported_module(name: str) -> Any:
+def _module_at(name: str) -> Any:
     """The module at `name`: dotted, also of the working directory, or a file's path."""
     if not name.endswith(".py"):
         package = name.partition(".")[0]
@@ -106,16 +117,6 @@ def module_key(name: str) -> str:
     return f"{path.stem}_{zlib.crc32(str(path).encode()):08x}" if name.endswith(".py") else name
 
 
-def _reason(error: BaseException, module_name: str) -> str:
-    """Why the import of a user's module failed, and what to do."""
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-        return (
-            f"no module named '{error.name}'; install it, or give the file: folder/{module_name.split('.')[-1]}.py:NAME"
-        )
-    place = user_code_line(error)
-    return " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
-
-
 def code_files(modules: Iterable[str]) -> list[Path]:
     """The user's own files among the imported `modules` (names, or paths of files), and those that they import from
     their own folder or package, also within functions. Files in the working directory are relative to it.
@@ -129,7 +130,7 @@ def code_files(modules: Iterable[str]) -> list[Path]:
         name, path = pending.pop()
         if path not in found and path.is_file() and is_user_code(str(path)):
             found.add(path)
-            pending += _modules_next_to(name, path, _imported(name, path))
+            pending += _modules_next_to(name, path, _imports_of(name, path))
     here = Path.cwd()
     return [path.relative_to(here) if path.is_relative_to(here) else path for path in sorted(found)]
 
@@ -150,7 +151,7 @@ def _modules_next_to(name: str, path: Path, imported: Iterable[str]) -> list[tup
     return [(module, file) for module, file in files if file.is_file()]
 
 
-def _imported(name: str, path: Path) -> list[str]:
+def _imports_of(name: str, path: Path) -> list[str]:
     """The names that the code in `path`, the file of module `name`, imports; some may be no modules."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
@@ -176,18 +177,3 @@ def plugins(group: str) -> dict[str, metadata.EntryPoint]:
             for point in package.entry_points.select(group=group):
                 offered.setdefault(point.name, point)
     return offered
-
-
-def _loaded(kind: str, name: str, point: metadata.EntryPoint) -> Any:
-    try:
-        return point.load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # someone else's module may fail in any way while it is imported
-        package = "a package"
-        with contextlib.suppress(UnicodeDecodeError):
-            package = point.dist.name if point.dist else package
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UnknownNameError(
-            f"cannot import {kind} {name!r} of {package} ({point.value}): {reason}; fix or remove that package"
-        ) from None

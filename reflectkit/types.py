@@ -12,10 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from typing_extensions import TypedDict
+
 from reflectkit.errors import DataError
 
 AGENT_MARKER = "Agent:"
 """What the agent says follows this, in the text of a conversation."""
+DType = Literal["float32", "bfloat16", "float16"]
+Quantize = Literal["none", "8bit", "4bit"]
 Answer = Literal["label", "text"]
 """What a policy answers where it chooses: the choice's number, or its own words."""
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
@@ -336,3 +340,12 @@ def from_json(kind: type[Noun], value: object, *, path: Path | str = "<memory>",
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(path, first["msg"], line=line, field=".".join(map(str, first["loc"]))) from None
+
+
+class ModelFacts(TypedDict, total=False):
+    """What is needed of the facts in a model's folder."""
+
+    role: str | None
+    dtype: DType
+    quantize: Quantize
+    answer: Answer

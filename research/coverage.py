@@ -9,7 +9,7 @@ are all alike and the others are independent.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from reflectkit.cli.main import main
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Bar, Progress, Report, Table
-from reflectkit.evals.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
+from reflectkit.evals.stats import Z95, agree_with_test, difference_ends, flips, rate_ends, sign_flip_p
 from reflectkit.evals.tables import csv_text
 from reflectkit.jsonl import write_text
 from reflectkit.runs.run import RunConfig, open_run
@@ -170,7 +170,7 @@ def _dirichlet(chance: np.random.Generator, shares_K: Array, shape: tuple[int, i
 def _of_a_rate(counts_NC: Array, sizes_C: Array) -> dict[str, Ends]:
     tasks = float(sizes_C.sum())
     return {
-        OURS: rate_intervals(counts_NC, counts_NC.sum(axis=1), sizes_C.astype(float), tasks),
+        OURS: _ends(rate_ends(counts_C, counts_C.sum(), sizes_C.astype(float), tasks) for counts_C in counts_NC),
         "Korn-Graubard": _korn_graubard(counts_NC, sizes_C),
         "bootstrap of clusters": _bootstrap(counts_NC, sizes_C),
         "Wilson over tasks": wilson(counts_NC.sum(axis=1), tasks),
@@ -178,22 +178,27 @@ def _of_a_rate(counts_NC: Array, sizes_C: Array) -> dict[str, Ends]:
 
 
 def _of_a_difference(won_NC: Array, lost_NC: Array, sizes_C: Array) -> dict[str, Ends]:
-    totals_NC, sizes = won_NC - lost_NC, sizes_C.astype(float)
-    squares_N = (won_NC + lost_NC).sum(axis=1)
-    low_N, high_N = difference_intervals(totals_NC, won_NC.sum(axis=1), squares_N, sizes, float(sizes.sum()))
-    ends = [_tested(low, high, totals_C, sizes) for low, high, totals_C in zip(low_N, high_N, totals_NC, strict=True)]
+    sizes = sizes_C.astype(float)
     return {
-        OURS: (np.array([low for low, _ in ends]), np.array([high for _, high in ends])),
-        "t of clusters": _student(totals_NC, sizes),
-        "bootstrap of clusters": _bootstrap(totals_NC, sizes),
+        OURS: _ends(_tested(won_C, lost_C, sizes) for won_C, lost_C in zip(won_NC, lost_NC, strict=True)),
+        "t of clusters": _student(won_NC - lost_NC, sizes),
+        "bootstrap of clusters": _bootstrap(won_NC - lost_NC, sizes),
     }
 
 
-def _tested(low: float, high: float, totals_C: Array, sizes_C: Array) -> tuple[float, float]:
+def _tested(won_C: Array, lost_C: Array, sizes_C: Array) -> tuple[float, float]:
     """As in `stats.paired`, with fewer sign patterns."""
+    totals_C = won_C - lost_C
+    squares = float((won_C + lost_C).sum())
+    low, high = difference_ends(totals_C, float(won_C.sum()), squares, sizes_C, float(sizes_C.sum()))
     signs_DC, every = flips(totals_C, DRAWS)
-    p = float(sign_flip_p(totals_C[None], signs_DC, every)[0])
+    p = sign_flip_p(totals_C, signs_DC, every)
     return agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, every)
+
+
+def _ends(intervals: Iterable[tuple[float, float]]) -> Ends:
+    low_N, high_N = np.array(list(intervals)).T
+    return low_N, high_N
 
 
 def wilson(successes_N: Array, trials: float) -> Ends:
@@ -261,7 +266,8 @@ def repeats(simulations: int, seed: int) -> Table:
             chance = np.random.default_rng(derive(seed, "repeats", name, times))
             rates_NC: Array = draw(chance)
             means_NC: Array = np.asarray(chance.binomial(times, rates_NC)) / times
-            ends = rate_intervals(means_NC, (means_NC**2).sum(axis=1), sizes_C, float(times * REPEATED_TASKS))
+            trials = float(times * REPEATED_TASKS)
+            ends = _ends(rate_ends(means_C, float((means_C**2).sum()), sizes_C, trials) for means_C in means_NC)
             coverage, width = _covered({OURS: ends}, 0.5)
             shown.append(f"{width[OURS]:.3f} ({100 * coverage[OURS]:.1f} %)")
         rows.append((str(times), *shown))

@@ -26,7 +26,7 @@ import pytest
 
 import reflectkit
 from docs.command_pages import page
-from reflectkit.cli.command import stage_command
+from reflectkit.cli.app import stage_command
 from reflectkit.cli.main import main
 from reflectkit.commands import STAGES
 from reflectkit.jsonl import read_json, write_json

@@ -63,7 +63,7 @@ def test_no_torch_in(room: str) -> None:
 
 
 def test_every_command_opens_without_torch() -> None:
-    code = "import sys; from reflectkit.cli.command import stage_command; from reflectkit.commands import STAGES\n"
+    code = "import sys; from reflectkit.cli.app import stage_command; from reflectkit.commands import STAGES\n"
     code += f"[stage_command(name) for name in STAGES]; print(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

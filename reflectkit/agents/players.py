@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.chat.config import KEYS, ChatConfig, Endpoint, parse_endpoint, report_damage, stop_if_spent
+from reflectkit.chat.config import KEYS, ChatConfig, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
@@ -324,12 +324,12 @@ class Players:
         """Raises BudgetSpentError if the budget of a chat model that acts as `player` ran out."""
         for part in player.chat:
             if client := self._clients.get(str(self.settings.endpoint_of(part))):
-                stop_if_spent(self.settings.chat, client, "finished episodes are kept")
+                client.stop_if_spent("finished episodes are kept")
 
     def report_damage(self, progress: Progress) -> None:
         """Report unusable lines in the chat models' journals."""
         for client in self._clients.values():
-            report_damage(client, progress)
+            client.report_damage(progress)
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
@@ -343,14 +343,14 @@ class Players:
         settings, endpoint = self.settings, self.settings.endpoint_of(part)
         name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
-            from reflectkit.chat.client import Budget
+            from reflectkit.chat.client import Budget, client_at
 
             self._budget = self._budget or Budget(settings.chat.max_cost_usd)
             journal = journal_path(settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
             temperature = 0.0 if reflects else settings.temperature
-            client = settings.chat.client_at(endpoint, journal, budget=self._budget, temperature=temperature)
+            client = client_at(settings.chat, endpoint, journal, self._budget, temperature)
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
 

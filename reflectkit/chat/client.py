@@ -13,11 +13,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reflectkit.chat.config import ApiError, Endpoint, NoAnswerError, Prices
+from reflectkit.chat.config import ApiError, BudgetSpentError, ChatConfig, Endpoint, NoAnswerError, Prices
 from reflectkit.chat.journal import MALFORMED, Answer, Journal, open_journal
+from reflectkit.console import Progress
 from reflectkit.eventloop import in_thread, run_sync
+from reflectkit.jsonl import write_jsonl
 from reflectkit.keys import redacted
-from reflectkit.text import count_tokens
+from reflectkit.text import count_tokens, pluralize
 from reflectkit.types import Message
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ HOPELESS = 3  # unanswered requests in a row, after which the server or the sett
 THINKING_TOKENS = 4000  # allowance for reasoning tokens, which are billed and count towards the limit
 MESSAGE_TOKENS = 4  # added to a message by the chat format
 PROMPT_MARGIN = 1.25  # by which a prompt may exceed our count of its tokens
+
+CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
+"""Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
 
 Value = TypeVar("Value")
 
@@ -315,6 +320,30 @@ class ChatClient:
         }
         return counts | ({"usd": round(self.cost_usd, 6)} if self.prices.known else {})
 
+    def report_damage(self, progress: Progress) -> None:
+        """Report unusable lines of the journal."""
+        if self.journal.damaged:
+            lines = pluralize(self.journal.damaged, "damaged line")
+            progress.news(f"{self.journal.path}: ignored {lines}; what they answered was asked again")
+
+    def stop_if_spent(self, done: str) -> None:
+        """Raises BudgetSpentError if the budget left requests unanswered; called after all files are written."""
+        if self.stopped:
+            raise BudgetSpentError(
+                f"stopped at the budget: ${self.budget.paid:.4f} of --max-cost-usd {self.budget.limit:g} spent; {done};"
+                " run it again with a larger one to continue"
+            )
+
+    def call_figures(self, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
+        """Write the rejected items to `path`, and return the figures of the calls."""
+        if rejected or path.exists():
+            write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
+        self.report_damage(progress)
+        if rejected:
+            progress.news(f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}")
+        figures = self.usage | {"rejected": len(rejected)}
+        return {name: figures.get(name) for name in CALL_FIGURES}
+
     def _session_here(self) -> _Session:
         """The session of the running event loop."""
         if self._session is None or self._session.loop is not asyncio.get_running_loop():
@@ -433,6 +462,21 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
             yield client
         finally:
             client.close()
+
+
+def client_at(
+    chat: ChatConfig, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
+) -> contextlib.AbstractContextManager[ChatClient]:
+    """`open_client` with the settings `chat`. budget: shared with other clients, if any."""
+    return open_client(
+        endpoint,
+        journal,
+        chat.prices_at(endpoint),
+        concurrency=chat.concurrency,
+        budget=budget or Budget(chat.max_cost_usd),
+        temperature=temperature,
+        timeout_s=chat.timeout_s,
+    )
 
 
 def _fault(answer: Answer, request: Request) -> str:

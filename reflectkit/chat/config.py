@@ -5,27 +5,20 @@ An endpoint is OpenAI, Azure, or any server with their protocol.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.config import Config, option
-from reflectkit.console import Progress, Table
+from reflectkit.console import Table
 from reflectkit.errors import ConfigError, ReflectkitError
-from reflectkit.jsonl import write_jsonl
 from reflectkit.keys import header_text
-from reflectkit.text import pluralize
-
-if TYPE_CHECKING:
-    from reflectkit.chat.client import Budget, ChatClient, Rejected, Request
 
 ORACLE = "oracle"
 HISTORY_TOKENS = 4000  # of the earlier turns in a request, approximately
@@ -34,8 +27,6 @@ HISTORY_HELP = (
 )
 OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
 """Settings that do nothing where no chat model is asked."""
-CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
-"""Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
 
 
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
@@ -226,22 +217,6 @@ class ChatConfig(Config):
         """The token prices of `endpoint`. Raises ConfigError."""
         return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
 
-    def client_at(
-        self, endpoint: Endpoint, journal: Path, budget: Budget | None = None, temperature: float = 1.0
-    ) -> AbstractContextManager[ChatClient]:
-        """A client for `endpoint` that keeps its answers in `journal`. budget: shared with other clients, if any."""
-        from reflectkit.chat.client import Budget, open_client
-
-        return open_client(
-            endpoint,
-            journal,
-            self.prices_at(endpoint),
-            concurrency=self.concurrency,
-            budget=budget or Budget(self.max_cost_usd),
-            temperature=temperature,
-            timeout_s=self.timeout_s,
-        )
-
 
 class TeacherConfig(Config):
     """Teacher: who demonstrates, comments or asks questions."""
@@ -285,88 +260,9 @@ class TeacherConfig(Config):
         """The teacher's name in records."""
         return ORACLE if self.is_oracle else self.endpoint.model
 
-    def client(self, journal: Path) -> AbstractContextManager[ChatClient]:
-        """A client for the teacher that keeps its answers in `journal`."""
-        return self.chat.client_at(self.endpoint, journal)
-
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which is free."""
     rows = tuple((name, "0", "0") for name in ("calls", "prompt tokens", "completion tokens", "US dollars"))
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
     return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)
-
-
-def estimate(
-    teacher: TeacherConfig,
-    requests: Mapping[Request, int],
-    journal: Path,
-    most: Sequence[Request] | None = None,
-) -> tuple[dict[str, Any], Table]:
-    """The expected and maximum cost of `requests`, without those already answered in the journal.
-
-    requests: each with the tokens of a usual answer. most: all that may be asked, where that is not `requests` alone.
-    At most, each is asked as often as useless answers allow, has a prompt longer than we count, and is answered up to
-    the limit, thinking included.
-    """
-    from reflectkit.chat.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, ChatClient, written_limit
-    from reflectkit.chat.journal import open_journal
-
-    with open_journal(journal, write=False) as answered:
-        client = ChatClient(teacher.endpoint, answered, teacher.prices)
-        calls = {request: client.calls_left(request) for request in requests}
-    endpoint = teacher.endpoint
-    new = [request for request in requests if calls[request]]
-    usual = sum(requests[request] for request in new)
-    thinking = len(new) * THINKING_TOKENS if endpoint.thinks else 0
-    expected = (len(new), sum(request.prompt_tokens for request in new), usual + thinking)
-    bounds = list(calls.items()) if most is None else [(request, 1 + ASKED_AGAIN) for request in most]
-    at_most = (
-        sum(times for _, times in bounds),
-        math.ceil(sum(times * request.prompt_tokens * PROMPT_MARGIN for request, times in bounds)),
-        sum(times * written_limit(endpoint, request) for request, times in bounds),
-    )
-    usd = [teacher.prices.cost(*tokens) if teacher.prices.known else None for _, *tokens in (expected, at_most)]
-    answered_count = len(requests) - len(new)
-    figures = {
-        "already_answered": answered_count,
-        "calls": expected[0],
-        "prompt_tokens": expected[1],
-        "completion_tokens": expected[2],
-        "usd": None if usd[0] is None else round(usd[0], 4),
-        "most_usd": None if usd[1] is None else math.ceil(usd[1] * 1e4) / 1e4,
-    }
-    names = ("calls", "prompt tokens", "completion tokens")
-    rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
-    dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
-    title = f"Estimate for {endpoint}; already answered: {pluralize(answered_count, 'call')}"
-    if not teacher.prices.known:
-        title += "; for the price give --price-in and --price-out"
-    return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
-
-
-def report_damage(client: ChatClient, progress: Progress) -> None:
-    """Report unusable lines of the journal."""
-    if client.journal.damaged:
-        lines = pluralize(client.journal.damaged, "damaged line")
-        progress.news(f"{client.journal.path}: ignored {lines}; what they answered was asked again")
-
-
-def call_figures(client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
-    """Write the rejected items to `path`, and return the figures of the client's calls."""
-    if rejected or path.exists():
-        write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
-    report_damage(client, progress)
-    if rejected:
-        progress.news(f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}")
-    figures = client.usage | {"rejected": len(rejected)}
-    return {name: figures.get(name) for name in CALL_FIGURES}
-
-
-def stop_if_spent(chat: ChatConfig, client: ChatClient, done: str) -> None:
-    """Raises BudgetSpentError if the budget left requests unanswered; called after all files are written."""
-    if client.stopped:
-        raise BudgetSpentError(
-            f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {chat.max_cost_usd:g} spent; {done};"
-            " run it again with a larger one to continue"
-        )

@@ -15,10 +15,9 @@ from reflectkit.chat.templates import (
     action_words,
     answer_text,
     commenting_request,
-    parse_called,
     parse_comment,
+    parse_lesson,
     parse_reply,
-    parse_said,
     plain_comment,
     playing_request,
     reflecting_request,
@@ -173,6 +172,21 @@ Lesson = tuple[str, Action | None]
 """A comment and an action; None if an expert acts."""
 
 
+def lesson_asked(
+    observation: Observation, context: Context, history_tokens: int, *, acts: bool
+) -> tuple[Request, Callable[[str], Lesson]]:
+    """The request of a teacher about `observation`, and the parser of its answer, which raises ValueError with the
+    reason. acts: whether the teacher acts; otherwise it comments on what an expert does.
+    """
+    if not acts:
+        right: Action = teacher_of(context.env).action()
+        words = action_words(observation, right)
+        request = commenting_request(observation, context, words, _mistaken(context), history_tokens)
+        return request, lambda text: (parse_comment(text, observation, right), None)
+    request = teaching_request(observation, context, _corrects(observation, context), history_tokens)
+    return request, partial(parse_lesson, observation=observation)
+
+
 class ChatTeacher:
     """Asks a chat model for an analysis and an action in one call, or only for a comment if an `actor` acts.
 
@@ -183,55 +197,18 @@ class ChatTeacher:
         self.client, self.actor, self.history_tokens = client, actor, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The teacher's decision; a `failure` if there is no usable answer."""
-        request, read = self.ask(observation, context)
-        return await self.decision(observation, context, await self.client.ask(request, read))
-
-    def ask(self, observation: Observation, context: Context) -> tuple[Request, Callable[[str], Lesson]]:
-        """The request about `observation`, and the parser of its answer, which raises ValueError with the reason."""
-        if self.actor is None:
-            request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
-            if observation.tools and not observation.replies:
-                return request, partial(parse_called, observation=observation)
-            if observation.choices:
-                return request, partial(parse_reply, choices=observation.choices)
-            return request, partial(parse_said, observation=observation)
-        right: Action = teacher_of(context.env).action()
-        words = action_words(observation, right)
-        request = commenting_request(observation, context, words, _mistaken(context), self.history_tokens)
-        return request, lambda text: (parse_comment(text, observation, right), None)
-
-    async def decision(self, observation: Observation, context: Context, outcome: Outcome[Lesson]) -> Decision:
-        """The decision from an answer: the model's own action, or the expert's with the model's comment."""
+        """The model's action, or the expert's with the model's comment; a `failure` if there is no usable answer."""
+        request, read = lesson_asked(observation, context, self.history_tokens, acts=self.actor is None)
+        outcome = await self.client.ask(request, read)
         if outcome.value is None:
             text = f" (the answer was: {outcome.rejected.text!r})" if outcome.rejected else ""
             return Decision(0, failure=outcome.reason + text)
         comment, action = outcome.value
-        if action is None:
-            assert self.actor is not None
+        if self.actor is not None:
             return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
+        assert action is not None
         note = "correction" if _corrects(observation, context) else "positive"
         return Decision(action, comment, note=note, answer=answer_text(comment, action))
-
-
-class Rehearsal:
-    """Plays the part of `teacher` with the answers that its journal holds, without calls: where an answer is missing,
-    `stand_in` acts and comments. requests: all that would be sent.
-    """
-
-    def __init__(self, teacher: ChatTeacher, stand_in: Agent) -> None:
-        self.teacher, self.stand_in = teacher, stand_in
-        self.requests: list[Request] = []
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The teacher's decision, or the stand-in's."""
-        request, read = self.teacher.ask(observation, context)
-        self.requests.append(request)
-        outcome = self.teacher.client.replay(request, read)
-        if outcome is None:
-            guess = await self.stand_in.decide(observation, context)
-            outcome = Outcome((guess.reflection or "", guess.action if self.teacher.actor is None else None))
-        return await self.teacher.decision(observation, context, outcome)
 
 
 def _corrects(observation: Observation, context: Context) -> bool:

@@ -110,21 +110,22 @@ def playing_request(
     """What a chat model that plays is asked about one state; it and earlier states show their comments, as they do for
     a policy. See `Request` for its draw.
     """
-    _check_choices(observation)
+    called = bool(observation.tools or observation.replies)
+    if not observation.choices and not called:
+        raise ConfigError(
+            "chat models choose among actions or call tools, and here an action is free text; leave out --typed"
+        )
     earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
-    ask = REPLY if observation.replies else CALL if observation.tools else ASK
-    tokens = CALL_TOKENS if observation.tools or observation.replies else ANSWER_TOKENS
-    newest = _shown(observation, comment) + ask
+    newest = _shown(observation, comment) + (REPLY if observation.replies else CALL if called else ASK)
+    tokens = CALL_TOKENS if called else ANSWER_TOKENS
     return _request(PLAYING, observation, context, earlier, newest, history_tokens, tokens, context.seed)
 
 
 def reflecting_request(observation: Observation, context: Context, history_tokens: int = HISTORY_TOKENS) -> Request:
     """The request for a chat model that comments on a state for a player."""
-    comments = [turn.decision.reflection for turn in context.turns]
-    earlier, state = _commented(observation, context, comments)
-    return _request(
-        REFLECTING, observation, context, earlier, state + COMMENT, history_tokens, ANSWER_TOKENS, context.seed
-    )
+    earlier, state = _commented(observation, context, [turn.decision.reflection for turn in context.turns])
+    newest = state + COMMENT
+    return _request(REFLECTING, observation, context, earlier, newest, history_tokens, ANSWER_TOKENS, context.seed)
 
 
 def teaching_request(
@@ -134,16 +135,14 @@ def teaching_request(
 
     One that calls tools, and does not reply, sees no earlier turns, as the state alone is what is learned from.
     """
-    if not observation.choices and (observation.replies or not observation.tools):
-        newest = _shown(observation) + ASK_SAID.format(call=ASK_CALL if observation.tools else "")
-        earlier = [_acted(turn, commented=False) for turn in context.turns]
-        return _request(TEACHING_WORDS, observation, context, earlier, newest, history_tokens, LESSON_TOKENS)
-    if observation.tools:
-        newest = _shown(observation) + ASK_CALLS
-        return _request(TEACHING_CALLS, observation, context, (), newest, history_tokens, LESSON_TOKENS)
+    role, ask, tokens = TEACHING, (MISTAKEN + CORRECT if mistaken else "") + ASK, ANSWER_TOKENS
     earlier = [_acted(turn, commented=False) for turn in context.turns]
-    newest = _shown(observation) + (MISTAKEN + CORRECT if mistaken else "") + ASK
-    return _request(TEACHING, observation, context, earlier, newest, history_tokens)
+    if observation.tools and not observation.replies:
+        role, ask, tokens, earlier = TEACHING_CALLS, ASK_CALLS, LESSON_TOKENS, []
+    elif not observation.choices:
+        role, tokens = TEACHING_WORDS, LESSON_TOKENS
+        ask = ASK_SAID.format(call=ASK_CALL if observation.tools else "")
+    return _request(role, observation, context, earlier, _shown(observation) + ask, history_tokens, tokens)
 
 
 def commenting_request(
@@ -155,13 +154,6 @@ def commenting_request(
     hint = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
     earlier, state = _commented(observation, context, [turn.decision.answer for turn in context.turns])
     return _request(COMMENTING, observation, context, earlier, state + hint + COMMENT, history_tokens)
-
-
-def fullest(request: Request, history_tokens: int) -> Request:
-    """A request as long as `request` with a full history of earlier turns."""
-    system, first, *_, newest = (*request.messages[:2], *request.messages[-1:])
-    tokens = max(history_tokens, count_tokens(first.content) + request.max_tokens + 2 * MESSAGE_TOKENS)
-    return replace(request, messages=(system, Message("assistant", " ".join(["x"] * tokens)), newest))
 
 
 def action_words(observation: Observation, action: Action) -> str:
@@ -257,13 +249,6 @@ def answer_text(analysis: str | None, action: Action) -> str:
     return action if isinstance(action, str) else action.text
 
 
-def _check_choices(observation: Observation) -> None:
-    if not observation.choices and not observation.tools and not observation.replies:
-        raise ConfigError(
-            "chat models choose among actions or call tools, and here an action is free text; leave out --typed"
-        )
-
-
 def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
     """(analysis, index of the choice) of a reply.
 
@@ -286,37 +271,32 @@ def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
     raise ValueError(f"the choice {chosen[:40]!r} is none of the {len(choices)} actions")
 
 
-def parse_called(text: str, observation: Observation) -> tuple[str, ToolUse]:
-    """(analysis, calls) of a reply. A call that cannot be executed is in the calls' errors, for the env to tell.
+def parse_lesson(text: str, observation: Observation) -> tuple[str, Action]:
+    """(analysis, action) of a teacher's reply. A call that cannot be executed is in the calls' errors, for the env to
+    tell.
 
     Raises
     ------
-    UnreadableError: there is no analysis, or no call can be read and it is not the word for none.
-    """
-    reply = CALLED.search(after_thought(text))
-    if reply is None:
-        raise UnreadableError("no line `Analysis: …` with the calls below it")
-    analysis = _checked(one_line(reply["analysis"]).strip("* "), "analysis")
-    calls = "\n".join(line for line in reply["calls"].splitlines() if not FRAME.fullmatch(line.strip()))
-    if not calls.strip() or not reads_as_calls(calls, PLAIN):
-        raise UnreadableError("no calls below the analysis, and not the word none")
-    use = parse(calls, observation.tools, PLAIN)
-    return analysis, use if use.errors else use_of(use.calls)
+    ValueError, as `parse_reply`; UnreadableError also where there is no analysis, or nothing to read below it.
 
-
-def parse_said(text: str, observation: Observation) -> tuple[str, str | ToolUse]:
-    """(analysis, what is said or called) of a reply in an env in which the agent answers in words.
-
-    Raises UnreadableError if there is no analysis, or nothing below it.
-
-    >>> parse_said("Analysis: Six and one are seven.\\n7", Observation((Message("user", "6 + 1"),)))
+    >>> parse_lesson("Analysis: Six and one are seven.\\n7", Observation((Message("user", "6 + 1"),)))
     ('Six and one are seven.', '7')
     """
+    if observation.choices:
+        return parse_reply(text, observation.choices)
     reply = CALLED.search(after_thought(text))
     if reply is None or not reply["calls"].strip():
         raise UnreadableError("no line `Analysis: …` with the answer below it")
     analysis, said = _checked(one_line(reply["analysis"]).strip("* "), "analysis"), reply["calls"].strip()
-    return analysis, parse(said, observation.tools, PLAIN, replies=True) if observation.replies else said
+    if observation.replies:
+        return analysis, parse(said, observation.tools, PLAIN, replies=True)
+    if not observation.tools:
+        return analysis, said
+    calls = "\n".join(line for line in said.splitlines() if not FRAME.fullmatch(line.strip()))
+    if not calls.strip() or not reads_as_calls(calls, PLAIN):
+        raise UnreadableError("no calls below the analysis, and not the word none")
+    use = parse(calls, observation.tools, PLAIN)
+    return analysis, use if use.errors else use_of(use.calls)
 
 
 def _checked(line: str, kind: str) -> str:

@@ -236,17 +236,13 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         clusters = [cluster_of(env.name, task) for task in tasks]
         problems[level] = [tasks[place] for place in draw_problems(clusters, config.problems, config.run.seed)]
     if config.chat.dry_run:
-        from reflectkit.evals.estimate import estimate
+        from reflectkit.evals.estimate import asked_of, estimate
 
-        return estimate(
-            setup,
-            config.players,
-            [(player, level, problems[level]) for player in config.entrants for level in levels],
-            progress,
-            seed=config.run.seed,
-            repeats=config.eval_reps,
-            width=config.rollout.width,
-        )
+        pairs = [(player, level) for player in config.entrants for level in levels]
+        asked_for = [
+            asked_of(player, config.players, level, problems[level], config.eval_reps) for player, level in pairs
+        ]
+        return estimate("evaluate", setup, config.chat, asked_for, progress, config.run.seed)
     entrants = [player.resolved(config.run.data_dir, progress) for player in config.entrants]
     for endpoint in config.endpoints:
         key_of(endpoint)

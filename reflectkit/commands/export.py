@@ -14,10 +14,10 @@ from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json
-from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import hub_options
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
 from reflectkit.runs.run import RunConfig, open_run
+from reflectkit.types import DType
 from reflectkit.version import VERSION
 
 EXAMPLES = (

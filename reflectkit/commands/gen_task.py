@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from reflectkit.chat.config import TeacherConfig, call_figures, free_estimate, stop_if_spent
+from reflectkit.chat.client import client_at
+from reflectkit.chat.config import TeacherConfig, free_estimate
 from reflectkit.commands import Traits
 from reflectkit.config import Config, NoSettings, chosen_by, option
 from reflectkit.console import Progress, Report, Table
@@ -124,10 +125,10 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
         if config.teacher.is_oracle:
             questions = ask_oracle(material, settings.per_file, progress)
         else:
-            with config.teacher.client(journal) as client:
+            with client_at(config.teacher.chat, config.teacher.endpoint, journal) as client:
                 asked = ask_teacher(client, material, settings, progress)
             questions = asked.questions
-            figures = call_figures(client, asked.rejected, target / "rejected.jsonl", progress)
+            figures = client.call_figures(asked.rejected, target / "rejected.jsonl", progress)
             figures["dropped"] = dict(asked.dropped)
         outputs, rows, found_in_all = [], [], 0
         levels = range(settings.max_level + 1)
@@ -143,7 +144,7 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             found_in_all += found
         if not config.teacher.is_oracle:
             done = f"{asked.answered} of {pluralize(len(material.all_files), 'file')} asked about"
-            stop_if_spent(config.teacher.chat, client, f"{done}; the questions are in {target}")
+            client.stop_if_spent(f"{done}; the questions are in {target}")
         for path in {target / f"{name}.json" for name in material.files}.difference(outputs):
             path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
         if not questions:

@@ -20,27 +20,22 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from reflectkit.agents.scripted import Demonstrator, RandomAgent, Recovery
-from reflectkit.chat.client import ChatClient, Rejected
+from reflectkit.chat.client import Rejected, client_at
 from reflectkit.chat.config import (
     HISTORY_HELP,
     HISTORY_TOKENS,
     ORACLE,
     TeacherConfig,
-    call_figures,
-    estimate,
     free_estimate,
-    stop_if_spent,
 )
-from reflectkit.chat.journal import open_journal
-from reflectkit.chat.players import ChatTeacher, Rehearsal
-from reflectkit.chat.templates import LESSON_TOKENS, fullest
+from reflectkit.chat.players import ChatTeacher, lesson_asked
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
 from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.env import DEMONSTRATES, Agent, Context
+from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
@@ -49,7 +44,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Decision, Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.types import Status, Task, Trajectory
 
 DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
 EXAMPLES = (
@@ -185,17 +180,21 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
     planned = [("positive", 0, task) for task in chosen]
     planned += [("negative", number, task) for task in chosen for number in range(negatives)]
-    journal = setup.env_folder / "journal.jsonl"
     oracle = Demonstrator(kind.teacher_type.noise if config.noise is None else config.noise)
     if teacher.chat.dry_run and teacher.is_oracle:
         return Report("gen-trajectory", setup.env_folder, *free_estimate())
     if teacher.chat.dry_run:
-        return _dry_run(config, level, planned, oracle, journal, progress)
+        return _dry_run(config, level, planned, oracle, progress)
     write_permission(setup.folder)
+    journal = setup.env_folder / "journal.jsonl"
     with open_run("gen-trajectory", config, [*filter(None, [source]), *setup.input_files(tasks)]) as current:
         if current.done:
             return current.done
-        with contextlib.nullcontext() if teacher.is_oracle else teacher.client(journal) as client:
+        with (
+            contextlib.nullcontext()
+            if teacher.is_oracle
+            else client_at(teacher.chat, teacher.endpoint, journal) as client
+        ):
             agent: Agent = oracle
             if client:
                 agent = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
@@ -204,7 +203,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             usage = {}
             if client:
                 rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in aborted]
-                usage = call_figures(client, rejected, setup.folder / "rejected.jsonl", progress)
+                usage = client.call_figures(rejected, setup.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
         low = add_demonstrations(
@@ -223,7 +222,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
             write_json(path, [record_to_json(record) for record in full])
         if client:
-            stop_if_spent(teacher.chat, client, f"{pluralize(len(kept), 'demonstration')} in {path}")
+            client.stop_if_spent(f"{pluralize(len(kept), 'demonstration')} in {path}")
         if len(kept) == given:
             raise _nothing_kept(config, played)
         failures = sum(not trajectory.success for trajectory in played) if config.keeps_successes else 0
@@ -356,40 +355,24 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
         return current.finish(figures, [path])
 
 
-def _dry_run(
-    config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, journal: Path, progress: Progress
-) -> Report:
-    """The expected and maximum cost of a teacher, without the answers that are already in the journal.
+def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress) -> Report:
+    """The expected and maximum cost of a teacher that acts like the oracle, or at random where there is none."""
+    from reflectkit.evals.estimate import PlannedCalls, Still, estimate
 
-    A teacher that acts is assumed to act like the oracle after the end of the journal; without an oracle, at random, or
-    in one reply. At most, every episode runs to its horizon, and every prompt is as long as the longest.
-    """
-    setup, kind = config.setup, config.env.kind
-    form = kind.action_kind(config.env.settings)
-    stand_in: Agent = Demonstrator(0.0)
-    if not config.oracle_acts and not kind.teacher_type.has(*DEMONSTRATES):
-        stand_in = RandomAgent() if form == "choice" else OneReply()
-    calls = form == "tools" and not config.oracle_acts
-    with open_journal(journal, write=False) as answered:
-        client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)
-        teacher = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
-        rehearsal = Rehearsal(teacher, stand_in)
-        _play(config, level, planned, rehearsal, progress)
-        new = [request for request in rehearsal.requests if client.calls_left(request)]
-    horizon = setup.horizon_at(level)
-    steps = len(new) if config.oracle_acts else len(planned) * horizon
-    room = horizon * LESSON_TOKENS if calls else config.history_tokens  # calls change what later states show
-    full = [fullest(request, room) for request in rehearsal.requests]
-    longest = max(full, key=lambda request: request.prompt_tokens)
-    written = ANALYSIS_TOKENS + (CALLS_TOKENS if calls else 0)
-    expected = dict.fromkeys(rehearsal.requests, written)
-    figures, table = estimate(config.teacher, expected, journal, [longest] * steps)
-    return Report("gen-trajectory", setup.env_folder, figures, (), (table,))
-
-
-class OneReply:
-    """Answers in one word, which ends most episodes."""
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The word."""
-        return Decision(ToolUse("done") if observation.replies else "done")
+    kind, endpoint = config.env.kind, config.teacher.endpoint
+    form, acts = kind.action_kind(config.env.settings), config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
+    agent: Agent = RandomAgent() if form == "choice" else Still()
+    if acts:
+        agent = oracle if config.oracle_acts else Demonstrator(0.0)
+    asked = PlannedCalls(
+        str(endpoint),
+        level,
+        list({task.id: task for _, _, task in planned}.values()),
+        len(planned),
+        [endpoint],
+        lambda seen, context: [lesson_asked(seen, context, config.history_tokens, acts=not config.oracle_acts)[0]],
+        ANALYSIS_TOKENS + (CALLS_TOKENS if form == "tools" and not config.oracle_acts else 0),
+        agent,
+        ends=acts,
+    )
+    return estimate("gen-trajectory", config.setup, config.teacher.chat, [asked], progress, config.run.seed)

@@ -250,18 +250,14 @@ class PlayConfig(Config):
         if not self.asked_endpoints and (given := non_default(self, *OF_CHAT_MODELS)):
             raise ConfigError(f"{flag(given[0])} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
         if self.as_ == USER:
-            self._check_user()
+            user = next((setting for setting in chat_settings(self.env.settings) if setting.name == USER), None)
+            if user is None:
+                raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
+            if self.policy in (PERSON, ORACLE):
+                raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
+            if user.endpoint or self.teacher or self.reflector is not None or self.auto:
+                raise ConfigError("--as user goes without --user, --teacher, --reflector and --auto; leave them out")
         return self
-
-    def _check_user(self) -> None:
-        """Raises ConfigError where a person cannot be the user."""
-        user = next((setting for setting in chat_settings(self.env.settings) if setting.name == USER), None)
-        if user is None:
-            raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
-        if self.policy in (PERSON, ORACLE):
-            raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
-        if user.endpoint or self.teacher or self.reflector is not None or self.auto:
-            raise ConfigError("--as user goes without --user, --teacher, --reflector and --auto; leave them out")
 
     @property
     def asked_endpoints(self) -> list[Endpoint]:
@@ -287,38 +283,38 @@ class PlayConfig(Config):
 
 def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
-    name = config.player.name
+    name, env, setup = config.player.name, config.env, config.setup
     user = PersonUser(progress) if config.as_ == USER else None
     if name != PERSON and user is None and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
+    order = list(tasks)
+    generator(config.run.seed, "play").shuffle(order)
+    drawn = [order[number % len(order)] for number in range(config.episodes)]
     player = config.player.resolved(config.run.data_dir, progress)
     commentator = TEACHER if config.teacher else config.reflector
     commentator = resolve_model_path(commentator, config.run.data_dir, progress, reflects=True)
     if player.policy is not None:
         config.sampler.answer_of(player.policy)
     if config.chat.dry_run:
-        from reflectkit.evals.estimate import estimate_comments
+        from reflectkit.evals.estimate import PlannedCalls, comment_alone, estimate
 
-        parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
-        return estimate_comments(
-            "play", config.setup, config.chat, config.asked_endpoints[0], parts, progress, seed=config.run.seed
-        )
+        asked = [PlannedCalls(name, task.level, [task], 1, config.asked_endpoints, comment_alone) for task in drawn]
+        return estimate("play", setup, config.chat, asked, progress, config.run.seed)
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((player.policy, player.reflector, commentator))
-    warnings = [mismatch(player), *trained_elsewhere(config.env.name, folders)]
-    warnings += unknown_call_forms(config.env, [player.policy])
+    warnings = [mismatch(player), *trained_elsewhere(env.name, folders), *unknown_call_forms(env, [player.policy])]
     for warning in filter(None, warnings):
         progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [
-        *([source] if source else []),
+        *filter(None, [source]),
         *folders,
-        *config.setup.input_files(tasks),
+        *setup.input_files(tasks),
         *config.sampler.code_files,
-        *config.sampler.comment_files(config.setup.folder),
+        *config.sampler.comment_files(setup.folder),
     ]
     with (
         open_run("play", config, inputs, again=True) as current,
@@ -329,76 +325,63 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         comment = players.reflector(commentator).remark if commentator else None
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
-        for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
-            progress.show(f"{config.env.name}, level {task.level}, task {task.id}")
+        for number, task in enumerate(drawn):
+            progress.show(f"{env.name}, level {task.level}, task {task.id}")
             shown.begin()
-            env = config.setup.make(config.setup.horizon_at(task.level), user)
+            bare = setup.make(setup.horizon_at(task.level), user)
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
-            seen = Reporter(env, shown) if user is None else env
+            seen = Reporter(bare, shown) if user is None else bare
             played += rollout([episode], lambda seen=seen: seen, shown if user is None else agent)  # type: ignore[misc]
             person = agent if name == PERSON else user
             if person is not None and not person.answered and not progress.attended:
                 raise ConfigError(NOBODY)
             progress.show(_ending(played[-1]))
             with path.open("a", encoding="utf-8") as file:
-                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env.name, task))))
+                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(env.name, task))))
             if shown.left or (user and user.left):
                 break
         if len(played) > 1:
             rows = [(one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns))) for one in played]
             current.tables.append(Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows)))
-        figures = {
+        figures: dict[str, Any] = {
             "episodes": len(played),
             "successes": sum(trajectory.success for trajectory in played),
             "steps": sum(len(trajectory.turns) for trajectory in played),
             "return": sum(trajectory.total_return for trajectory in played) / len(played),
         }
         players.report_damage(progress)
-        asked = {"asked": players.usage} if players.usage else {}
-        return current.finish(figures | asked, [path])
+        return current.finish(figures | ({"asked": players.usage} if players.usage else {}), [path])
 
 
-def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
+def _problems(config: PlayConfig) -> tuple[Path | None, Sequence[Task]]:
     """(file of the problems, problems to draw from)."""
-    kind, source = config.env.kind, config.task_file
-    problems, level = Problems(config.setup), config.level or config.env.kind.levels[-1]
-    if source is None and config.setup.taskset.has("tasks"):
-        tasks = config.setup.listed(level)
+    kind, setup, source, tasks = config.env.kind, config.setup, config.task_file, list[Task]()
+    problems, level = Problems(setup), config.level or kind.levels[-1]
+    if source is None and setup.taskset.has("tasks"):
+        tasks = setup.listed(level)
     elif source is None and problems.by_seed:
-        tasks = problems.tasks("train", level)
+        tasks = list(problems.tasks("train", level))
     else:
-        places = [config.setup.folder / name for name in ("test.json", PROBLEMS)]
+        places = [setup.folder / name for name in ("test.json", PROBLEMS)]
         source = source or next((place for place in places if place.is_file()), None)
         if source is None and kind.taskset.has("example"):
             return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
         source = source or places[-1]
-        config.setup.require(source)
-        tasks = [record.task for record in read_records(source, config.setup.env_name)]
+        setup.require(source)
+        tasks = [record.task for record in read_records(source, setup.env_name)]
         if config.level:
             tasks = at_level(config.env.name, tasks, config.level, source)
-    if config.task:
-        by_id = {task.id: task for task in tasks}
-        if config.task not in by_id:
-            raise unknown_name(f"task of {source or config.env.name}", config.task, by_id)
-        tasks = [by_id[config.task]]
-    return source, tasks
-
-
-def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
-    """A problem for each episode, in a random order that the seed determines; they repeat if there are too few."""
-    order = list(tasks)
-    generator(config.run.seed, "play").shuffle(order)
-    return [order[number % len(order)] for number in range(config.episodes)]
+    if config.task and config.task not in (names := [task.id for task in tasks]):
+        raise unknown_name(f"task of {source or config.env.name}", config.task, names)
+    return source, [task for task in tasks if config.task in ("", task.id)]
 
 
 def _outcome(trajectory: Trajectory) -> str:
-    if trajectory.success:
-        return "success"
-    if trajectory.status is Status.COMPLETED:
-        return "no success"
-    if trajectory.status is Status.TRUNCATED:
+    if trajectory.status is Status.TRUNCATED and not trajectory.success:
         return trajectory.reason or "out of steps"
-    return f"aborted: {trajectory.reason}"
+    if trajectory.status is Status.ABORTED:
+        return f"aborted: {trajectory.reason}"
+    return "success" if trajectory.success else "no success"
 
 
 def _ending(trajectory: Trajectory) -> str:

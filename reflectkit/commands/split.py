@@ -39,9 +39,6 @@ EXAMPLES = (
     "reflectkit split --env alfworld --unseen-rooms 0.2",
 )
 UNSEEN = "unseen"
-UNBALANCED = 0.05  # deviation of a split's share of all questions above which a message appears
-
-
 TRAITS = Traits(writes_data=True)
 
 
@@ -140,7 +137,6 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
             name_of_group = split_weighted(sizes, chance, config.shares)
-            _say_if_unbalanced(sizes, name_of_group, config.shares, progress)
         else:
             levels = levels_by_group(record.task for record in free) if source is None else {}
             taught = {group_of[record.task.id] for record in free if record.trajectories}
@@ -237,22 +233,3 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path | N
             f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in all; use a smaller share",
         )
     return frozenset(unseen)
-
-
-def _say_if_unbalanced(
-    sizes: Mapping[str, int], name_of_group: Mapping[str, str], shares: Sequence[int], progress: Progress
-) -> None:
-    """Tell the user if whole repositories cannot be split in `shares`. sizes: questions of each repository."""
-    total = sum(sizes.values())
-    held = dict.fromkeys(SPLITS, 0)
-    for group, size in sizes.items():
-        held[name_of_group[group]] += size
-    wanted = [share / sum(shares) for share in shares]
-    if any(abs(count / total - share) > UNBALANCED for count, share in zip(held.values(), wanted, strict=True)):
-        asked = ":".join(f"{100 * share:.0f}" for share in wanted)
-        got = ":".join(f"{100 * count / total:.0f}" for count in held.values())
-        largest = max(sizes, key=lambda group: sizes[group])
-        progress.news(
-            f"whole repositories cannot be split {asked}, this is {got} ({largest} alone has {sizes[largest]} of"
-            f" {total} questions); add some, or use --by question"
-        )

@@ -15,7 +15,7 @@ from reflectkit.config import Config, option
 from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.errors import ConfigError, DataError
-from reflectkit.evals.view import InspectLog, Source, write_page
+from reflectkit.evals.view import Source, inspect_log, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
 from reflectkit.runs.run import RunConfig
@@ -124,14 +124,14 @@ def _write_logs(
     folder: Path, sources: Sequence[Source], files: Sequence[Path], episodes: Iterator[tuple[int, Played]]
 ) -> tuple[int, list[Path]]:
     """Write one log for each run, player, env and level."""
-    logs: dict[tuple[int, str, str, str], InspectLog] = {}
+    logs: dict[tuple[int, str, str, str], list[Played]] = {}
     for index, episode in episodes:
-        key = index, episode.name, episode.env, episode.level
-        if key not in logs:
-            modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
-            logs[key] = InspectLog(sources[index].name, modified, sources[index].settings, episode)
-        logs[key].add(episode)
-    for log in logs.values():
-        with replacing(folder / log.name) as file:
-            file.write(log.content())
-    return sum(len(log.samples) for log in logs.values()), [folder / log.name for log in logs.values()]
+        logs.setdefault((index, episode.name, episode.env, episode.level), []).append(episode)
+    outputs = []
+    for (index, *_), played in logs.items():
+        modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
+        name, content = inspect_log(sources[index].name, modified, sources[index].settings, played)
+        outputs.append(folder / name)
+        with replacing(folder / name) as file:
+            file.write(content)
+    return sum(map(len, logs.values())), outputs

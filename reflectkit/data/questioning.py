@@ -5,6 +5,7 @@ A chat teacher writes some for each file, then says which files of the folder an
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from reflectkit.chat.client import ChatClient, Outcome, Rejected, Request
-from reflectkit.chat.config import TeacherConfig, estimate
+from reflectkit.chat.client import (
+    PROMPT_MARGIN,
+    THINKING_TOKENS,
+    ChatClient,
+    Outcome,
+    Rejected,
+    Request,
+    written_limit,
+)
+from reflectkit.chat.config import TeacherConfig
 from reflectkit.chat.journal import open_journal
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
@@ -290,18 +299,46 @@ def ask_teacher(client: ChatClient, material: Material, settings: QuestionSettin
 def estimate_questions(
     teacher: TeacherConfig, material: Material, settings: QuestionSettings, journal: Path
 ) -> tuple[dict[str, Any], Table]:
-    """The expected and maximum cost of `ask_teacher`; questions that are not yet written count with their longest."""
+    """The expected and maximum cost of `ask_teacher`, without what the journal has already answered; questions that are
+    not yet written count with their longest.
+
+    At most, each request is sent as often as useless answers allow, has a prompt longer than we count, and is answered
+    up to the limit, thinking included.
+    """
+    endpoint, prices = teacher.endpoint, teacher.prices
     requests = {_request(file, material, settings.per_file): file for file in material.all_files}
     usual = dict.fromkeys(requests, TOKENS_A_QUESTION * settings.per_file)
-    if settings.check:
-        with open_journal(journal, write=False) as answered:
-            client = ChatClient(teacher.endpoint, answered, teacher.prices)
-            for request, file in requests.items():
-                outcome = client.replay(request, partial(parse_questions, path=file.path, count=settings.per_file))
-                pairs = [(PLACEHOLDER, "")] * settings.per_file if outcome is None else outcome.value
-                if pairs:
-                    usual[_check(file, pairs, material)[0]] = TOKENS_A_VERDICT * settings.per_file
-    return estimate(teacher, usual, journal)
+    with open_journal(journal, write=False) as answered:
+        client = ChatClient(endpoint, answered, prices)
+        for request, file in requests.items() if settings.check else ():
+            outcome = client.replay(request, partial(parse_questions, path=file.path, count=settings.per_file))
+            pairs = [(PLACEHOLDER, "")] * settings.per_file if outcome is None else outcome.value
+            if pairs:
+                usual[_check(file, pairs, material)[0]] = TOKENS_A_VERDICT * settings.per_file
+        left = {request: calls for request in usual if (calls := client.calls_left(request))}
+    thinking = THINKING_TOKENS if endpoint.thinks else 0
+    read = sum(request.prompt_tokens for request in left)
+    written = sum(usual[request] + thinking for request in left)
+    most_read = math.ceil(sum(calls * request.prompt_tokens * PROMPT_MARGIN for request, calls in left.items()))
+    most_written = sum(calls * written_limit(endpoint, request) for request, calls in left.items())
+    figures = {
+        "already_answered": len(usual) - len(left),
+        "calls": len(left),
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "usd": round(prices.cost(read, written), 4) if prices.known else None,
+        "most_usd": math.ceil(prices.cost(most_read, most_written) * 1e4) / 1e4 if prices.known else None,
+    }
+    dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
+    rows = (
+        ("calls", str(len(left)), str(sum(left.values()))),
+        ("prompt tokens", str(read), str(most_read)),
+        ("completion tokens", str(written), str(most_written)),
+        ("US dollars", *dollars),
+    )
+    title = f"Estimate for {endpoint}; already answered: {pluralize(len(usual) - len(left), 'call')}"
+    price = "" if prices.known else "; for the price give --price-in and --price-out"
+    return figures, Table(title + price, ("what", "expected", "at most"), rows)
 
 
 def _check(file: File, pairs: Pairs, material: Material) -> tuple[Request, list[str]]:

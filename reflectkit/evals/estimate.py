@@ -1,9 +1,9 @@
-"""What an evaluation with chat models would ask and cost, without asking: random play shows the states."""
+"""What chat models would be asked and cost, without asking: others play in their place, to show the states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from reflectkit.agents.players import Player, PlayersSetup, is_chat
@@ -13,148 +13,123 @@ from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.chat.players import request_of
 from reflectkit.chat.templates import ANSWER_TOKENS, playing_request, reflecting_request
 from reflectkit.console import Progress, Report, Table
-from reflectkit.env import Context
+from reflectkit.env import Agent, Context
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.tools import use_of
-from reflectkit.types import Decision, Observation, Task
+from reflectkit.types import Decision, Observation, Task, ToolUse
 
-SAMPLED = 32  # problems of a level that random play looks at, for comments
+SAMPLED = 32  # problems of a level that are enough to look at, where each is played often
 ANSWER = 90  # tokens that a chat model writes per step, roughly
 LONG = " ".join(["x"] * ANSWER_TOKENS)
 """What models are taken to have written before."""
-TITLE = (
-    "Estimate from random play, if every episode runs to its horizon; at most: the longest prompt, three times a step"
-)
-COLUMNS = ("calls", "prompt tokens", "US dollars", "at most")
-Asking = Callable[[Observation, Context], Sequence[Request]]
-"""What the models are asked in a state, in the order of their endpoints."""
+TITLE = "Estimate from play without the models; at most: to every horizon, and three times the longest prompt a step"
 
 
-class _Rehearsal:
-    """Plays at random, or calls nothing, and keeps what the models would be asked."""
+@dataclass(frozen=True)
+class PlannedCalls:
+    """What is asked on a level.
 
-    def __init__(self, ask: Asking, *, still: bool) -> None:
-        self.ask, self.still, self.requests = ask, still, list[Sequence[Request]]()
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        self.requests.append(self.ask(observation, context))
-        decision = Decision(use_of(())) if self.still else await RandomAgent().decide(observation, context)
-        return replace(decision, answer=LONG, reflection=LONG)
-
-
-def estimate(
-    setup: EnvSetup,
-    players: PlayersSetup,
-    matches: Iterable[tuple[Player, str, Sequence[Task]]],
-    progress: Progress,
-    *,
-    seed: int,
-    repeats: int,
-    width: int,
-) -> Report:
-    """Estimated requests of the chat models and their cost, with every episode played to its horizon. matches: player,
-    level and problems.
+    name: of who plays. tasks: those to look at. episodes: how many are played. ask: the requests about a state, one for
+    each of the endpoints. usual: tokens of an answer. agent: plays in their place. ends: whether its episodes are as
+    long as theirs; otherwise each is taken to run to its horizon.
     """
-    rows, calls = [], 0
-    for player, level, tasks in matches:
-        endpoints = [players.endpoint_of(part) for part in player.asked]
-        usual = setup.kind.methods[player.method] // 2 if player.method else ANSWER
-        ask, still = _asked_by(player, players.history_tokens), bool(player.method)
-        costs = _cost(setup, players.chat, level, tasks, endpoints, ask, progress, seed, width, usual, still=still)
-        totals = [cost * repeats for cost in costs]
-        calls += round(totals[0])
-        rows.append((player.name, level, *_cells(totals, players.chat, endpoints)))
-    table = Table(TITLE, ("policy", "level", *COLUMNS), tuple(rows))
-    return Report("evaluate", setup.env_folder, {"calls": calls}, (), (table,))
+
+    name: str
+    level: str
+    tasks: Sequence[Task]
+    episodes: float
+    endpoints: Sequence[Endpoint]
+    ask: Callable[[Observation, Context], Sequence[Request]]
+    usual: int = ANSWER
+    agent: Agent = RandomAgent()
+    ends: bool = False
 
 
-def estimate_comments(
-    stage: str,
-    setup: EnvSetup,
-    chat: ChatConfig,
-    endpoint: Endpoint,
-    parts: Iterable[tuple[str, Sequence[Task], float]],
-    progress: Progress,
-    *,
-    seed: int,
-) -> Report:
-    """Likewise of a chat model that comments for a trained policy, where no state comes twice. parts: level, problems,
-    and number of episodes of them.
-    """
-    totals = [0.0] * 4
-    for level, tasks, count in parts:
-        some = tasks[:SAMPLED]
-        costs = _cost(setup, chat, level, some, [endpoint], _comment_alone, progress, seed)
-        totals = [total + cost * count / len(some) for total, cost in zip(totals, costs, strict=True)]
-    table = Table(TITLE, ("reflector", *COLUMNS), ((str(endpoint), *_cells(totals, chat, [endpoint])),))
-    calls, tokens, usd, bound = totals
-    figures = {"calls": round(calls), "prompt_tokens": round(tokens), "usd": usd, "most_usd": bound}
-    return Report(stage, setup.env_folder, figures, (), (table,))
-
-
-def _comment_alone(seen: Observation, context: Context) -> list[Request]:
+def comment_alone(seen: Observation, context: Context) -> list[Request]:
+    """What a chat model that comments for a trained policy is asked."""
     return [reflecting_request(seen, Context(0, context.env))]
 
 
-def _asked_by(player: Player, history_tokens: int) -> Asking:
-    if is_chat(player.reflector) and not player.chat:
-        return _comment_alone
+def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[Task], repeats: int) -> PlannedCalls:
+    """What the chat models of `player` are asked where each of the tasks is played `repeats` times."""
 
     def ask(seen: Observation, context: Context) -> list[Request]:
         if player.method:
             return [request_of(player.method, context)]
-        if len(player.asked) == 1:
-            return [playing_request(seen, context, None, history_tokens)]
-        played = playing_request(seen, context, LONG, history_tokens)
-        return [played, reflecting_request(seen, context, history_tokens)]
+        if is_chat(player.reflector) and not player.chat:
+            return comment_alone(seen, context)
+        comment = LONG if len(player.asked) > 1 else None
+        played = playing_request(seen, context, comment, players.history_tokens)
+        return [played, reflecting_request(seen, context, players.history_tokens)] if comment else [played]
 
-    return ask
+    endpoints = [players.endpoint_of(part) for part in player.asked]
+    usual = players.kind.methods[player.method] // 2 if player.method else ANSWER
+    agent = Still() if player.method else RandomAgent()
+    return PlannedCalls(player.name, level, tasks, len(tasks) * repeats, endpoints, ask, usual, agent)
 
 
-def _cost(
-    setup: EnvSetup,
-    chat: ChatConfig,
-    level: str,
-    tasks: Sequence[Task],
-    endpoints: Sequence[Endpoint],
-    ask: Asking,
-    progress: Progress,
-    seed: int,
-    width: int = 1,
-    usual: int = ANSWER,
-    *,
-    still: bool = False,
-) -> list[float]:
-    """[calls, prompt tokens, US dollars, at most] of an episode of each task. usual: tokens of an answer.
+class Still:
+    """Calls nothing, and answers in one word."""
 
-    At most, each call has the longest prompt of the level, with what its earlier answers can add, and is repeated as
-    often as unusable answers allow.
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """No call, or the word."""
+        if observation.tools and not observation.replies:
+            return Decision(use_of(()))
+        return Decision(ToolUse("done") if observation.replies else "done")
+
+
+class _Rehearsal:
+    """Plays in place of the models, and keeps what they would be asked."""
+
+    def __init__(self, asked: PlannedCalls) -> None:
+        self.asked, self.requests = asked, list[Sequence[Request]]()
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        self.requests.append(self.asked.ask(observation, context))
+        decision = await self.asked.agent.decide(observation, context)
+        return replace(decision, answer=LONG, reflection=LONG)
+
+
+def estimate(
+    stage: str, setup: EnvSetup, chat: ChatConfig, parts: Iterable[PlannedCalls], progress: Progress, seed: int
+) -> Report:
+    """Estimated requests of the chat models and their cost.
+
+    At most, each episode runs to its horizon, and each call has the longest prompt of the level, with what its earlier
+    answers can add, and is repeated as often as unusable answers allow.
     """
-    totals = [0.0] * 4
-    if not endpoints:
-        return totals
-    rehearsal = _Rehearsal(ask, still=still)
-    episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in tasks]
-    with progress.bar(f"random play ({level})", len(episodes)) as bar:
-        rollout(episodes, setup.maker(level), rehearsal, width=width, on_end=lambda _: bar.advance())
-    horizon, steps_of = setup.horizon_at(level), setup.kind.taskset.episode_steps
-    steps = sum(min(horizon, steps_of(task) or horizon) for task in tasks)
-    for endpoint, requests in zip(endpoints, zip(*rehearsal.requests, strict=True), strict=True):
-        price, thought = chat.prices_at(endpoint), THINKING_TOKENS if endpoint.thinks else 0
-        longest = max(requests, key=lambda request: request.prompt_tokens)
-        read = steps * fmean(request.prompt_tokens for request in requests)
-        most = (longest.prompt_tokens + horizon * longest.max_tokens) * PROMPT_MARGIN
-        bound = (1 + ASKED_AGAIN) * steps * price.cost(most, written_limit(endpoint, longest))
-        cost = (steps, read, price.cost(read, steps * (usual + thought)), bound)
-        totals = [total + part for total, part in zip(totals, cost, strict=True)]
-    return totals
-
-
-def _cells(totals: Sequence[float], chat: ChatConfig, endpoints: Sequence[Endpoint]) -> tuple[str, ...]:
-    calls, tokens, usd, bound = totals
-    dollars = (f"{usd:.4f}", f"{bound:.4f}")
-    if not all(chat.prices_at(endpoint).known for endpoint in endpoints):
+    rows: dict[tuple[str, str], list[float]] = {}
+    unknown = set()
+    for part in parts:
+        totals = rows.setdefault((part.name, part.level), [0.0] * 4)
+        if not part.endpoints:
+            continue
+        rehearsal = _Rehearsal(part)
+        episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in part.tasks]
+        with progress.bar(f"play without the models ({part.level})", len(episodes)) as bar:
+            rollout(episodes, setup.maker(part.level), rehearsal, width=1, on_end=lambda _, bar=bar: bar.advance())
+        horizon, steps_of = setup.horizon_at(part.level), setup.kind.taskset.episode_steps
+        steps = fmean(min(horizon, steps_of(task) or horizon) for task in part.tasks) * part.episodes
+        played = len(rehearsal.requests) / len(part.tasks) * part.episodes if part.ends else steps
+        for endpoint, requests in zip(part.endpoints, zip(*rehearsal.requests, strict=True), strict=True):
+            price, thought = chat.prices_at(endpoint), THINKING_TOKENS if endpoint.thinks else 0
+            longest = max(requests, key=lambda request: request.prompt_tokens)
+            read = played * fmean(request.prompt_tokens for request in requests)
+            most = (longest.prompt_tokens + horizon * longest.max_tokens) * PROMPT_MARGIN
+            bound = (1 + ASKED_AGAIN) * steps * price.cost(most, written_limit(endpoint, longest))
+            cost = (played, read, price.cost(read, played * (part.usual + thought)), bound)
+            totals[:] = [total + amount for total, amount in zip(totals, cost, strict=True)]
+            unknown |= set() if price.known else {part.name}
+    cells = []
+    for (name, level), (calls, tokens, usd, bound) in rows.items():
         dollars = ("unknown; give --price-in and --price-out", "unknown")
-    return str(round(calls)), str(round(tokens)), *dollars
+        known = name not in unknown
+        cells.append(
+            (name, level, f"{calls:.0f}", f"{tokens:.0f}", *((f"{usd:.4f}", f"{bound:.4f}") if known else dollars))
+        )
+    columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
+    calls, tokens, usd, bound = (sum(column) for column in zip(*rows.values(), strict=True))
+    figures = {"calls": round(calls), "prompt_tokens": round(tokens), "usd": usd, "most_usd": bound}
+    return Report(stage, setup.env_folder, figures, (), (Table(TITLE, columns, tuple(cells)),))

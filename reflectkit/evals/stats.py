@@ -6,13 +6,13 @@ effect is estimated from the clusters, and shrunk towards its value at intraclas
 informative. With this number, a rate has Jeffreys' interval, further scaled by Student's t as in Korn and Graubard
 (1998, Survey Methodology 24:193), and a paired difference has Tango's score interval. Any other mean has a t interval
 of its clusters, or, if it cannot be negative, of its logarithm. `python -m research.coverage` measures how often these
-contain the true value. Shapes: N data sets, C clusters, D sign patterns.
+contain the true value. Shapes: C clusters, D sign patterns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -22,7 +22,7 @@ Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
 EXACT = 12  # up to this many differing clusters, all sign patterns are tried
 PRIOR_DF = (1.0, 6.0)
 """Weight of the assumption of correlation 1 in degrees of freedom: at p = 1/2, and how much more at p = 0 or 1."""
-AT_ONCE = 2**22  # signs multiplied at once
+DRAWS = 4000  # sign patterns, where not all are tried
 HALVINGS = 50  # bisection steps in the search for an endpoint
 
 Array = Any  # numpy is imported where it is used, so that `reflectkit --help` does not wait for it
@@ -54,67 +54,56 @@ def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float,
     Repeats narrow the interval as far as they make the tasks' means differ less. None: the values are not means of 0 or
     1 outcomes.
     """
-    import numpy as np
-
     if any(not 0 <= value <= 1 for cluster in clusters for value in cluster):
         raise ValueError("outcomes must lie in [0, 1]")
     if len(clusters) < 2:
         return 0.0, 1.0
-    totals_NC, squares_N, sizes_C = _sums(clusters)
-    low_N, high_N = rate_intervals(totals_NC, squares_N, sizes_C, np.inf if trials is None else trials)
-    return float(low_N[0]), float(high_N[0])
+    return rate_ends(*_sums(clusters), math.inf if trials is None else trials)
 
 
-def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf) -> tuple[Array, Array]:
-    """`rate_interval` of N data sets, from the clusters' sums of outcomes, the sums of squares and the sizes."""
-    import numpy as np
+def rate_ends(totals_C: Array, squares: float, sizes_C: Array, trials: float = math.inf) -> tuple[float, float]:
+    """`rate_interval` from the clusters' sums of outcomes, the sum of all squares and the clusters' sizes."""
     from scipy.special import betaincinv
 
-    tasks = sizes_C.sum()
-    mean_N = np.clip(totals_NC.sum(axis=1) / tasks, 0, 1)
-    effective_N = effective_tasks(totals_NC, squares_N, sizes_C, mean_N * (1 - mean_N), 4.0, trials)
-    effective_N = effective_N * (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
-    right_N, wrong_N = mean_N * effective_N, (1 - mean_N) * effective_N
+    mean = min(max(float(totals_C.sum() / sizes_C.sum()), 0.0), 1.0)
+    effective = effective_tasks(totals_C, squares, sizes_C, mean * (1 - mean), 4.0, trials)
+    effective *= (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
+    right, wrong = mean * effective + 0.5, (1 - mean) * effective + 0.5
     # Jeffreys' interval (Brown, Cai and DasGupta 2001, Statistical Science 16:101); an end is exactly 0 or 1 if all
     # outcomes are
-    low_N = np.where(mean_N <= 0, 0.0, np.minimum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.025), mean_N))
-    high_N = np.where(mean_N >= 1, 1.0, np.maximum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.975), mean_N))
-    return low_N, high_N
+    low = min(float(betaincinv(right, wrong, 0.025)), mean) if mean > 0 else 0.0
+    return low, max(float(betaincinv(right, wrong, 0.975)), mean) if mean < 1 else 1.0
 
 
 def effective_tasks(
-    totals_NC: Array, squares_N: Array, sizes_C: Array, greatest_N: Array, scale: float, trials: float = math.inf
-) -> Array:
-    """The effective number of independent all-or-nothing tasks in each data set, from the variance between clusters.
+    totals_C: Array, squares: float, sizes_C: Array, greatest: float, scale: float, trials: float = math.inf
+) -> float:
+    """The effective number of independent all-or-nothing tasks, from the variance between clusters.
 
-    greatest_N: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters'
-    design effect is weighted by its degrees of freedom, and the one at intraclass correlation 1 by `PRIOR_DF`. If all
-    outcomes are equal, nothing contradicts the latter.
+    greatest: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters' design
+    effect is weighted by its degrees of freedom, and the one at intraclass correlation 1 by `PRIOR_DF`. If all outcomes
+    are equal, nothing contradicts the latter.
     """
-    import numpy as np
+    tasks, count = float(sizes_C.sum()), len(sizes_C)
+    alike = float((sizes_C**2).sum()) / tasks  # at intraclass correlation 1
+    mean = float(totals_C.sum()) / tasks
+    spread = squares / tasks - mean**2  # of the tasks
+    if spread <= 1e-12:
+        return tasks / alike
+    residuals_C = totals_C - sizes_C * mean
+    second, fourth = float((residuals_C**2).sum()), float((residuals_C**4).sum())
+    freedom = count - 1.0
+    if second > 1e-12 * tasks:
+        freedom = 2 * count / max(count * fourth / second**2 - 1, 1e-9)  # of a variance: 2 / its squared CV
+    prior = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest)
 
-    tasks, count = sizes_C.sum(), len(sizes_C)
-    mean_N = totals_NC.sum(axis=1) / tasks
-    residuals_NC = totals_NC - sizes_C * mean_N[:, None]
-    second_N, fourth_N = (residuals_NC**2).sum(axis=1), (residuals_NC**4).sum(axis=1)
-    spread_N = squares_N / tasks - mean_N**2  # of the tasks
-    varied_N, apart_N = spread_N > 1e-12, second_N > 1e-12 * tasks
-    greatest_N = np.where(varied_N, greatest_N, 1 / scale)  # any in range: not used for equal outcomes
-    kurtosis_N = count * fourth_N / np.where(apart_N, second_N, 1.0) ** 2
-    freedom_N = np.where(
-        apart_N, 2 * count / np.maximum(kurtosis_N - 1, 1e-9), count - 1
-    )  # of a variance: 2 / its squared CV
-    prior_N = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest_N)
-
-    def shrunk(estimate_N: Array, assumed_N: Array) -> Array:
-        return (freedom_N * estimate_N + prior_N * assumed_N) / (freedom_N + prior_N)
+    def shrunk(estimate: float, assumed: float) -> float:
+        return (freedom * estimate + prior * assumed) / (freedom + prior)
 
     # the clusters' variance, relative to that of independent tasks
-    effect_N = second_N * count / (count - 1) / tasks / greatest_N
-    effect_N = np.maximum(effect_N, tasks / trials)
-    share_N = shrunk(spread_N / greatest_N, 1.0)  # 1 for all-or-nothing outcomes
-    alike = (sizes_C**2).sum() / tasks  # at intraclass correlation 1
-    return tasks / np.where(varied_N, shrunk(effect_N, np.maximum(effect_N, share_N * alike)), alike)
+    effect = max(second * count / (count - 1) / tasks / greatest, tasks / trials)
+    share = shrunk(spread / greatest, 1.0)  # 1 for all-or-nothing outcomes
+    return tasks / shrunk(effect, max(effect, share * alike))
 
 
 def mean_interval(clusters: Clusters) -> tuple[float, float]:
@@ -189,7 +178,6 @@ def paired(
     *,
     shares: bool = True,
     trials: int | None = None,
-    draws: int = 4000,
 ) -> Paired:
     """`first` minus `second`, outcomes by task, over their common tasks: score interval and two-sided sign-flip test by
     cluster.
@@ -202,61 +190,55 @@ def paired(
     gaps = by_cluster({task: first[task] - second[task] for task in first if task in second}, cluster_of or {})
     if not gaps:
         return Paired(math.nan, math.nan, math.nan, math.nan, 0, 0)
-    totals_NC, squares_N, sizes_C = _sums(gaps)
-    difference = math.fsum(gap for cluster in gaps for gap in cluster) / sum(map(len, gaps))
-    signs_DC, every = flips(totals_NC[0], draws)
-    p = float(sign_flip_p(totals_NC, signs_DC, every)[0])
-    if len(gaps) < 2:
-        low, high = (-1.0, 1.0) if shares else (-math.inf, math.inf)
+    totals_C, squares, sizes_C = _sums(gaps)
+    every = [gap for cluster in gaps for gap in cluster]
+    low, high = mean_interval(gaps)
+    if shares and len(gaps) < 2:
+        low, high = -1.0, 1.0
     elif shares:
-        gained_NC, _, _ = _sums([[max(gap, 0.0) for gap in cluster] for cluster in gaps])
-        limit = math.inf if trials is None else trials
-        low, high = (
-            float(end_N[0])
-            for end_N in difference_intervals(totals_NC, gained_NC.sum(axis=1), squares_N, sizes_C, limit)
-        )
-    else:
-        low, high = mean_interval(gaps)
-    low, high = agree_with_test(low, high, p, totals_NC[0], sizes_C, signs_DC, every)
-    return Paired(difference, low, high, p, sum(map(len, gaps)), len(gaps))
+        gained = float(_sums([[max(gap, 0.0) for gap in cluster] for cluster in gaps])[0].sum())
+        low, high = difference_ends(totals_C, gained, squares, sizes_C, math.inf if trials is None else trials)
+    signs_DC, exact = flips(totals_C, DRAWS)
+    p = sign_flip_p(totals_C, signs_DC, exact)
+    low, high = agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, exact)
+    return Paired(math.fsum(every) / len(every), low, high, p, len(every), len(gaps))
 
 
-def difference_intervals(
-    totals_NC: Array, gained_N: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf
-) -> tuple[Array, Array]:
-    """Tango's 95 % score interval of the mean gap over tasks, for N data sets of gaps in [-1, 1].
+def difference_ends(
+    totals_C: Array, gained: float, squares: float, sizes_C: Array, trials: float = math.inf
+) -> tuple[float, float]:
+    """Tango's 95 % score interval of the mean gap over tasks, of gaps in [-1, 1].
 
-    totals_NC, squares_N, sizes_C, trials: as for `rate_intervals`. gained_N: the sum of the positive gaps. Tango 1998,
-    Statistics in Medicine 17:891, with `effective_tasks` and the share of discordant pairs in closed form (Yang, Sun
-    and Hardin 2013).
+    totals_C, squares, sizes_C, trials: as for `rate_ends`. gained: the sum of the positive gaps. Tango 1998, Statistics
+    in Medicine 17:891, with `effective_tasks` and the share of discordant pairs in closed form (Yang, Sun and Hardin
+    2013).
     """
-    import numpy as np
+    tasks, total = float(sizes_C.sum()), float(totals_C.sum())
+    mean, lost = total / tasks, max(gained - total, 0.0)
+    effective = effective_tasks(totals_C, squares, sizes_C, (gained + lost) / tasks - mean**2, 1.0, trials)
+    gained, lost = gained / tasks * effective, lost / tasks * effective
 
-    tasks = sizes_C.sum()
-    gap_N = totals_NC.sum(axis=1) / tasks
-    lost_N = np.maximum(gained_N - totals_NC.sum(axis=1), 0.0)
-    greatest_N = (gained_N + lost_N) / tasks - gap_N**2
-    effective_N = effective_tasks(totals_NC, squares_N, sizes_C, greatest_N, 1.0, trials)
-    gained_N, lost_N = gained_N / tasks * effective_N, lost_N / tasks * effective_N
-
-    def score(gap_N: Array) -> Array:
-        """The score statistic for a mean gap of `gap_N`; it decreases in `gap_N`."""
-        linear_N = (2 * effective_N - gained_N + lost_N) * gap_N - gained_N - lost_N
-        constant_N = -lost_N * gap_N * (1 - gap_N)
-        root_N = np.sqrt(np.maximum(linear_N**2 - 8 * effective_N * constant_N, 0.0))
+    def score(gap: float) -> float:
+        """The score statistic for a mean gap of `gap`; it decreases in `gap`."""
+        linear = (2 * effective - gained + lost) * gap - gained - lost
+        constant = -lost * gap * (1 - gap)
         # maximum-likelihood share of pairs that only the second player won
-        share_N = (root_N - linear_N) / (4 * effective_N)
-        variance_N = effective_N * (2 * share_N + gap_N * (1 - gap_N))
-        return (gained_N - lost_N - effective_N * gap_N) / np.sqrt(np.maximum(variance_N, 1e-300))
+        share = (math.sqrt(max(linear**2 - 8 * effective * constant, 0.0)) - linear) / (4 * effective)
+        variance = effective * (2 * share + gap * (1 - gap))
+        return (gained - lost - effective * gap) / math.sqrt(max(variance, 1e-300))
 
-    def endpoint(low_N: Array, high_N: Array, target: float) -> Array:
-        for _ in range(HALVINGS):
-            middle_N = (low_N + high_N) / 2
-            above_N = score(middle_N) > target
-            low_N, high_N = np.where(above_N, middle_N, low_N), np.where(above_N, high_N, middle_N)
-        return (low_N + high_N) / 2
+    low = _bisected(lambda gap: score(gap) > Z95, -1.0, mean)
+    return sum(low) / 2, sum(_bisected(lambda gap: score(gap) > -Z95, mean, 1.0)) / 2
 
-    return endpoint(np.full_like(gap_N, -1.0), gap_N, Z95), endpoint(gap_N, np.full_like(gap_N, 1.0), -Z95)
+
+def _bisected(holds: Callable[[float], bool], yes: float, no: float) -> tuple[float, float]:
+    """The last value where it still `holds`, and the first where it does not, between one where it does and one where
+    it does not.
+    """
+    for _ in range(HALVINGS):
+        middle = (yes + no) / 2
+        yes, no = (middle, no) if holds(middle) else (yes, middle)
+    return yes, no
 
 
 def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
@@ -279,22 +261,14 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
     return signs_DC, every
 
 
-def sign_flip_p(totals_NC: Array, signs_DC: Array, every: bool) -> Array:
-    """Two-sided p of the hypothesis that the sign of each cluster's total is random, for N data sets.
+def sign_flip_p(totals_C: Array, signs_DC: Array, every: bool) -> float:
+    """Two-sided p of the hypothesis that the sign of each cluster's total is random.
 
     every: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
     """
-    import numpy as np
-
-    # minus a margin for rounding of the sums
-    observed_N = np.abs(totals_NC.sum(axis=1)) - 1e-12 * np.abs(totals_NC).sum(axis=1)
-    rows = max(1, AT_ONCE // signs_DC.shape[1])
-    as_large_N = np.zeros(len(totals_NC), dtype=int)
-    for start in range(0, len(signs_DC), rows):
-        sums_ND = totals_NC @ signs_DC[start : start + rows].T.astype(float)
-        as_large_N += (np.abs(sums_ND) >= observed_N[:, None]).sum(axis=1)
-    added = 0 if every else 1
-    return (as_large_N + added) / (len(signs_DC) + added)
+    observed = abs(totals_C.sum()) - 1e-12 * abs(totals_C).sum()  # minus a margin for rounding of the sums
+    as_large, added = int((abs(signs_DC @ totals_C) >= observed).sum()), 0 if every else 1
+    return (as_large + added) / (len(signs_DC) + added)
 
 
 def agree_with_test(
@@ -304,28 +278,22 @@ def agree_with_test(
 
     An end on the wrong side moves to 0, or, if the test rejects 0, to the nearest difference that it does not reject.
     """
-    difference = float(totals_C.sum() / sizes_C.sum())
     if p >= 0.05:
         return min(low, 0.0), max(high, 0.0)
     if low > 0 or high < 0:
         return low, high
-    rejected, accepted = 0.0, difference
-    for _ in range(HALVINGS):
-        middle = (rejected + accepted) / 2
-        if float(sign_flip_p((totals_C - middle * sizes_C)[None], signs_DC, every)[0]) < 0.05:
-            rejected = middle
-        else:
-            accepted = middle
-    return (accepted, max(high, accepted)) if difference > 0 else (min(low, accepted), accepted)
+    difference = float(totals_C.sum() / sizes_C.sum())
+    _, end = _bisected(lambda gap: sign_flip_p(totals_C - gap * sizes_C, signs_DC, every) < 0.05, 0.0, difference)
+    return (end, max(high, end)) if difference > 0 else (min(low, end), end)
 
 
-def _sums(clusters: Clusters) -> tuple[Array, Array, Array]:
-    """For one data set: the clusters' sums (1, C), the sum of all squares (1) and the clusters' sizes (C)."""
+def _sums(clusters: Clusters) -> tuple[Array, float, Array]:
+    """The clusters' sums (C), the sum of all squares and the clusters' sizes (C)."""
     import numpy as np
 
-    totals_NC = np.array([[math.fsum(cluster) for cluster in clusters]])
-    squares_N = np.array([math.fsum(value * value for cluster in clusters for value in cluster)])
-    return totals_NC, squares_N, np.array([len(cluster) for cluster in clusters], dtype=float)
+    totals_C = np.array([math.fsum(cluster) for cluster in clusters])
+    squares = math.fsum(value * value for cluster in clusters for value in cluster)
+    return totals_C, squares, np.array([len(cluster) for cluster in clusters], dtype=float)
 
 
 @cache

@@ -160,75 +160,62 @@ def _allowed(text: str) -> str:
 HALF_PAIRS = re.compile("[\ud800-\udfff]")
 
 
-class InspectLog:
-    """An eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html): one player at one level of one run.
+def inspect_log(
+    run: str, created: datetime.datetime, settings: Mapping[str, Any], episodes: Sequence[Played]
+) -> tuple[str, bytes]:
+    """(name of its file, content) of an eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html): one player
+    at one level of one run. created: when the run was made. settings: from its config.json.
 
     A sample is an episode, and an epoch is a repeat of its task. The observation is a user message; a conversation
     keeps its messages and calls. The reflection is the reasoning of the answer. Reward, value, advantage,
-    probabilities and info are the answer's metadata.
-
-    run: the run's name. created: when it was made. settings: from its config.json.
+    probabilities and info are the answer's metadata. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD.
     """
+    first, when = episodes[0], created.isoformat(timespec="seconds")
+    task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
+    player = first.name or "unknown"
 
-    def __init__(self, run: str, created: datetime.datetime, settings: Mapping[str, Any], first: Played) -> None:
-        self.run, self.created, self.settings = run, created, dict(settings)
-        self.samples: list[dict[str, Any]] = []
-        self.task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
-        self.player = first.name or "unknown"
-        self.epochs: dict[str, int] = {}
-        self.counted, self.successes, self.returns = 0, 0, 0.0
+    def id_of(what: str) -> str:
+        return hashlib.sha256(repr((what, run, task, player)).encode()).hexdigest()[:22]
 
-    @property
-    def name(self) -> str:
-        """The file name that Inspect expects: time, task, id."""
-        task = re.sub(r"[^A-Za-z0-9-]+", "-", self.task)[:60]
-        return f"{self.created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{task}_{self._id('log')}.json"
-
-    def add(self, episode: Played) -> None:
-        """Add an episode as a sample."""
-        epoch = self.epochs[episode.task] = self.epochs.get(episode.task, 0) + 1
-        self.samples.append(_sample(episode, epoch, self.player))
-        if episode.status != Status.ABORTED:
-            self.counted += 1
-            self.successes += bool(episode.success)
-            self.returns += episode.total_return or 0.0
-
-    def content(self) -> bytes:
-        """The whole log: JSON in UTF-8. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD."""
-        when = self.created.isoformat(timespec="seconds")
-        counted = max(1, self.counted)
-        scores = {"success": self.successes / counted, "return": self.returns / counted}
-        head = {
-            "version": 2,
-            "status": "success",
-            "eval": {
-                "eval_id": self._id("eval"),
-                "run_id": self._id("run"),
-                "created": when,
-                "task": self.task,
-                "task_id": self._id("task"),
-                "dataset": {"name": self.task, "samples": len(self.epochs), "sample_ids": list(self.epochs)},
-                "model": f"reflectkit/{self.player}",
-                "config": {"epochs": max(self.epochs.values(), default=1)},
-                "packages": {"reflectkit": VERSION},
-                "metadata": {"run": self.run, "settings": self.settings},
-            },
-            "plan": {"name": "plan", "steps": [], "config": {}},
-            "results": {
-                "total_samples": len(self.samples),
-                "completed_samples": self.counted,
-                "scores": [
-                    {"name": name, "scorer": name, "metrics": {"mean": {"name": "mean", "value": value}}}
-                    for name, value in scores.items()
-                ],
-            },
-            "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
-        }
-        whole = json.dumps(head | {"samples": self.samples}, ensure_ascii=False, separators=(",", ":"))
-        return HALF_PAIRS.sub("\ufffd", whole).encode() + b"\n"
-
-    def _id(self, what: str) -> str:
-        return hashlib.sha256(repr((what, self.run, self.task, self.player)).encode()).hexdigest()[:22]
+    epochs: dict[str, int] = {}
+    samples = []
+    for episode in episodes:
+        epochs[episode.task] = epochs.get(episode.task, 0) + 1
+        samples.append(_sample(episode, epochs[episode.task], player))
+    counted = [episode for episode in episodes if episode.status != Status.ABORTED]
+    sums = {
+        "success": sum(bool(episode.success) for episode in counted),
+        "return": sum(episode.total_return or 0.0 for episode in counted),
+    }
+    means = {name: {"mean": {"name": "mean", "value": total / max(1, len(counted))}} for name, total in sums.items()}
+    log = {
+        "version": 2,
+        "status": "success",
+        "eval": {
+            "eval_id": id_of("eval"),
+            "run_id": id_of("run"),
+            "created": when,
+            "task": task,
+            "task_id": id_of("task"),
+            "dataset": {"name": task, "samples": len(epochs), "sample_ids": list(epochs)},
+            "model": f"reflectkit/{player}",
+            "config": {"epochs": max(epochs.values())},
+            "packages": {"reflectkit": VERSION},
+            "metadata": {"run": run, "settings": settings},
+        },
+        "plan": {"name": "plan", "steps": [], "config": {}},
+        "results": {
+            "total_samples": len(samples),
+            "completed_samples": len(counted),
+            "scores": [{"name": name, "scorer": name, "metrics": metrics} for name, metrics in means.items()],
+        },
+        "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
+        "samples": samples,
+    }
+    named = re.sub(r"[^A-Za-z0-9-]+", "-", task)[:60]  # the name of the file that Inspect expects: time, task, id
+    name = f"{created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{named}_{id_of('log')}.json"
+    text = HALF_PAIRS.sub("\ufffd", json.dumps(log, ensure_ascii=False, separators=(",", ":")))
+    return name, text.encode() + b"\n"
 
 
 def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
@@ -244,7 +231,8 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
     answers = [message for message in messages if message["role"] == "assistant"]
     first = episode.turns[0] if episode.turns else None
     shown_first = _read(first.messages if first and first.messages else episode.ending, ())
-    facts = {"level": episode.level, "group": episode.group, "seed": episode.seed, "status": episode.status}
+    said = episode.turns[-1].said if episode.turns else None
+    success = {"value": float(bool(episode.success)), "answer": said, "explanation": episode.reason or None}
     sample: dict[str, Any] = {
         "id": episode.task,
         "epoch": epoch,
@@ -255,15 +243,8 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
             "model": f"reflectkit/{player}",
             "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
         },
-        "scores": {
-            "success": {
-                "value": float(bool(episode.success)),
-                "answer": episode.turns[-1].said if episode.turns else None,
-                "explanation": episode.reason or None,
-            },
-            "return": {"value": episode.total_return or 0.0},
-        },
-        "metadata": facts | {"figures": episode.figures, "data": episode.data},
+        "scores": {"success": success, "return": {"value": episode.total_return or 0.0}},
+        "metadata": {name: getattr(episode, name) for name in ("level", "group", "seed", "status", "figures", "data")},
     }
     if episode.status == Status.ABORTED:
         sample["error"] = {"message": episode.reason or "aborted", "traceback": "", "traceback_ansi": ""}
@@ -287,12 +268,8 @@ def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
     content: Any = turn.said or ""
     if turn.reflection is not None:
         content = [{"type": "reasoning", "reasoning": turn.reflection}, {"type": "text", "text": content}]
-    answer = {
-        "role": "assistant",
-        "content": content,
-        "source": "generate",
-        "metadata": {name: value for name in names if (value := getattr(turn, name)) is not None},
-    }
+    metadata = {name: value for name in names if (value := getattr(turn, name)) is not None}
+    answer = {"role": "assistant", "content": content, "source": "generate", "metadata": metadata}
     calls = [
         {"id": name, "function": call.name, "arguments": call.arguments, "type": "function"}
         for name, call in zip(ids, turn.calls or (), strict=True)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local, silence_libraries
 from reflectkit.runs.run import checkpoints, read_record
-from reflectkit.types import Answer
+from reflectkit.types import ModelFacts
 
-DType = Literal["float32", "bfloat16", "float16"]
-Quantize = Literal["none", "8bit", "4bit"]
 ROLE_FILE = "reflectkit.json"
 REFLECTOR_FOLDER = "reflector"
 """Name of the folder of a trained reflector in a checkpoint of rlft."""
@@ -43,15 +40,6 @@ def model_facts(source: Path) -> dict[str, Any]:
     except DataError:
         return {}
     return dict(facts) if isinstance(facts, dict) else {}
-
-
-class ModelFacts(TypedDict, total=False):
-    """What is needed of the facts in a model's folder."""
-
-    role: str | None
-    dtype: DType
-    quantize: Quantize
-    answer: Answer
 
 
 def checked_facts(folder: Path, role: str | None) -> ModelFacts:

@@ -14,7 +14,8 @@ from typing import Any
 from reflectkit.agents import players
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.agents.two_player import CommentSource, Reflector, TeacherComments, TwoPlayerAgent
-from reflectkit.chat.config import Endpoint, report_damage
+from reflectkit.chat.client import client_at
+from reflectkit.chat.config import Endpoint
 from reflectkit.chat.players import ChatReflector
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Report, Table
@@ -31,7 +32,7 @@ from reflectkit.errors import (
     ReflectkitError,
     refuse,
 )
-from reflectkit.evals.estimate import estimate_comments
+from reflectkit.evals.estimate import SAMPLED, PlannedCalls, comment_alone, estimate
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl
@@ -582,8 +583,8 @@ def chat_reflector(config: RLConfig, folder: Path, progress: Progress) -> Iterat
         yield None
         return
     temperature = config.reflector.temperature
-    with config.chat.client_at(config.chat_reflector, folder / JOURNAL, temperature=temperature) as client:
-        report_damage(client, progress)
+    with client_at(config.chat, config.chat_reflector, folder / JOURNAL, temperature=temperature) as client:
+        client.report_damage(progress)
         yield ChatReflector(client)
 
 
@@ -591,13 +592,17 @@ def comments_estimate(
     config: RLConfig, endpoint: Endpoint, levels: Sequence[Level], validation: Level | None, progress: Progress
 ) -> Report:
     """What the comments of a chat model would cost."""
-    count = config.max_steps * config.episodes / len(levels)
     stages = config.curriculum.stages(config.env.kind.levels[-1])
-    parts = [(names[-1], level.tasks, count) for names, level in zip(stages, levels, strict=True)]
+    played = [(names[-1], level.tasks, config.max_steps * config.episodes / len(levels))
+              for names, level in zip(stages, levels, strict=True)]  # fmt: skip
     if validation is not None and config.validate_steps:
         times = -(-config.max_steps // config.validate_steps)
-        parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
-    return estimate_comments("rlft", config.setup, config.chat, endpoint, parts, progress, seed=config.run.seed)
+        played.append((validation.name, validation.tasks, times * len(validation.tasks)))
+    parts = [
+        PlannedCalls(str(endpoint), level, tasks[:SAMPLED], count, [endpoint], comment_alone)
+        for level, tasks, count in played
+    ]
+    return estimate("rlft", config.setup, config.chat, parts, progress, config.run.seed)
 
 
 def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:

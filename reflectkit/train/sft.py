@@ -21,13 +21,12 @@ from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.envs import ENV_HELP, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, refuse
-from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
 from reflectkit.runs.run import CHECKSUMS, RunConfig, checkpoints, verify
 from reflectkit.text import pluralize
 from reflectkit.train.settings import CheckpointConfig, Log, LoraConfig, OptimizerConfig, tracking
-from reflectkit.types import AGENT_MARKER
+from reflectkit.types import AGENT_MARKER, DType, Quantize
 
 if TYPE_CHECKING:
     from reflectkit.models.load import LoadedModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.cli.command import Screen, show
+from reflectkit.cli.app import Screen, show
 from reflectkit.console import Report, Table
 
 ROWS = tuple(
