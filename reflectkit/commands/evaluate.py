@@ -38,7 +38,7 @@ from reflectkit.data.problems import Problems, draw_problems
 from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained, refuse
 from reflectkit.evals.tables import (
     aspect_tables,
     csv_text,
@@ -184,26 +184,24 @@ class EvaluateConfig(Config):
     def _check(self) -> Self:
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         if self.episodes:
-            if given := non_default(self, "policy", "task_file", "level", "problems", "score_oracle", "dry_run"):
-                raise ConfigError(f"--from plays nothing: leave out {flag(given[0])}")
+            for name in non_default(self, "policy", "task_file", "level", "problems", "score_oracle", "dry_run"):
+                raise ConfigError(f"--from plays nothing: leave out {flag(name)}")
             return self
-        if not self.policy:
-            raise ConfigError("evaluate needs at least one --policy: NAME=CHECKPOINT, random, …")
+        refuse(not self.policy, "evaluate needs at least one --policy: NAME=CHECKPOINT, random, …")
         entrants = self.entrants
         names, reflectors = [player.name for player in entrants], [player.reflector for player in entrants]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
+        for name in names:
+            refuse(names.count(name) > 1, f"--policy: the name {name!r} is given twice")
         if self.score_oracle or ORACLE in names:
             self.env.require_teacher("action")
         if TEACHER in reflectors:
             self.env.require_teacher("comment")
-        if self.sampler.swap_comments and not any(reflectors):
-            raise ConfigError("--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR")
-        if given := non_default(self, "top_p", "top_k", "min_p"):
-            if not self.temperature:
-                raise ConfigError(f"{flag(given[0])} is for sampling; add --temperature 1, or leave it out")
-            if chat := next((player.name for player in entrants if player.chat), None):
-                raise ConfigError(f"{flag(given[0])} is for checkpoints, not --policy {chat}; leave one of them out")
+        needs = "--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR"
+        refuse(self.sampler.swap_comments and not any(reflectors), needs)
+        for name in non_default(self, "top_p", "top_k", "min_p"):
+            refuse(not self.temperature, f"{flag(name)} is for sampling; add --temperature 1, or leave it out")
+            chat = [player.name for player in entrants if player.chat]
+            refuse(chat, f"{flag(name)} is for checkpoints, not --policy {' '.join(chat)}; leave one of them out")
         for level in self.level:
             check_level(self.env.name, level)
         for endpoint in self.endpoints:

@@ -38,7 +38,7 @@ from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
+from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError, refuse
 from reflectkit.jsonl import write_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run, write_permission
@@ -122,25 +122,23 @@ class GenTrajectoryConfig(Config):
     def _check(self) -> Self:
         kind, teacher = self.env.kind, self.teacher
         refuse_uncounted(self.env, dry_run=teacher.chat.dry_run, max_cost_usd=teacher.chat.max_cost_usd)
-        if self.states_of is None and (self.states or self.player):
-            raise ConfigError(f"{'--states' if self.states else '--player'} needs --states-of; leave it out")
         if self.states_of is not None:
             self.env.require_teacher("action", "note", "comment")
-            if given := non_default(self, *NOT_WITH_STATES_OF):
-                raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
+            for name in non_default(self, *NOT_WITH_STATES_OF):
+                raise ConfigError(f"{flag(name)}: with --states-of nothing is demonstrated; leave it out")
             return self
-        if self.task_file is not None and not self.from_file:
-            raise ConfigError(f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}")
-        if self.negatives and not kind.teacher_type.has("slips"):
-            raise ConfigError(f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives")
+        for name in non_default(self, "states", "player"):
+            raise ConfigError(f"{flag(name)} needs --states-of; leave it out")
+        listed = f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}"
+        refuse(self.task_file is not None and not self.from_file, listed)
+        no_slips = f"env '{self.env.name}' has no negative examples (no slips()); leave out --negatives"
+        refuse(self.negatives and not kind.teacher_type.has("slips"), no_slips)
         if self.level:
             check_level(self.env.name, self.level)
         lacking = [f"{name}()" for name in DEMONSTRATES if not kind.teacher_type.has(name)]
-        if teacher.is_oracle and lacking:
-            raise ConfigError(
-                f"the teacher of env '{self.env.name}' lacks {' and '.join(lacking)}; add that, or let a chat model act"
-                " and comment, --teacher openai:MODEL or local:MODEL: its successful episodes are kept"
-            )
+        other = "add that, or let a chat model act and comment, --teacher openai:MODEL or local:MODEL"
+        lacks = f"the teacher of env '{self.env.name}' lacks {' and '.join(lacking)}"
+        refuse(teacher.is_oracle and lacking, f"{lacks}; {other}: its successful episodes are kept")
         if self.oracle_acts:
             self.env.require_teacher()
         elif self.noise:

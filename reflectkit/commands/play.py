@@ -48,7 +48,7 @@ from reflectkit.envs.setup import (
     check_level,
     refuse_uncounted,
 )
-from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.errors import ConfigError, refuse, unknown_name
 from reflectkit.eventloop import followed
 from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
@@ -234,12 +234,10 @@ class PlayConfig(Config):
     def _check(self) -> Self:
         if self.level:
             check_level(self.env.name, self.level)
-        if self.reflector is not None and self.teacher:
-            raise ConfigError("--reflector and --teacher both comment; leave one out")
-        if (self.reflector is not None or self.teacher) and self.player.policy is not None:
-            raise ConfigError(
-                "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
-            )
+        comments = self.reflector is not None or self.teacher
+        refuse(self.reflector is not None and self.teacher, "--reflector and --teacher both comment; leave one out")
+        own = "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
+        refuse(comments and self.player.policy is not None, own)
         if self.policy == ORACLE:
             self.env.require_teacher("action")
         if self.teacher or self.player.reflector == TEACHER:
@@ -247,16 +245,16 @@ class PlayConfig(Config):
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         for endpoint in self.asked_endpoints:
             self.chat.check_budget(endpoint)
-        if not self.asked_endpoints and (given := non_default(self, *OF_CHAT_MODELS)):
-            raise ConfigError(f"{flag(given[0])} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
+        for name in () if self.asked_endpoints else non_default(self, *OF_CHAT_MODELS):
+            raise ConfigError(f"{flag(name)} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
         if self.as_ == USER:
             user = next((setting for setting in chat_settings(self.env.settings) if setting.name == USER), None)
             if user is None:
                 raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
-            if self.policy in (PERSON, ORACLE):
-                raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
-            if user.endpoint or self.teacher or self.reflector is not None or self.auto:
-                raise ConfigError("--as user goes without --user, --teacher, --reflector and --auto; leave them out")
+            agent = "--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]"
+            refuse(self.policy in (PERSON, ORACLE), agent)
+            alone = "--as user goes without --user, --teacher, --reflector and --auto; leave them out"
+            refuse(user.endpoint or comments or self.auto, alone)
         return self
 
     @property

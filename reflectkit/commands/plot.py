@@ -15,7 +15,7 @@ from pydantic import model_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError, refuse
 from reflectkit.evals.plot import Curve, draw_bars, draw_curves, read_curves
 from reflectkit.jsonl import read_json
 from reflectkit.runs.run import RunConfig, open_run
@@ -55,14 +55,13 @@ class PlotConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if bool(self.runs) == bool(self.evals):
-            raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
-        if self.evals and (given := non_default(self, "against", "smooth")):
-            raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
-        if len(self.figure) > 1 and self.evals:
-            raise ConfigError("--evals takes a single --figure")
-        if self.out is not None and (self.out.suffix not in (".png", ".svg") or self.out.is_dir()):
-            raise ConfigError(f"--out {self.out}: name a file that ends in .png or .svg")
+        one = "plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)"
+        refuse(bool(self.runs) == bool(self.evals), one)
+        for name in non_default(self, "against", "smooth"):
+            refuse(self.evals, f"{flag(name)} is for curves, and --evals draws bars; leave it out")
+        refuse(len(self.figure) > 1 and self.evals, "--evals takes a single --figure")
+        other = self.out is not None and (self.out.suffix not in (".png", ".svg") or self.out.is_dir())
+        refuse(other, f"--out {self.out}: name a file that ends in .png or .svg")
         for text in self.runs:
             parse_run(text)
         return self
@@ -71,8 +70,7 @@ class PlotConfig(Config):
 def parse_run(text: str) -> tuple[str, Path]:
     """(name, metrics file) of a value of --runs; a checkpoint's path means its run. Raises ConfigError."""
     name, equals, folder = text.partition("=")
-    if not (name and equals and folder):
-        raise ConfigError(f"--runs {text!r}: write NAME=FOLDER")
+    refuse(not (name and equals and folder), f"--runs {text!r}: write NAME=FOLDER")
     path = Path(folder)
     return name, (path.parent if path.name.startswith("checkpoint-") else path) / "metrics.jsonl"
 

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from reflectkit.config import Config, option
 from reflectkit.console import Bar, Progress, Report
 from reflectkit.data.episodes import Played, read_episodes
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import DataError, refuse
 from reflectkit.evals.view import Source, inspect_log, write_page
 from reflectkit.files import visible_files
 from reflectkit.jsonl import read_json, replacing
@@ -50,10 +50,9 @@ class ViewConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.inspect and self.open:
-            raise ConfigError("--open opens the page, but --inspect writes none; leave one out")
-        if self.out is not None and not self.inspect and self.out.suffix not in (".html", ".htm"):
-            raise ConfigError(f"--out {self.out}: write a .html")
+        refuse(self.inspect and self.open, "--open opens the page, but --inspect writes none; leave one out")
+        page = self.out is None or self.inspect or self.out.suffix in (".html", ".htm")
+        refuse(not page, f"--out {self.out}: write a .html")
         return self
 
 
