@@ -7,22 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from reflectkit.chat import templates
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
 from reflectkit.chat.config import HISTORY_TOKENS, RESUMES, ApiError, BudgetSpentError
-from reflectkit.chat.templates import (
-    Action,
-    UnreadableError,
-    action_words,
-    answer_text,
-    commenting_request,
-    parse_comment,
-    parse_lesson,
-    parse_reply,
-    plain_comment,
-    playing_request,
-    reflecting_request,
-    teaching_request,
-)
+from reflectkit.chat.templates import Action, UnreadableError, action_words
 from reflectkit.env import Agent, Context, teacher_of
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.tools import PLAIN, parse, reads_as_calls, use_of
@@ -47,8 +35,8 @@ class ChatPolicy:
         """
         comment: Outcome[str] = Outcome()
         if self.reflector is not None:
-            request = reflecting_request(observation, context, self.history_tokens)
-            comment = await self.reflector.ask(request, plain_comment)
+            request = templates.reflecting_request(observation, context, self.history_tokens)
+            comment = await self.reflector.ask(request, templates.plain_comment)
             if comment.value is None:
                 reason = f"{self.reflector.endpoint}: {comment.reason}"
                 return Decision(0, failure=reason, price_usd=self._price(comment))
@@ -59,12 +47,14 @@ class ChatPolicy:
             try:
                 if observation.tools:
                     return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
-                return parse_reply(text, observation.choices)
+                return templates.parse_reply(text, observation.choices)
             except UnreadableError:
                 unreadable += 1
                 raise
 
-        outcome = await self.client.ask(playing_request(observation, context, comment.value, self.history_tokens), read)
+        outcome = await self.client.ask(
+            templates.playing_request(observation, context, comment.value, self.history_tokens), read
+        )
         decision = Decision(0, comment.value, price_usd=self._price(comment, outcome))
         reason = f"{self.client.endpoint}: {outcome.reason}"
         if outcome.value is None and not (outcome.rejected and outcome.unparsed):
@@ -80,7 +70,7 @@ class ChatPolicy:
             action=action,
             reflection=thought if comment.value is None else comment.value,
             tokens=outcome.tokens,
-            answer=answer_text(thought, action),
+            answer=templates.answer_text(thought, action),
         )
 
     def _price(self, *outcomes: Outcome[Any]) -> float | None:
@@ -106,8 +96,10 @@ class ChatReflector:
         EnvironmentFailure: no answer can be used. ApiError: the server does not answer. BudgetSpentError: the budget
         does not allow the call. The last two end the run, after the calls in flight are in the journal.
         """
-        request = reflecting_request(observation, Context(context.seed if self.client.temperature else 0, context.env))
-        outcome = await self.client.ask(request, plain_comment)
+        request = templates.reflecting_request(
+            observation, Context(context.seed if self.client.temperature else 0, context.env)
+        )
+        outcome = await self.client.ask(request, templates.plain_comment)
         if outcome.value is not None:
             return outcome.value
         who, rejected = f"the reflector {self.client.endpoint}", outcome.rejected
@@ -181,10 +173,10 @@ def lesson_asked(
     if not acts:
         right: Action = teacher_of(context.env).action()
         words = action_words(observation, right)
-        request = commenting_request(observation, context, words, _mistaken(context), history_tokens)
-        return request, lambda text: (parse_comment(text, observation, right), None)
-    request = teaching_request(observation, context, _corrects(observation, context), history_tokens)
-    return request, partial(parse_lesson, observation=observation)
+        request = templates.commenting_request(observation, context, words, _mistaken(context), history_tokens)
+        return request, lambda text: (templates.parse_comment(text, observation, right), None)
+    request = templates.teaching_request(observation, context, _corrects(observation, context), history_tokens)
+    return request, partial(templates.parse_lesson, observation=observation)
 
 
 class ChatTeacher:
@@ -208,7 +200,7 @@ class ChatTeacher:
             return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
         assert action is not None
         note = "correction" if _corrects(observation, context) else "positive"
-        return Decision(action, comment, note=note, answer=answer_text(comment, action))
+        return Decision(action, comment, note=note, answer=templates.answer_text(comment, action))
 
 
 def _corrects(observation: Observation, context: Context) -> bool:

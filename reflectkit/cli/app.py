@@ -20,18 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_origin
 
 import typer
 from rich import box
+from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
@@ -334,14 +325,14 @@ class RichProgress(Progress):
 
     def __init__(self, console: Screen) -> None:
         self.console = console
-        self.bars = Bars(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+        self.bars = bars.Progress(
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=24),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[figures]}"),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -392,7 +383,7 @@ class RichProgress(Progress):
 
 
 class _RichBar(Bar):
-    def __init__(self, bars: Bars, task: TaskID) -> None:
+    def __init__(self, bars: bars.Progress, task: bars.TaskID) -> None:
         self.bars, self.task, self.moved, self.figures = bars, task, 0, ""
 
     def advance(self, amount: int = 1, **figures: float) -> None:

@@ -39,19 +39,7 @@ from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained, refuse
-from reflectkit.evals.tables import (
-    aspect_tables,
-    csv_text,
-    differences_over_seeds,
-    differences_table,
-    figures_tables,
-    lean,
-    markdown,
-    passes_table,
-    pooled,
-    rows_of,
-    table,
-)
+from reflectkit.evals import tables
 from reflectkit.eventloop import followed
 from reflectkit.jsonl import read_json, replacing, salvaged, write_json, write_text
 from reflectkit.rollouts.episode import Episode, rollout
@@ -283,7 +271,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
                     for saved in episodes:
                         source.seek(saved.place)
                         file.write(source.readline())
-        rows = rows_of(setup.env_name, lines)
+        rows = tables.rows_of(setup.env_name, lines)
         asked = players.usage | setup.asked(progress)
         every = [line for _, _, some in lines for line in some]
         outputs = _write_tables(current, _title(config, problems), rows, [every], {"asked": asked})
@@ -327,7 +315,7 @@ def play(
             if config.score_oracle:
                 scores = oracle_scores(trajectory, likely=player.policy is not None)
                 line["figures"] = {**line.get("figures", {}), **scores}
-            done[task.id, trajectory.seed] = SavedEpisode(lean(line), path, file.tell())
+            done[task.id, trajectory.seed] = SavedEpisode(tables.lean(line), path, file.tell())
             file.write(episode_line(line).encode("utf-8"))
             file.flush()
             bar.advance()
@@ -361,7 +349,7 @@ def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]
             if row is None:
                 damaged += 1
             elif row["status"] != "aborted":
-                kept[row["task"], row["seed"]] = SavedEpisode(lean(row), path, file.tell())
+                kept[row["task"], row["seed"]] = SavedEpisode(tables.lean(row), path, file.tell())
                 file.write(episode_line(row).encode("utf-8"))
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
@@ -436,24 +424,29 @@ def _write_tables(
     extra: dict[str, Any],
 ) -> list[Path]:
     """Make the tables and write their files, whose paths are returned. parts: the episodes of each seed."""
-    compared = differences_over_seeds(parts)
+    compared = tables.differences_over_seeds(parts)
     episodes = [episode for part in parts for episode in part]
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
-    current.tables += [table(title, rows), *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
+    current.tables += [
+        tables.table(title, rows),
+        *tables.passes_table(rows),
+        *tables.aspect_tables(episodes),
+        *tables.figures_tables(rows),
+    ]
     if any(gap["difference"] for gap in compared if gap["figure"] == "success"):
-        current.tables.append(differences_table(compared, "success"))
-    write_text(current.folder / "eval.md", markdown(current.tables))
-    write_text(current.folder / "eval.csv", csv_text(rows))
+        current.tables.append(tables.differences_table(compared, "success"))
+    write_text(current.folder / "eval.md", tables.markdown(current.tables))
+    write_text(current.folder / "eval.csv", tables.csv_text(rows))
     return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
 def _recompute(config: EvaluateConfig) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
-    env, parts = config.setup.env_name, [list(map(lean, read_compared(path))) for path in config.episodes]
+    env, parts = config.setup.env_name, [list(map(tables.lean, read_compared(path))) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {env}:
             raise DataError(path, f"has episodes of env '{min(others)}', not of '{env}'; choose it with --env")
     with open_run("evaluate", config, config.episodes, again=True) as current:
-        rows = pooled(parts)
+        rows = tables.pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
         return current.finish({"rows": rows}, _write_tables(current, title, rows, parts, {}))
