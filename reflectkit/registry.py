@@ -77,7 +77,7 @@ def _imported(kind: str, name: str, load: Callable[[], Any], of: str = "") -> An
             file = f"folder/{module_name.split('.')[-1]}.py:NAME"
             reason = f"no module named '{missing_name}'; install it, or give the file: {file}"
         else:
-            place = user_code_line(error)
+            place = "" if of else user_code_line(error)
             reason = " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
         fix = "; fix or remove that package" if of else ""
         raise UnknownNameError(f"cannot import {kind} {name!r}{of}: {reason}{fix}") from None
