@@ -231,4 +231,4 @@ def test_packages_offer_environments_and_players(
     assert main(["evaluate", "--env", "lokc", "--policy", "random"]) == 2
     assert "did you mean 'lock'" in capsys.readouterr().err
     assert main(["evaluate", "--env", "lock", "--policy", "frist"]) == 2
-    assert "or one of oracle, random, sft, first" in capsys.readouterr().err
+    assert "or one of oracle, random, first" in capsys.readouterr().err
