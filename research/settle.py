@@ -36,7 +36,17 @@ NAMES = {
     "grpo": "GRPO",
     "grpo-distilled": "GRPO + distillation",
 }
-COMPARED = (("distilled", "sft"), ("grpo-distilled", "grpo"), ("dagger", "sft"), ("distilled", "dagger"))
+COMPARED = {
+    "sft": (
+        "SFT + distillation - SFT",
+        "SFT + DAgger - SFT",
+        "SFT + distillation - SFT + DAgger",
+        "start with comments - start",
+        "SFT + distillation with comments - SFT + distillation",
+    ),
+    "grpo": ("GRPO + distillation - GRPO",),
+}
+"""What is compared when a group is evaluated, by the group's first arm."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +230,11 @@ def pack(world: str, seeds: Sequence[int]) -> None:
     done = [RESULTS / f"{world}-{seed}" for seed in seeds]
     done = [folder for folder in done if (folder / "evaluation-sft" / "report.json").is_file()]
     spec = WORLDS[world]
+    finished = [
+        arm for arm in COMPARED if any((folder / f"evaluation-{arm}" / "report.json").is_file() for folder in done)
+    ]
     flags = ["--title", f"Comments as a teacher: {spec.title}"]
-    flags += [part for first, second in COMPARED for part in ("--compare", f"{NAMES[first]} - {NAMES[second]}")]
+    flags += [part for arm in finished for pair in COMPARED[arm] for part in ("--compare", pair)]
     flags += ["--measure", spec.measure] if spec.measure else []
     if done and main(["research.pack", *map(str, done), "--out", str(PACKS / f"settle-{world}"), *flags]):
         sys.exit("the pack was not written")
