@@ -25,7 +25,7 @@ from reflectkit.jsonl import read_json, read_jsonl, write_json
 from research.dagger import visited_rows, write_rows
 
 RESULTS, DATA, PACKS = Path("results/settle"), Path("data/settle"), Path("research/experiments/episodes")
-GROUPS = (("sft", "distilled", "dagger"), ("grpo", "grpo-distilled"))
+GROUPS = (("sft", "distilled", "dagger"), ("grpo", "grpo-distilled"), ("grpo-kl",))
 """The arms of experiment B in the order in which they run; each group is evaluated when it is trained."""
 ARMS = tuple(arm for group in GROUPS for arm in group)
 NAMES = {
@@ -35,6 +35,7 @@ NAMES = {
     "dagger": "SFT + DAgger",
     "grpo": "GRPO",
     "grpo-distilled": "GRPO + distillation",
+    "grpo-kl": "GRPO + KL",
 }
 COMPARED = {
     "sft": (
@@ -44,7 +45,8 @@ COMPARED = {
         "start with comments - start",
         "SFT + distillation with comments - SFT + distillation",
     ),
-    "grpo": ("GRPO + distillation - GRPO",),
+    "grpo": ("GRPO + distillation - GRPO", "GRPO - start", "GRPO + distillation - start"),
+    "grpo-kl": ("GRPO + distillation - GRPO + KL", "GRPO + KL - start"),
 }
 """What is compared when a group is evaluated, by the group's first arm."""
 
@@ -181,8 +183,8 @@ class Steps:
             flags += ["--algo", "none", *taught, 1, "--learning-rate", "5e-4"]
         else:
             flags += ["--algo", "grpo", "--group-size", 4, "--learning-rate", "3e-4"]
-            flags += [*taught, 0.5] if arm == "grpo-distilled" else []
-        updates = 2 if self.fast else world.updates * (4 if arm == "grpo" else 3) // 3
+            flags += {"grpo-distilled": [*taught, 0.5], "grpo-kl": ["--kl-coef", 0.5]}.get(arm, [])
+        updates = 2 if self.fast else world.updates * (3 if "distilled" in arm else 4) // 3
         self.run(arm, "rlft", *flags, "--max-steps", updates)
 
     def _visited(self) -> Sequence[object]:
