@@ -19,7 +19,6 @@ from reflectkit.data.episodes import read_episodes
 from reflectkit.data.sft_rows import Lesson, lessons
 from reflectkit.data.trajectories import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
 from reflectkit.env import Agent, Env, Teacher
-from reflectkit.envs.adapters.endpoint import Conversations, RequestError
 from reflectkit.envs.setup import EnvSetup, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.jsonl import dumps, read_jsonl
@@ -257,6 +256,8 @@ def logged_lessons(path: Path) -> list[Lesson]:
 
     Raises DataError.
     """
+    from reflectkit.envs.adapters.endpoint import Conversations, RequestError
+
     logged: list[list[Turn]] = []
     served: dict[str, list[Turn]] = {}
     for number, row in read_jsonl(path):
