@@ -19,6 +19,7 @@ with the same log-probabilities. What `generate` samples differs; both sides go 
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PrinterCall
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import floor
-from benchmarks.common import Ours, Rounds
+from benchmarks.common import PARTS, Ours, Rounds
 from reflectkit.eventloop import result_of
 from reflectkit.models.labels import Path, label_ids
 from reflectkit.models.load import LoadedModel
@@ -213,6 +214,8 @@ class Turns(TrainerCallback):  # type: ignore[misc]
             self.rounds.compare("update", lambda: floor.update(policy, samples, size))
         if self.number == 0:  # a warm-up
             self.rounds.clear()
+        for ratio in self.rounds.ratios(*PARTS)[-1:]:
+            print(f"round {self.number} of {len(self.batches) - 1}: {ratio:.2f}", file=sys.stderr, flush=True)
         self.number += 1
 
 
