@@ -49,7 +49,7 @@ from reflectkit.envs import NONE_LISTED
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.eventloop import result_of
-from reflectkit.models.checkpoint_metadata import DType
+from reflectkit.types import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed, model_source
 from reflectkit.rollouts.episode import Episode, rollout

@@ -32,7 +32,7 @@ EXAMPLES = (
     "reflectkit gen-sft --env taxi --comments both --reflector results/taxi-tiny/reflector/checkpoint-700"
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
-    "reflectkit gen-sft --env 'program:python agent.py {seed}' --log logs.jsonl",
+    "reflectkit gen-sft --env 'program:./my-agent {seed}' --log logs.jsonl",
 )
 NOT_WITH_LOG = ("task_file", "demonstrations", "answer", "repeats")
 

@@ -12,7 +12,7 @@ from reflectkit.runs.run import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
-BOTH = ["--train-reflector", "2", "--reflector-states", "8", "--reflector-comments", "4",
+BOTH = ["--train-reflector", "1", "--reflector-states", "16", "--reflector-comments", "4",
     "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
     "--max-steps", "4", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base"]  # fmt: skip
 
@@ -29,8 +29,8 @@ def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder
     ends = [next((tmp_path / name / "results").glob("*_rlft")) for name in ("straight", "killed")]
     assert hashes(ends[0] / "checkpoint-4") == hashes(ends[1] / "checkpoint-4")
     rows = [row for _, row in read_jsonl(ends[0] / "metrics.jsonl")]
-    assert [row["step"] for row in rows if "reflector_states" in row] == [2, 4]
-    assert all(row["reflector_rows"] for row in rows if "reflector_states" in row)  # it did learn
+    assert [row["step"] for row in rows if "reflector_states" in row] == [1, 2, 3, 4]
+    assert any(row.get("reflector_rows") for row in rows)  # it did learn
 
 
 def adapters(corridor_folder: Path) -> dict[str, object]:
@@ -38,11 +38,11 @@ def adapters(corridor_folder: Path) -> dict[str, object]:
         "policy": corridor_folder / "policy-adapter",
         "reflector": corridor_folder / "reflection-adapter",
         "train_reflector": 1,
-        "reflector_states": 8,
+        "reflector_states": 16,
         "reflector_rate": 1e-3,
         "reflector_temperature": 1.5,
         "kl_coef": 0.1,
-        "max_steps": 2,
+        "max_steps": 4,
         "episodes": 4,
     }
 
@@ -56,6 +56,7 @@ def test_two_adapters_on_one_base_learn_as_two_models_do(corridor_folder: Path, 
     assert not same(apart / "reflector", corridor_folder / "reflection-adapter")
     assert load_player(shared / "reflector", "reflection", device="cpu").role == "reflection"
     rows = [row for _, row in read_jsonl(shared.parent / "metrics.jsonl")]
-    assert rows[0]["reflector_kl_to_start"] == pytest.approx(0, abs=1e-6)
-    assert rows[1]["reflector_kl_to_start"] > 0
+    first, *later = [row["reflector_kl_to_start"] for row in rows if "reflector_kl_to_start" in row]
+    assert first == pytest.approx(0, abs=1e-6)
+    assert max(later) > 0
     verify(shared)
