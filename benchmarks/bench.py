@@ -49,7 +49,6 @@ from reflectkit.envs import NONE_LISTED
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.eventloop import result_of
-from reflectkit.types import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed, model_source
 from reflectkit.rollouts.episode import Episode, rollout
@@ -57,7 +56,7 @@ from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.train.sft import SFTConfig
-from reflectkit.types import Task
+from reflectkit.types import DType, Task
 
 EXAMPLES = (
     "python -m benchmarks.bench env --env auto_explore",
