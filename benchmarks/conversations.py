@@ -1,4 +1,4 @@
-"""What a rollout of the service desk gains by keeping what was read: `sampling.prefix_cache` on against off.
+"""What a rollout of the service desk gains by keeping what was read: the cache of `sampling.decoding` on against off.
 
     python -m benchmarks.conversations --policy CHECKPOINT --reflector CHECKPOINT   # of `run support-tiny`
 

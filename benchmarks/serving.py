@@ -12,8 +12,8 @@ whose largest memory is what the system kept of it.
 from __future__ import annotations
 
 import json
+import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -131,7 +131,7 @@ def play(programs: int) -> list[str]:
         name = f"program:{sys.executable} -I -S {path}"
         played = rollout(episodes, lambda: make(name, TURNS + 1), agent, width=programs, patience=600)
     statuses = Counter(f"{item.status.value} with {len(item.turns)} answers" for item in played)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    memory = largest_memory(os.getpid())
     return [str(programs), ", ".join(f"{count} {what}" for what, count in statuses.items()), f"{memory:,.0f} MB"]
 
 

@@ -348,8 +348,10 @@ class Wrapper(Env):
 
 def _forwarded(name: str) -> Any:
     def value(wrapper: Wrapper) -> Any:
-        inner: Any = wrapper.env
-        return getattr(inner, name) if hasattr(inner, name) else getattr(super(Wrapper, wrapper), name)
+        try:
+            return getattr(wrapper.env, name)
+        except AttributeError:
+            return getattr(super(Wrapper, wrapper), name)
 
     return property(value)
 

@@ -70,6 +70,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     staging.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

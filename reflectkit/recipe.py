@@ -118,10 +118,12 @@ class Recipe(_Part):
     def _set_by(self, name: str) -> tuple[Any, Any]:
         """(type without None, value in the recipe) of what parameter `name` sets. Raises ConfigError."""
         found: list[tuple[Any, Any]] = []
-        owners = [DEFAULTS, *(step[key] for step in self.steps for key in ("name", "stage"))]
+        owners = {DEFAULTS, *(step[key] for step in self.steps for key in ("name", "stage"))}
         for owner, setting in self.parameters[name].targets:
             if owner not in owners:
                 raise unknown_name(f"step in parameter '{name}'", owner or setting, owners)
+            if owner == DEFAULTS and setting not in self.settings:
+                raise unknown_name(f"setting in parameter '{name}'", setting, self.settings)
             for step in self.steps:
                 if owner in (step["name"], step["stage"], DEFAULTS):
                     values = self.defaults | step
@@ -132,8 +134,6 @@ class Recipe(_Part):
                         found.append((str if get_origin(hint) is Literal else hint, values.get(setting, default)))
                     elif owner != DEFAULTS:
                         raise unknown_name(f"setting of '{owner}' in parameter '{name}'", setting, rows)
-        if not found:
-            raise unknown_name(f"setting in parameter '{name}'", setting, self.settings)
         if len({str(hint) for hint, _ in found}) > 1 or found[0][0] not in PARAMETER_TYPES:
             raise ConfigError(f"parameter '{name}' sets values of different types; expected one plain type")
         return found[0]
@@ -202,6 +202,8 @@ def _parsed(text: str, path: Path) -> Recipe:
         if unknown := changed.keys() - stages.keys():
             raise unknown_name(f"step of recipe {path}", min(unknown), stages)
     for name, ablation in recipe.ablations.items():
+        if not NAME.fullmatch(name):
+            raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
         if fixed := [step for step in ablation.steps if not traits(stages[step]).makes_arm]:
             raise DataError(path, f"an ablation changes steps that train, not '{fixed[0]}'", field=f"ablations.{name}")
     for name in recipe.parameters:

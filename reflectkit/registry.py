@@ -39,7 +39,7 @@ def resolve(
         offered = plugins(group)
         if name in offered:
             point: Any = offered[name]
-            return _imported(kind, name, point.load, f" of {point.dist.name} ({point.value})")
+            return _imported(kind, name, point.load, f" of an installed package ({point.value})")
         module_name, _, attribute = name.rpartition(".")
         own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
         raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")

@@ -135,7 +135,9 @@ def read_use(action: object, tools: Sequence[ToolSpec], env: str, *, replies: bo
     """
     use = parse(action, tools, PLAIN, replies=replies) if isinstance(action, str) else action
     if not isinstance(use, ToolUse):
-        raise IllegalActionError(f"{env}: no action {action!r:.80}; it takes calls of its tools and replies")
+        raise IllegalActionError(
+            f"{env}: no action {action!r:.80}; it takes calls of its tools{' and replies' * replies}"
+        )
     return use
 
 

@@ -57,7 +57,7 @@ class World:
 
     level: of training and test. kept: levels of the problems. tasks: flags of gen-task. sft: flags of each SFT. start:
     flags of the first one. steps: of an arm's SFT. rl: flags of each rlft. updates: with a teacher; GRPO alone makes a
-    third more, as no teacher reads. visited: episodes of DAgger. held_out: problems. measure: compared, if not success.
+    third more, as no teacher reads. visited: episodes of DAgger. measure: compared, if not success.
     """
 
     env: str
@@ -71,7 +71,6 @@ class World:
     rl: str
     updates: int
     visited: int
-    held_out: str
     measure: str
 
 
@@ -88,7 +87,6 @@ WORLDS = {
         rl="--episodes 16 --minibatch 16 --max-new-tokens 64",
         updates=5,
         visited=40,
-        held_out="validate.json",
         measure="accuracy",
     ),
     "desk": World(
@@ -103,7 +101,6 @@ WORLDS = {
         rl="--episodes 16 --minibatch 8 --max-new-tokens 48",
         updates=10,
         visited=32,
-        held_out="validate.json",
         measure="",
     ),
 }
@@ -204,7 +201,7 @@ class Steps:
         flags = [part for player in players for part in ("--policy", player)]
         flags += [part for level in self.world.kept for part in ("--level", level)]
         flags += ["--max-new-tokens", 64, *(["--problems", 8] if self.fast else [])]
-        self.run(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / self.world.held_out, *flags)
+        self.run(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / "validate.json", *flags)
 
 
 def _read(path: Path) -> list[object]:

@@ -136,12 +136,13 @@ def teaching_request(
     One that calls tools, and does not reply, sees no earlier turns, as the state alone is what is learned from.
     """
     role, ask, tokens = TEACHING, (MISTAKEN + CORRECT if mistaken else "") + ASK, ANSWER_TOKENS
-    earlier = [_acted(turn, commented=False) for turn in context.turns]
+    turns = context.turns
     if observation.tools and not observation.replies:
-        role, ask, tokens, earlier = TEACHING_CALLS, ASK_CALLS, LESSON_TOKENS, []
+        role, ask, tokens, turns = TEACHING_CALLS, ASK_CALLS, LESSON_TOKENS, ()
     elif not observation.choices:
         role, tokens = TEACHING_WORDS, LESSON_TOKENS
         ask = ASK_SAID.format(call=ASK_CALL if observation.tools else "")
+    earlier = [_acted(turn, commented=False) for turn in turns]
     return _request(role, observation, context, earlier, _shown(observation) + ask, history_tokens, tokens)
 
 

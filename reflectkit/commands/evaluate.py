@@ -48,7 +48,7 @@ from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize
-from reflectkit.types import Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.types import Observation, Task, ToolUse, Trajectory
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -199,10 +199,9 @@ class EvaluateConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class SavedEpisode:
-    """An episode whose line is on disk. line: its `lean` line. place: where it begins in file `path`, in bytes."""
+    """An episode whose line is on disk. line: its `lean` line. place: where it begins in its file, in bytes."""
 
     line: dict[str, Any]
-    path: Path
     place: int
 
 
@@ -256,24 +255,27 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             f"evaluate: {pluralize(count, 'episode')} of {pluralize(len(entrants), 'player')} → {current.folder}"
         )
         kept = current.folder / "episodes"
-        played = [
-            (player.name, level, play(config, player, level, problems[level], players, kept / f"{number}-{level}.jsonl",
-                                      progress))
-            for number, player in enumerate(entrants)
-            for level in levels
-        ]  # fmt: skip
-        lines = [(name, level, [saved.line for saved in episodes]) for name, level, episodes in played]
+        played: list[tuple[Path, list[SavedEpisode]]] = []
+        lines = []
+        for number, player in enumerate(entrants):
+            for level in levels:
+                path = kept / f"{number}-{level}.jsonl"
+                episodes = play(config, player, level, problems[level], players, path, progress)
+                played.append((path, episodes))
+                lines.append((player.name, level, [saved.line for saved in episodes]))
+        every = [line for _, _, some in lines for line in some]
+        if any(line["status"] == "completed" and "success" not in line for line in every):
+            progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
         players.report_damage(progress)
         path = current.folder / "episodes.jsonl"
         with replacing(path) as file:
-            for _, _, episodes in played:
-                with episodes[0].path.open("rb") as source:
+            for part, episodes in played:
+                with part.open("rb") as source:
                     for saved in episodes:
                         source.seek(saved.place)
                         file.write(source.readline())
         rows = tables.rows_of(setup.env_name, lines)
         asked = players.usage | setup.asked(progress)
-        every = [line for _, _, some in lines for line in some]
         outputs = _write_tables(current, _title(config, problems), rows, [every], {"asked": asked})
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
         report = current.finish({"rows": rows} | extra, [*outputs, path])
@@ -300,7 +302,7 @@ def play(
         for task in tasks
         for repeat in range(config.eval_reps)
     ]
-    done, unreported = _kept(path, progress), list[str]()
+    done = _kept(path, progress)
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     path.parent.mkdir(parents=True, exist_ok=True)
     with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
@@ -308,14 +310,12 @@ def play(
         def on_end(trajectory: Trajectory) -> None:
             task = trajectory.task
             line = episode_to_json(player.name, trajectory, cluster=cluster_of(setup.env, task)) | {"level": level}
-            if trajectory.status is Status.COMPLETED and "success" not in trajectory.turns[-1].info:
-                unreported.append(task.id)
             if aspects := dict(setup.kind.taskset.aspects(task)):
                 line["aspects"] = aspects
             if config.score_oracle:
                 scores = oracle_scores(trajectory, likely=player.policy is not None)
                 line["figures"] = {**line.get("figures", {}), **scores}
-            done[task.id, trajectory.seed] = SavedEpisode(tables.lean(line), path, file.tell())
+            done[task.id, trajectory.seed] = SavedEpisode(tables.lean(line), file.tell())
             file.write(episode_line(line).encode("utf-8"))
             file.flush()
             bar.advance()
@@ -326,8 +326,6 @@ def play(
             rollout(remaining, maker, players.agent(player), width=config.rollout.width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
-    if unreported:
-        progress.news(f"env '{setup.env}' reports no success (info['success']), which counts as 0; compare returns")
     aborted = [saved.line.get("reason") for saved in played if saved.line["status"] == "aborted"]
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
@@ -349,7 +347,7 @@ def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]
             if row is None:
                 damaged += 1
             elif row["status"] != "aborted":
-                kept[row["task"], row["seed"]] = SavedEpisode(tables.lean(row), path, file.tell())
+                kept[row["task"], row["seed"]] = SavedEpisode(tables.lean(row), file.tell())
                 file.write(episode_line(row).encode("utf-8"))
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")

@@ -119,6 +119,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             steps, faults = replayed_lessons(
                 config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
             )
+        if not steps and config.log:
+            raise DataError(config.log, "holds no answer of an assistant")
         if not steps:
             made = f"`reflectkit gen-trajectory --env {config.env.name}`"
             raise DataError(source, f"no record has a demonstration; generate some with {made}")

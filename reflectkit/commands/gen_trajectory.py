@@ -220,7 +220,8 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
             write_json(path, [record_to_json(record) for record in full])
         if client:
-            client.stop_if_spent(f"{pluralize(len(kept), 'demonstration')} in {path}")
+            written = f"{pluralize(len(kept), 'demonstration')} in {path}"
+            client.stop_if_spent(written if len(kept) > given else "no episode has become a demonstration")
         if len(kept) == given:
             raise _nothing_kept(config, played)
         failures = sum(not trajectory.success for trajectory in played) if config.keeps_successes else 0

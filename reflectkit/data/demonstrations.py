@@ -252,14 +252,15 @@ def replayed_lessons(
 
 def logged_lessons(path: Path) -> list[Lesson]:
     """The lessons of logged conversations. A line is one of them, `{messages, tools}` in OpenAI's form, or an answer
-    that `serve --record` kept. The words of a message that calls are the comment on the state before it.
+    that `serve --record` kept, which goes on with the last conversation of its session if it extends that. The words of
+    a message that calls are the comment on the state before it.
 
     Raises DataError.
     """
     from reflectkit.envs.adapters.endpoint import Conversations, RequestError
 
     logged: list[list[Turn]] = []
-    served: dict[str, list[Turn]] = {}
+    latest: dict[str, list[Turn]] = {}
     for number, row in read_jsonl(path):
         if "decision" in row:
             seen = from_json(Observation, row.get("observation"), path=path, line=number)
@@ -268,7 +269,12 @@ def logged_lessons(path: Path) -> list[Lesson]:
             if isinstance(action, ToolUse) and action.calls:
                 decision = replace(decision, action=use_of(action.calls))
             turn = Turn(replace(seen, messages=tuple(said)), decision, 0.0)
-            served.setdefault(str(row.get("session")), []).append(turn)
+            session = str(row.get("session"))
+            before = latest[session][-1].observation.messages if session in latest else ()
+            if not before or tuple(said[: len(before)]) != before or len(said) == len(before):
+                latest[session] = []
+                logged.append(latest[session])
+            latest[session].append(turn)
         elif "reward" not in row:
             try:
                 seen = Conversations().read(dumps({"model": "", "messages": [], **row}).encode()).observation
@@ -281,7 +287,7 @@ def logged_lessons(path: Path) -> list[Lesson]:
                     use = ToolUse(message.content, message.calls)
                     comment = one_line(original.content) if message.calls else ""
                     logged[-1].append(Turn(replace(seen, messages=tuple(said[:at])), Decision(use, comment), 0.0))
-    return lessons([*logged, *served.values()])
+    return lessons(logged)
 
 
 def _plainly(message: Message) -> Message:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
 from reflectkit.errors import DataError
-from reflectkit.jsonl import dumps, lines, read_jsonl, replacing
+from reflectkit.jsonl import dumps, lines, read_jsonl
 from reflectkit.types import LARGEST, Decision, Observation, ToolUse, Trajectory, Turn, from_json
 
 
@@ -103,21 +103,15 @@ def _new_messages(observation: Observation, before: Turn | None) -> dict[str, An
         messages = messages if anew else messages[len(earlier) :]
         if not anew and messages and (messages[0].role, messages[0].content) == ("assistant", before.action_text):
             messages = messages[1:]
-    rows = [{"role": each.role, "content": each.content, "name": each.name} for each in messages]
-    rows = [{key: value for key, value in row.items() if value or key != "name"} for row in rows]
+    rows = [
+        {"role": each.role, "content": each.content} | ({"name": each.name} if each.name else {}) for each in messages
+    ]
     return {"messages": rows, "anew": anew or None}
 
 
 def episode_line(row: Mapping[str, Any]) -> str:
     """A line of episodes.jsonl. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
     return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
-
-
-def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by `rows`, one line each, in one step."""
-    with replacing(path) as file:
-        for row in rows:
-            file.write(episode_line(row).encode("utf-8"))
 
 
 SUCCESS = "success"

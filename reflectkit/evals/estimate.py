@@ -16,6 +16,7 @@ from reflectkit.chat.templates import ANSWER_TOKENS, playing_request, reflecting
 from reflectkit.console import Bar, Progress, Report, Table
 from reflectkit.env import Agent, Context
 from reflectkit.envs.setup import EnvSetup
+from reflectkit.errors import EnvironmentFailure
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.tools import use_of
@@ -114,7 +115,9 @@ def estimate(
         rehearsal = _Rehearsal(part)
         episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in part.tasks]
         with progress.bar(f"play without the models ({part.level})", len(episodes)) as bar:
-            rollout(episodes, setup.maker(part.level), rehearsal, width=1, on_end=partial(_ended, bar))
+            trial = rollout(episodes, setup.maker(part.level), rehearsal, width=1, on_end=partial(_ended, bar))
+        if not rehearsal.requests:
+            raise EnvironmentFailure(f"every episode was aborted ({len(trial)}): {trial[0].reason}")
         horizon, steps_of = setup.horizon_at(part.level), setup.kind.taskset.episode_steps
         steps = fmean(min(horizon, steps_of(task) or horizon) for task in part.tasks) * part.episodes
         played = len(rehearsal.requests) / len(part.tasks) * part.episodes if part.ends else steps

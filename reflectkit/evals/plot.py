@@ -77,7 +77,8 @@ def _rows_of(path: Path) -> Rows:
     rows: Rows = {}
     for part in chained(path):
         new = {int(number_in(part, line, row, "step")): (part, line, dict(row)) for line, row in read_jsonl(part)}
-        rows = {step: entry for step, entry in rows.items() if step < min(new)} | new
+        first = min(new)
+        rows = {step: entry for step, entry in rows.items() if step < first} | new
     return rows
 
 

@@ -6,14 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local, silence_libraries
 from reflectkit.runs.run import checkpoints, read_record
-from reflectkit.types import ModelFacts
+from reflectkit.types import ModelFacts, from_json
 
 ROLE_FILE = "reflectkit.json"
 REFLECTOR_FOLDER = "reflector"
@@ -65,8 +63,8 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
     if not (folder / ROLE_FILE).is_file():
         return {}
     try:
-        facts = TypeAdapter(ModelFacts).validate_python(read_json(folder / ROLE_FILE))
-    except (DataError, ValidationError):
+        facts = from_json(ModelFacts, read_json(folder / ROLE_FILE))
+    except DataError:
         raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again") from None
     trained_for = facts.get("role")
     if role == "reflection" and trained_for not in ("reflection", None):

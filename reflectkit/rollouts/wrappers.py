@@ -204,7 +204,7 @@ class CheckedTeacher(TranslatedTeacher):
 
     def _offered(self, method: str, actions: Sequence[Any]) -> list[Action]:
         """`actions`, if the last observation offers them."""
-        seen = self.checked.seen
+        seen, actions = self.checked.seen, list(actions)  # a teacher may yield them
         for action in actions:
             if seen is not None and seen.choices:
                 fits = type(action) is int and 0 <= action < len(seen.choices)
@@ -212,7 +212,7 @@ class CheckedTeacher(TranslatedTeacher):
             else:
                 fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
             self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
-        return list(actions)
+        return actions
 
 
 def is_flag(value: object) -> bool:

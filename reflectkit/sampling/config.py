@@ -37,8 +37,6 @@ def backend(name: str) -> Backend:
 
     Raises UnknownNameError, and ConfigError for what is not a Backend or a server's address; it shows no password.
     """
-    if name in BACKENDS:
-        return BACKENDS[name]
     if not is_server(name):
         row = resolve("sampler", name, BACKENDS)
         if not isinstance(row, Backend):

@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -533,6 +533,7 @@ NONE = Algorithm(
 ALGORITHMS: dict[str, Algorithm[Any]] = {"reinforce": REINFORCE, "ppo": PPO, "grpo": GRPO, "none": NONE}
 
 
+@cache
 def algorithm(name: str) -> Algorithm[Any]:
     """The algorithm called `name`, or the one at the dotted path `name`.
 

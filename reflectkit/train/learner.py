@@ -116,7 +116,7 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 
 def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
     """Whether reading `parts` as trees is faster: in micro-batches of `max_tokens`, they leave at most READ of the
-    tokens to read, and save WORTH tokens times parameters of a layer for each row.
+    tokens to read, and save WORTH tokens times parameters of a layer for each unit.
     """
     pairs = (pair for micro in packed_as_trees(parts, max_tokens) for pair in itertools.pairwise(micro))
     total = sum(len(unit.tokens) for unit in parts)
@@ -297,10 +297,6 @@ class Learner:
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
         parts = units(samples)  # rows of one prompt stay together, for one forward pass
-        wanted = self.settings.share_prefixes
-        if wanted is None:
-            wanted = saves(self.player.model, parts, self.max_tokens)
-        self.shares = wanted and can_share(self.player.model) and not self.processes.sharded
         self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
@@ -312,6 +308,8 @@ class Learner:
             if index % count == 0:
                 generator.shuffle(parts)
                 batches = minibatches(parts, count)
+            if index == 0:
+                self.shares = self._shares_in(batches[0])
             figures = self._step(samples, batches[index % count], may_stop=steps > 0)
             if figures is None:
                 break
@@ -338,6 +336,13 @@ class Learner:
             hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
             value_of |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
         return [value_of[row] for row in range(len(prompts))]
+
+    def _shares_in(self, batch: Sequence[Unit]) -> bool:
+        """Whether minibatches like this one are read as trees."""
+        if not can_share(self.player.model) or self.processes.sharded:
+            return False
+        wanted = self.settings.share_prefixes
+        return saves(self.player.model, batch, self.max_tokens) if wanted is None else wanted
 
     def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         """Record the values of prompts that a sampler has just read with the current weights, which saves reading them

@@ -337,8 +337,9 @@ class Trainer:
         if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
             return self.rollouts.result(playing)
         mine = run_sync(playing)
-        for sampler in self._local_samplers():  # memory for the update, and a resumed run has nothing kept either
-            sampler.kept.clear()
+        for sampler in (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler):
+            if isinstance(sampler, LocalSampler):  # memory for the update, and a resumed run has nothing kept either
+                sampler.kept.clear()
         if valued:
             mine = self.learner.valued(mine)
         return mine if sharded else self.processes.gather_shares(mine)
@@ -417,11 +418,6 @@ class Trainer:
             "sampled_comments_true": share_true([comment.true for row in comments for comment in row]),
             "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
         }
-
-    def _local_samplers(self) -> list[LocalSampler]:
-        """The samplers whose models this process holds."""
-        both = (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler)
-        return [sampler for sampler in both if isinstance(sampler, LocalSampler)]
 
     def _counts(self) -> tuple[int, int, int]:
         """Tokens processed, comments requested and comments found in the memo, in this process so far."""

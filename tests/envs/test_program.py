@@ -19,13 +19,14 @@ from reflectkit.data.demonstrations import logged_lessons
 from reflectkit.data.sft_rows import lessons
 from reflectkit.envs import make
 from reflectkit.errors import ConfigError
+from reflectkit.jsonl import write_jsonl
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import use_of
 from reflectkit.train import batch
-from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, to_json
 from tests.models.test_chat import make_tokenizer
 
 HELPERS = """
@@ -221,6 +222,19 @@ def test_the_programs_own_log_teaches_what_the_episode_does(play: Play, tmp_path
     assert [lesson.completion for lesson in logged] == [' look {"box": 2}', ' look {"box": 2}', " Box 2."]
 
 
+def test_conversations_without_a_name_stay_apart_in_a_served_log(tmp_path: Path) -> None:
+    rows = []
+    for name in "ab":
+        said = [Message("user", f"Hi {name}"), Message("assistant", "Box 1."), Message("user", "Sure?")]
+        for seen in (said[:1], said):
+            observation = Observation(tuple(seen), replies=True)
+            decision = Decision(ToolUse("Box 1."), f"comment on {name}")
+            rows.append({"session": "", "observation": to_json(observation), "decision": to_json(decision)})
+    write_jsonl(tmp_path / "log", rows)
+    found = [[step.reflection for step in lesson.earlier] for lesson in logged_lessons(tmp_path / "log")]
+    assert found == [[], ["comment on a"], [], ["comment on b"]]
+
+
 def sampled_rows(episode: Trajectory) -> list[Any]:
     numbers = [[1.0] * len(episode.turns)]
     return batch.rows([episode], numbers, numbers, {})
@@ -267,9 +281,7 @@ def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:
     """The supervisor notices that its input was closed."""
     code = f"""
 import asyncio, os
-from reflectkit.data.demonstrations import logged_lessons
-from reflectkit.data.sft_rows import lessons
-from reflectkit.envs import data_folder, make
+from reflectkit.envs import make
 from reflectkit.types import Task
 env = make("program:{sys.executable} {tmp_path}/agent.py", 5)
 from reflectkit.eventloop import run_sync

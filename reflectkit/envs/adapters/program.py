@@ -364,6 +364,7 @@ def _last_line(event: _Exit) -> str:
     return f"; its output ends: {lines[-1].strip():.200}" if lines else ""
 
 
+@cache
 def env_of(rest: str) -> type[Env]:
     """The env of the program that `rest` starts, e.g. "python my_agent.py {task}". Raises ConfigError."""
     try:
@@ -372,7 +373,8 @@ def env_of(rest: str) -> type[Env]:
         raise ConfigError(f"--env program: {error}: {rest:.80}") from None
     if not command:
         raise ConfigError('--env program: write the command, e.g. program:"python my_agent.py {task}"')
-    if command[1:] and command[1].endswith(".py") and not Path(command[1]).exists():
-        raise ConfigError(f"--env program: no file {command[1]}; check the command")
+    script = command[1] if command[1:] and Path(command[0]).name.startswith("python") else ""
+    if script.endswith(".py") and "{" not in script and not Path(script).exists():
+        raise ConfigError(f"--env program: no file {script}; check the command")
     title = "-".join(["program", *(Path(part).name for part in command)])
     return env_type(Program, title[:LONGEST_TITLE], command=command)

@@ -1,9 +1,11 @@
 """Runs a program in a process group of its own, which ends when the program does, or when standard input is closed, as
 it is when the process that started this one is killed. Arguments: the most memory in bytes (0: no limit), and the
-program with its arguments. If the program cannot be started, this one says why and ends by SIGUSR1.
+program with its arguments. If there is no such program, or it cannot be executed, this one says why and ends by
+SIGUSR1.
 """
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -25,8 +27,9 @@ try:
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=enter_group)
 except OSError as error:
     os.write(1, f"{command[0]}: {error.strerror}\n".encode())
-    signal.raise_signal(signal.SIGUSR1)
-    raise
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
+        signal.raise_signal(signal.SIGUSR1)
+    os._exit(127)
 
 
 def end_group() -> None:

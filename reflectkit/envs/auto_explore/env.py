@@ -261,6 +261,8 @@ class AutoExplore(Env):
         if task.level != str(target.count("/")):
             raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
         others = task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
+        if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
+            raise DataError(task.id, "expected a list of file names", field="teacher_answers")
         self.targets = frozenset([target, *(name for name in others if offered(self.repository, name))])
         if self.settings.easy:
             self.question = f"Find {asked.filename}"

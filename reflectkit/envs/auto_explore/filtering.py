@@ -166,10 +166,20 @@ def filter_repository(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        with contextlib.closing((_folder_files if source.is_dir() else _archive_files)(source, result)) as files:
-            for path, open_file in files:
-                advance()
-                _copy(path, open_file, staging, max_bytes, result)
+        try:
+            with contextlib.closing((_folder_files if source.is_dir() else _archive_files)(source, result)) as files:
+                for path, open_file in files:
+                    advance()
+                    _copy(path, open_file, staging, max_bytes, result)
+        except RepositoryRefusedError as error:
+            return Filtered(result.name, why_not=str(error))
+        except DAMAGED as error:
+            reason = str(error).splitlines()[0][:80] or "cut off"
+            return Filtered(result.name, why_not=f"damaged or encrypted archive ({reason})")
+        except OSError as error:
+            if error.errno in NOT_WRITTEN:
+                raise
+            return Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
         result.why_not = "" if result.kept else "no files are left"
         for folder, _, _ in os.walk(staging, topdown=False):
             with contextlib.suppress(OSError):  # only empty folders can be removed
@@ -181,15 +191,6 @@ def filter_repository(
                 shutil.rmtree(target)
             staging.rename(target)
         return result
-    except RepositoryRefusedError as error:
-        return Filtered(result.name, why_not=str(error))
-    except DAMAGED as error:
-        reason = str(error).splitlines()[0][:80] or "cut off"
-        return Filtered(result.name, why_not=f"damaged or encrypted archive ({reason})")
-    except OSError as error:
-        if error.errno in NOT_WRITTEN:
-            raise
-        return Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -317,11 +318,14 @@ def _safe_path(name: str) -> PurePosixPath | None:
 
 def _top_folder(source: Path) -> str:
     """The one top-level folder that contains everything in an archive, or ""."""
+    top = ""
     with contextlib.closing(_members(source)) as members:
-        paths = [(path, is_plain is None) for name, is_plain, _ in members if (path := _safe_path(name))]
-    tops = {path.parts[0] for path, _ in paths}
-    is_nested = all(is_folder or len(path.parts) > 1 for path, is_folder in paths)
-    return tops.pop() if len(tops) == 1 and is_nested else ""
+        for name, is_plain, _ in members:
+            if path := _safe_path(name):
+                top = top or path.parts[0]
+                if path.parts[0] != top or (is_plain is not None and len(path.parts) == 1):
+                    return ""
+    return top
 
 
 Members = Generator[tuple[str, bool | None, Opener], None, None]
@@ -359,9 +363,7 @@ class _Meter:
 
     def watch(self, file: Any) -> IO[bytes]:
         """`file` with its reads counted, which raise RepositoryRefusedError past the limit."""
-        counted = _Counted()
-        counted.file, counted.meter = file, self
-        return io.BufferedReader(counted, PIECE_BYTES)
+        return io.BufferedReader(_Counted(file, self), PIECE_BYTES)
 
     def check(self, size: int) -> None:
         """Raises RepositoryRefusedError if `size`, in bytes, is past the limit."""
@@ -372,8 +374,8 @@ class _Meter:
 
 
 class _Counted(io.RawIOBase):
-    file: Any
-    meter: _Meter
+    def __init__(self, file: IO[bytes], meter: _Meter) -> None:
+        self.file, self.meter = file, meter
 
     def readable(self) -> bool:
         return True

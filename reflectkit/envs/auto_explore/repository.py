@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -154,17 +154,18 @@ class Walk:
         """Path of the current folder."""
         self.shown: list[str] = []
         """Paths of the files that `cat` has shown, in order."""
-        self._visible = cache(self._without_hidden)
+        self._folders: dict[str, Folder] = {}
 
     @property
     def folder(self) -> Folder:
         """The current folder, without hidden files."""
         folder = self.repository.folders[self.here]
-        return folder if self.hidden is None else self._visible(folder)
-
-    def _without_hidden(self, folder: Folder) -> Folder:
-        hidden: Any = self.hidden
-        return Folder(folder.path, folder.folders, tuple(n for n in folder.files if not hidden(self.path(n))))
+        if self.hidden is None:
+            return folder
+        if self.here not in self._folders:
+            visible = tuple(name for name in folder.files if not self.hidden(self.path(name)))
+            self._folders[self.here] = Folder(folder.path, folder.folders, visible)
+        return self._folders[self.here]
 
     def path(self, name: str) -> str:
         """The path from the root of `name` in the current folder."""

@@ -265,9 +265,10 @@ def text_files(folder: Path) -> list[Path]:
 
 def read_text(path: Path, chunk_tokens: int) -> Task:
     """The problem of one file; its chunks have at most about `chunk_tokens` tokens. Raises DataError."""
-    pieces, between = [" ".join(sentence.split()) for sentence in SENTENCES.split(text_of(path))], " "
     if path.suffix == ".json":
         pieces, between = list(_messages(path)), "\n"
+    else:
+        pieces, between = [" ".join(sentence.split()) for sentence in SENTENCES.split(text_of(path))], " "
     chunks = list(chunked(filter(None, pieces), chunk_tokens, between))
     if not chunks:
         raise DataError(path, "holds no text; give another file")

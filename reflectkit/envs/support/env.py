@@ -40,13 +40,14 @@ from reflectkit.envs.support.shop import (
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
 from reflectkit.envs.support.user import Persona, UserIdentity, instructions
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import ConfigError, DataError, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.seeding import generator
 from reflectkit.tools import use_of
 from reflectkit.types import Task, ToolCall, ToolSpec, ToolUse, from_json
 
 SCRIPTED = "scripted"
+NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
 FACT_QUESTIONS = {
     "identity": "What is your email?",
     "order": "Which order is it?",
@@ -115,7 +116,7 @@ class SupportTeacher(ConversationTeacher):
 
     def action(self) -> ToolUse:
         """The best action given only the conversation. Raises ConfigError unless the user is scripted."""
-        self.check(self.env.settings, scripted=self.env.user is None)
+        refuse(self.env.user is not None, NO_ORACLE)
         persona, (step, subject) = self.env.persona, self.need
         request = persona.current
         facts = {**request.facts, **persona.revealed}
@@ -155,7 +156,7 @@ class SupportTeacher(ConversationTeacher):
 
     def comment(self, generator: random.Random) -> str:
         """What is known, what the policy says, and what is missing. Raises ConfigError unless the user is scripted."""
-        self.check(self.env.settings, scripted=self.env.user is None)
+        refuse(self.env.user is not None, NO_ORACLE)
         step, subject = self.need
         persona, conduct = self.env.persona, self.env.conduct
         parts = [f"The customer is {conduct.customer}." if conduct.found else generator.choice(UNKNOWN)]
@@ -175,10 +176,9 @@ class SupportTeacher(ConversationTeacher):
         return " ".join([*parts, f"Missing: {missing}."])
 
     @classmethod
-    def check(cls, settings: Any, *, scripted: bool = True) -> None:
+    def check(cls, settings: Any) -> None:
         """Raises ConfigError unless the user is scripted."""
-        if settings.user != SCRIPTED or not scripted:
-            raise ConfigError("the oracle of env 'support' reads the scripted user's mind; leave out --user")
+        refuse(settings.user != SCRIPTED, NO_ORACLE)
 
 
 MOST_NUMBERS = 4
