@@ -39,7 +39,7 @@ def resolve(
         offered = plugins(group)
         if name in offered:
             point: Any = offered[name]
-            return _imported(kind, name, point.load, f" of an installed package ({point.value})")
+            return _imported(kind, name, point.load, point)
         module_name, _, attribute = name.rpartition(".")
         own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
         raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
@@ -62,7 +62,7 @@ def resolve(
     return getattr(module, attribute)
 
 
-def _imported(kind: str, name: str, load: Callable[[], Any], of: str = "") -> Any:
+def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) -> Any:
     """What `load` imports. Raises UnknownNameError: someone else's module may fail in any way while it is imported."""
     try:
         return load()
@@ -77,9 +77,12 @@ def _imported(kind: str, name: str, load: Callable[[], Any], of: str = "") -> An
             file = f"folder/{module_name.split('.')[-1]}.py:NAME"
             reason = f"no module named '{missing_name}'; install it, or give the file: {file}"
         else:
-            place = "" if of else user_code_line(error)
+            place = "" if point else user_code_line(error)
             reason = " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
-        fix = "; fix or remove that package" if of else ""
+        package = "a package"
+        with contextlib.suppress(UnicodeDecodeError):  # damaged metadata
+            package = point.dist.name if point else ""
+        of, fix = (f" of {package} ({point.value})", "; fix or remove that package") if point else ("", "")
         raise UnknownNameError(f"cannot import {kind} {name!r}{of}: {reason}{fix}") from None
 
 
