@@ -52,8 +52,6 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "counters": trainer.counters,
         "max_tokens": learner.max_tokens,
     }
-    if trainer.rollouts is not None:
-        state["ahead"] = {"first": trainer.rollouts.first}
     second = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
     if second is not None:
         state["reflector_max_tokens"] = second.max_tokens
@@ -123,8 +121,6 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
-        if "ahead" in state:  # what was being played begins again
-            trainer.begin_at = int(state["ahead"]["first"])
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))

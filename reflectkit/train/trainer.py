@@ -159,8 +159,7 @@ class Trainer:
 
     step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
     episodes, decisions and ABORTED episodes so far. reflector_trainer: trains the reflector, if it learns too.
-    rollouts: those that are played while the policy learns, once they have begun. begin_at: the number of the first
-    group that is not learned from yet, after a restart.
+    rollouts: those that are played while the policy learns, once they have begun.
     """
 
     def __init__(
@@ -179,7 +178,6 @@ class Trainer:
         self.step = 0
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
-        self.begin_at: int | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
@@ -311,19 +309,18 @@ class Trainer:
             self.rollouts = AsyncRollouts(
                 self._group,
                 self.agent,
-                StalenessLimits(config.groups, limits.max_staleness, config.steps * config.groups),
+                StalenessLimits(config.groups, limits.max_staleness, config.steps),
                 width=min(config.width, *(level.max_concurrency for level in config.levels)),
                 timeout_s=limits.episode_timeout_s,
-                first=self.step * config.groups if self.begin_at is None else self.begin_at,
+                step=self.step,
             )
-        taken = self.rollouts.take(self.step)
-        versions = [turn.decision.version for trajectory in taken.played for turn in trajectory.turns]
+        played = self.rollouts.take(self.step)
+        versions = [turn.decision.version for trajectory in played for turn in trajectory.turns]
         ages = [self.step - version for version in versions if version is not None]
-        return self.learner.valued(taken.played), {
+        return self.learner.valued(played), {
             "staleness": statistics.fmean(ages) if ages else 0.0,
             "staleness_max": max(ages, default=0),
-            "stale_groups_dropped": taken.dropped,
-            "groups_ahead": taken.waiting,
+            "groups_ahead": self.rollouts.waiting,
         }
 
     def _play_all(
@@ -443,7 +440,7 @@ OURS = frozenset({
     "value_loss", "kl_to_start", "kl", "ratio_deviation", "gradient_norm", "gradient_steps",
     "logprob_difference_mean", "logprob_difference_max", "effective_sample_size", "rows", "replayed_episodes",
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
-    "update_seconds", "staleness", "staleness_max", "stale_groups_dropped", "groups_ahead", "states_left_out",
+    "update_seconds", "staleness", "staleness_max", "groups_ahead", "states_left_out",
     "states_without_spread", "comments_true", "sampled_comments_true", "divergence", "commented_decisions",
     "comments_skipped", "masked",
 })  # fmt: skip

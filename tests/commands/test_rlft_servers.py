@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.jsonl import read_jsonl
 from reflectkit.models.load import load_player
 from tests.fakes.inference import Inference, serve_model
 from tests.rlft_runs import train
@@ -90,11 +90,8 @@ def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inf
         rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", **settings)
         assert [row["episodes"] for row in rows] == [8, 16, 24, 32]
         assert all(0 <= row["staleness"] <= row["staleness_max"] <= 2 for row in rows)
-        assert [(row["stale_groups_dropped"], row["aborted"]) for row in rows] == [(0, 0)] * 4
-        last = tmp_path / "ahead" / "checkpoint-4"
-        ahead = read_json(last / "training_state.json")["ahead"]
-        assert ahead == {"first": 4 * 4}  # each group was learned from, once
-        shutil.rmtree(last)
+        assert [row["aborted"] for row in rows] == [0] * 4
+        shutil.rmtree(tmp_path / "ahead" / "checkpoint-4")
         (tmp_path / "ahead" / "report.json").unlink()
     assert server.kills == 1
 

@@ -68,7 +68,7 @@ def test_its_envs_are_closed() -> None:
     def closing(number: int) -> Group:
         return Group(group(number).episodes, Closing)
 
-    ahead = AsyncRollouts(closing, Gate(), StalenessLimits(2, 1), width=3)
+    ahead = AsyncRollouts(closing, Gate(), StalenessLimits(2, staleness=1, updates=9), width=3)
     ahead.take(0)
     ahead.close()
     assert made
@@ -81,47 +81,36 @@ def numbers(played: Any) -> list[int]:
 
 def test_updates_take_the_groups_of_the_synchronous_loop_in_order() -> None:
     agent = Gate()
-    ahead = AsyncRollouts(group, agent, StalenessLimits(3, staleness=2), width=4)
+    ahead = AsyncRollouts(group, agent, StalenessLimits(3, staleness=2, updates=9), width=4)
     try:
         for step in range(4):
             agent.version = step
             taken = ahead.take(step)
-            assert numbers(taken.played) == [3 * step, 3 * step + 1, 3 * step + 2]
-            assert all(0 <= step - one.turns[0].decision.version <= 2 for one in taken.played)
-            assert (taken.dropped, taken.waiting) == (0, taken.waiting)
+            assert numbers(taken) == [3 * step, 3 * step + 1, 3 * step + 2]
+            assert all(0 <= step - one.turns[0].decision.version <= 2 for one in taken)
+            assert ahead.waiting <= 3 * 2
             assert len(agent.begun) <= 3 * (step + 3)  # K = 2: groups of two more updates at most
-        assert ahead.first == 12
     finally:
         ahead.close()
 
 
 def test_the_oldest_groups_are_waited_for() -> None:
     agent = Gate({0})
-    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1), width=8)
+    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1, updates=9), width=8)
     try:
         threading.Timer(0.05, agent.held.clear).start()
-        assert numbers(ahead.take(0).played) == [0, 1]
-        assert ahead.first == 2
+        assert numbers(ahead.take(0)) == [0, 1]
     finally:
         ahead.close()
 
 
-def test_what_is_too_old_is_dropped_and_counted() -> None:
-    ahead = AsyncRollouts(group, Gate(), StalenessLimits(1, staleness=1), width=2)
+def test_a_restart_plays_what_was_not_learned_from_and_nothing_after_the_last_update() -> None:
+    agent = Gate()
+    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1, updates=4), width=2, step=2)
     try:
-        ahead.take(0)
-        taken = ahead.take(5)  # as if updates had been made without it
-        assert taken.dropped == 1
-        assert numbers(taken.played) == [2]
-    finally:
-        ahead.close()
-
-
-def test_a_restart_plays_what_was_not_learned_from() -> None:
-    ahead = AsyncRollouts(group, Gate(), StalenessLimits(2, staleness=1), width=2, first=3)
-    try:
-        assert numbers(ahead.take(2).played) == [3, 4]
-        assert numbers(ahead.take(3).played) == [5, 6]
+        assert numbers(ahead.take(2)) == [4, 5]
+        assert numbers(ahead.take(3)) == [6, 7]
+        assert len(agent.begun) == 4
     finally:
         ahead.close()
 
@@ -131,7 +120,7 @@ def test_an_error_in_play_is_raised() -> None:
         async def decide(self, observation: Observation, context: Context) -> Decision:
             raise ValueError("no")
 
-    ahead = AsyncRollouts(group, Broken(), StalenessLimits(2, staleness=1), width=2)
+    ahead = AsyncRollouts(group, Broken(), StalenessLimits(2, staleness=1, updates=9), width=2)
     try:
         with pytest.raises(ValueError, match="no"):
             ahead.take(0)
