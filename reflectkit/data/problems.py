@@ -102,9 +102,11 @@ class Problems:
 
     def holds_out(self, level: str) -> bool:
         """Whether problems from the env itself are held out from training at `level`: not if too few groups are listed,
-        or the env ignores its seed.
+        or the env ignores its seed. A program gets its seed, and may hide what follows from it.
         """
-        return not self._ignores_seed(level) if self.by_seed else self._own[level]["train"] != self._own[level]["test"]
+        if self.by_seed:
+            return self.setup.env.startswith("program:") or not self._ignores_seed(level)
+        return self._own[level]["train"] != self._own[level]["test"]
 
     @cached_property
     def _own(self) -> dict[str, dict[str, list[Task]]]:

@@ -10,6 +10,7 @@ import pytest
 
 from reflectkit.data.problems import Problems
 from reflectkit.env import ChoiceEnv
+from reflectkit.envs.adapters.program import ProgramSettings
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import DataError
 from reflectkit.jsonl import write_json
@@ -74,6 +75,7 @@ def test_an_env_without_a_list_has_a_problem_for_each_seed(tmp_path: Path) -> No
 def test_an_ignored_seed_is_noticed_and_a_hidden_state_is_not_mistaken_for_it(tmp_path: Path) -> None:
     assert problems(f"{__name__}:Guess", tmp_path).holds_out("all")
     assert not problems(f"{__name__}:OneSided", tmp_path).holds_out("all")
+    assert Problems(EnvSetup("program:no-such-program {seed}", tmp_path, ProgramSettings())).holds_out("all")
 
 
 def test_files_of_splits_come_first_and_problems_that_gen_task_makes_are_required(tmp_path: Path) -> None:
