@@ -110,6 +110,7 @@ class Reflector:
                 self.tokens += tokens
                 if len(self.memo) >= MEMO_LIMIT:
                     self.memo.clear()
+                    self._new.clear()
                 self.memo[key] = self._new[key] = comment.text
         return self.memo[key]
 
@@ -316,7 +317,7 @@ class TwoPlayerAgent:
     def dialogue(self) -> Dialogue:
         """How the policy is shown tools."""
         plain = self.policy.role is not None  # SFT's rows are plain
-        return Dialogue(self.policy.tokenizer, plain=plain, thinking=self.thinking)
+        return Dialogue(self.policy.tokenizer, plain=plain, thinking=self.thinking, context=self.policy.context)
 
     async def _write(
         self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context

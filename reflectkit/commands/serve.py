@@ -21,7 +21,7 @@ from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.jsonl import dumps
 from reflectkit.runs.run import RunConfig
@@ -139,7 +139,10 @@ class _Server:
             agent.temperature = request.temperature
         context = Context(derive(self._config.run.seed, "serve", next(self._numbers)), self._env, request.turns)
         work = agent.decide(request.observation, context)
-        decision: Decision = await asyncio.wrap_future(self.thread.submit(work))
+        try:
+            decision: Decision = await asyncio.wrap_future(self.thread.submit(work))
+        except ReflectkitError as error:
+            raise RequestError(str(error)) from None
         if decision.failure is not None:
             raise RequestError(decision.failure, 503)
         if decision.truncation_reason is not None:

@@ -9,6 +9,8 @@ calls and thoughts, and is rendered as it was written, or in parts where the tem
 from __future__ import annotations
 
 import re
+import sys
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -67,13 +69,15 @@ class Dialogue:
     plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it to the template
     whether the model thinks and what it later sees of it; "off" asks the template for no thinking; "hidden" shows no
     earlier thoughts. form: the form of calls (see `tools.py`) that the template teaches; "plain" if it has no tools or
-    another form. stop_ids: an answer ends with any of these.
+    another form. context: a prompt of more tokens is not remembered. stop_ids: an answer ends with any of these.
 
     Raises CheckpointError if thinking is to be off and the template has no switch for it.
     """
 
-    def __init__(self, tokenizer: Any, *, plain: bool = False, thinking: str = THINKING[0]) -> None:
-        self.tokenizer, self.thinking = tokenizer, thinking
+    def __init__(
+        self, tokenizer: Any, *, plain: bool = False, thinking: str = THINKING[0], context: int = sys.maxsize
+    ) -> None:
+        self.tokenizer, self.thinking, self.context = tokenizer, thinking, context
         self.template = bool(tokenizer.chat_template) and not plain
         if thinking == "off" and self.template and SWITCH not in str(tokenizer.chat_template):
             raise CheckpointError(f"--thinking off: the model's chat template has no {SWITCH}; leave it out")
@@ -93,8 +97,8 @@ class Dialogue:
         self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)
         system = {"role": "system", "content": PROBE.name}
         self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
-        self._texts: OrderedDict[tuple[int, ...], tuple[str, Observation, str | None]] = OrderedDict()
-        self._sampled: OrderedDict[tuple[tuple[str, ...], str], tuple[int, ...]] = OrderedDict()
+        self._texts: OrderedDict[bytes, tuple[str, Observation, str | None]] = OrderedDict()
+        self._sampled: OrderedDict[tuple[tuple[str, ...], str], array[int]] = OrderedDict()
 
     def text(self, observation: Observation, comment: str | None = None) -> str:
         """The prompt; `comment` is added to the last message that is not the model's own.
@@ -123,12 +127,13 @@ class Dialogue:
             ids = (*self._sampled[beginning], *self._tokenise(text[len(beginning[1]) :]))
         else:
             ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
-        _keep(self._texts, ids, (text, observation, comment))
+        if len(ids) <= self.context:
+            _keep(self._texts, array("I", ids).tobytes(), (text, observation, comment))
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Remember that `token_ids` were sampled after a prompt from `ids`, so that a longer prompt keeps them."""
-        known = self._texts.get(tuple(prompt_ids))
+        known = self._texts.get(array("I", prompt_ids).tobytes())
         if known is None or not token_ids:
             return
         text, observation, comment = known
@@ -139,7 +144,9 @@ class Dialogue:
         else:
             text += _neutral(answer, self._foreign_marks)
         if text:
-            _keep(self._sampled, (self._answers(observation, answer), text + end), (*prompt_ids, *token_ids))
+            _keep(
+                self._sampled, (self._answers(observation, answer), text + end), array("I", (*prompt_ids, *token_ids))
+            )
 
     def _answers(self, observation: Observation, *more: str) -> tuple[str, ...]:
         """What the assistant wrote, where the template does not repeat it."""

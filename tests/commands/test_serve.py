@@ -195,7 +195,13 @@ def test_only_its_own_host_and_token(served: Any) -> None:
     assert post(url, asking(), Authorization="Bearer s3cret", Host="evil.example")[0] == 400
     assert post(url, asking(), Authorization="Bearer s3cret")[0] == 200
     assert post(url.replace("/v1/chat/completions", "/s/other/v1/chat/completions"), asking())[0] in (401, 404)
-    assert post(url + "/more", asking(), Authorization="Bearer s3cret")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/more", "/v1/models"])
+def test_another_path_is_refused_with_the_one_that_is_served(served: Any, path: str) -> None:
+    code, text = post(served(Scripted(ToolUse("Hi."))) + path, asking())
+    assert code == (405 if path == "/v1/models" else 404)
+    assert "POST …/v1/chat/completions" in json.loads(text)["error"]["message"]
 
 
 def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
@@ -211,6 +217,8 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
         line = next(line for line in server.stdout if "serving" in line)
         url = line.split(" at ")[1].split(" ")[0].removesuffix("/v1")
         client = openai.OpenAI(base_url=f"{url}/s/mine/v1", api_key="any")
+        with pytest.raises(openai.BadRequestError, match="its model reads 2048"):  # also where it has read nothing yet
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi " * 9000}])
         answer = client.chat.completions.create(model="m", messages=HELLO, max_tokens=4)
         again: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
         client.chat.completions.create(model="m", messages=again, max_tokens=4)

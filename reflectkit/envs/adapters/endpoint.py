@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 import uvicorn
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -34,7 +35,7 @@ from reflectkit.tools import NAME, check_tool
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn
 
 LOOPBACK = ("127.0.0.1", "localhost")
-LARGEST_BODY = 16 << 20
+LARGEST_BODY = 4 << 20
 """Bytes of a request."""
 REMEMBERED = 4096
 """Answers of a conversation, or of all conversations of a server, whose exact text is kept; the oldest go first."""
@@ -153,7 +154,7 @@ class Conversations:
     """The answers that programs may repeat: what they show of them → their exact text."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[Any, deque[tuple[tuple[Message, ...], Answer]]] = OrderedDict()
+        self._answers: OrderedDict[Any, deque[tuple[int, Answer]]] = OrderedDict()
         self._calls = 0
 
     def _find(self, message: _Message, before: Sequence[Message]) -> Answer | None:
@@ -161,7 +162,7 @@ class Conversations:
         else the newest.
         """
         same = self._answers.get(_key(message.text, message.tool_calls or ()), ())
-        here = (answer for messages, answer in same if messages == tuple(before))
+        here = (answer for messages, answer in same if messages == _digest(before))
         return next(here, same[-1][1] if same else None)
 
     def read(self, body: bytes) -> ChatRequest:
@@ -220,7 +221,7 @@ class Conversations:
         if calls:
             shown["tool_calls"] = calls  # type: ignore[assignment]
         key = _key("" if calls else text, [_Call.model_validate(call) for call in calls])
-        self._answers.setdefault(key, deque(maxlen=ALIKE)).append((request.observation.messages, answer))
+        self._answers.setdefault(key, deque(maxlen=ALIKE)).append((_digest(request.observation.messages), answer))
         self._answers.move_to_end(key)
         if len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
@@ -229,6 +230,10 @@ class Conversations:
 
 def _key(text: str, calls: Sequence[_Call]) -> Any:
     return text, tuple((call.id, call.function.name, call.function.arguments) for call in calls)
+
+
+def _digest(messages: Sequence[Message]) -> int:
+    return hash(repr(tuple(messages)))
 
 
 def _call(call: _Call) -> ToolCall:
@@ -337,6 +342,8 @@ def application(
         return JSONResponse({"reward": value})
 
     async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):  # of the router
+            error = RequestError("only chat completions are served: POST …/v1/chat/completions", error.status_code)
         status, code = (error.status, error.code) if isinstance(error, RequestError) else (500, None)
         return JSONResponse(
             {"error": {"message": one_line(str(error)), "type": "invalid_request_error", "code": code}}, status
@@ -353,17 +360,21 @@ def application(
     ]
     return Starlette(
         routes=routes,
-        exception_handlers={RequestError: refused},
+        exception_handlers={HTTPException: refused, RequestError: refused, Exception: refused},
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts])],
     )
 
 
 async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LARGEST_BODY:
-            raise RequestError(f"a request has at most {LARGEST_BODY:,} bytes", 413)
+    body, size = bytearray(), 0
+    async for piece in request.stream():  # all of it, as a client that still sends would not read why
+        size += len(piece)
+        if size <= LARGEST_BODY:
+            body += piece
+        else:
+            body.clear()
+    if size > LARGEST_BODY:
+        raise RequestError(f"a request has at most {LARGEST_BODY:,} bytes", 413)
     return bytes(body)
 
 
