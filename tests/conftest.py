@@ -16,6 +16,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from reflectkit.agents.two_player import Reflector
 from reflectkit.console import Quiet
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
@@ -29,6 +30,7 @@ from reflectkit.types import Observation
 from tests.command_lines import prepare
 
 torch.set_num_threads(1)
+Reflector.__init__.__kwdefaults__["max_new_tokens"] = 24  # an untrained one writes as many tokens as it may
 _frozen_at = 0  # modules that were imported when the memory was frozen
 
 

@@ -12,9 +12,10 @@ from reflectkit.runs.run import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
-BOTH = ["--train-reflector", "1", "--reflector-states", "16", "--reflector-comments", "4",
+BOTH = ["--train-reflector", "1", "--reflector-states", "4", "--reflector-comments", "3",
     "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
-    "--max-steps", "4", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base"]  # fmt: skip
+    "--max-steps", "2", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base",
+    "--reflector-length-cost", "0.01"]  # fmt: skip
 
 
 def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder: Path, tmp_path: Path) -> None:
@@ -25,11 +26,11 @@ def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder
     for name in ("straight", "killed"):
         (tmp_path / name).mkdir()
     assert forked(arguments, tmp_path / "straight") == 0, (tmp_path / "straight/output.txt").read_text()
-    fork_killed_at(("checkpoint-3$:1",), arguments, tmp_path / "killed")
+    fork_killed_at(("checkpoint-2$:1",), arguments, tmp_path / "killed")
     ends = [next((tmp_path / name / "results").glob("*_rlft")) for name in ("straight", "killed")]
-    assert hashes(ends[0] / "checkpoint-4") == hashes(ends[1] / "checkpoint-4")
+    assert hashes(ends[0] / "checkpoint-2") == hashes(ends[1] / "checkpoint-2")
     rows = [row for _, row in read_jsonl(ends[0] / "metrics.jsonl")]
-    assert [row["step"] for row in rows if "reflector_states" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if "reflector_states" in row] == [1, 2]
     assert any(row.get("reflector_rows") for row in rows)  # it did learn
 
 
@@ -38,11 +39,12 @@ def adapters(corridor_folder: Path) -> dict[str, object]:
         "policy": corridor_folder / "policy-adapter",
         "reflector": corridor_folder / "reflection-adapter",
         "train_reflector": 1,
-        "reflector_states": 16,
+        "reflector_states": 4,
         "reflector_rate": 1e-3,
         "reflector_temperature": 1.5,
+        "reflector_length_cost": 0.01,  # so that comments on a state differ in reward
         "kl_coef": 0.1,
-        "max_steps": 4,
+        "max_steps": 2,
         "episodes": 4,
     }
 

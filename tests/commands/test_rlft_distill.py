@@ -35,7 +35,7 @@ def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Pa
     "settings",
     [
         {"reflector": Path("oracle")},
-        {"reflector": "reflection", "distill_ema": 0.5, "reflect_temperature": 1.0},
+        {"reflector": "reflection", "distill_ema": 0.5, "reflect_temperature": 1.0, "horizon": 4},
         {
             "reflector": "reflection",
             "algo": "grpo",

@@ -111,11 +111,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "zamba2": ZAMBA | {"n_mamba_heads": 4, "mamba_headdim": 16, "chunk_size": 8, "adapter_rank": 4},
     "zaya": ATTENTION | EXPERTS | {"num_experts_per_tok": 1, "num_hidden_layers": 4, "router_hidden_size": 16},
 }  # fmt: skip
+QUICK = ("lfm2", "mamba2", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
+"""One of each kind of state; the tests of the others are slow."""
 LIMITS = (5, 8, 3, 7, 8, 6)
 LABELS = ((5,), (6, 7), (6, 9))
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(
+    params=[kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in ARCHITECTURES]
+)
 def model(request: pytest.FixtureRequest) -> Any:
     return build(request.param)
 
@@ -157,6 +161,7 @@ def close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> Non
         torch.testing.assert_close(gradient, theirs[name], rtol=0, atol=1e-3 * largest)
 
 
+@pytest.mark.slow
 def test_every_architecture_is_here_or_refused() -> None:
     """What transformers calls stateful, and what has a layer with such a state in its cache."""
     found = {"lfm2", "lfm2_moe"}  # whose default has no convolutions
