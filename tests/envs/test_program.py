@@ -101,6 +101,8 @@ def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
         ('post("/reward", {"reward": 1})\nprint(0.5)', 1.0),
         ('open(os.environ["REFLECTKIT_REWARD_FILE"], "w").write("2.5")\nprint(0.5)', 2.5),
         ("print(0.5)\nprint()", 0.5),
+        ("print(0.5)\nsys.stderr.write('a warning')", 0.5),
+        ('os.mkfifo(os.environ["REFLECTKIT_REWARD_FILE"])\nprint(0.5)', 0.5),
     ],
 )
 def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None:
@@ -148,21 +150,19 @@ def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
             start(command)
 
 
-def children() -> list[str]:
-    inside = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            inside.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return [command for command in inside if "agent.py" in command]
+def processes(name: str) -> list[str]:
+    """Those with `name` in their command, which may have lost their parents."""
+    found = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [command for command in found if name in command]
 
 
-def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play) -> None:
-    """It floods its output, has a child, and asks without end."""
+def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play, tmp_path: Path) -> None:
+    """It floods its output, has a child and on Linux a daemon, and asks without end."""
     code = """
     import subprocess
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", "agent.py"])
+    for daemon in (False, sys.platform == "linux"):
+        wait = [sys.executable, "-c", "import time; time.sleep(300)", sys.argv[0]]
+        subprocess.Popen(wait, start_new_session=daemon)
     while True:
         print("x" * 100_000, flush=True)
         ask([{"role": "user", "content": "Hi"}])
@@ -170,9 +170,9 @@ def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play) -> None:
     (episode,) = play(code, Scripted(WORDS), horizon=4)
     assert (episode.status, len(episode.turns)) == (Status.TRUNCATED, 4)
     deadline = time.monotonic() + 20
-    while children() and time.monotonic() < deadline:
+    while processes(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert children() == []
+    assert processes(str(tmp_path)) == []
 
 
 def test_a_reward_function_reads_the_transcript(play: Play, tmp_path: Path) -> None:
@@ -294,14 +294,7 @@ os.kill(os.getpid(), 9)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout == "asked\n"
 
-    def left() -> list[Any]:
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            if str(tmp_path) in " ".join(process.info["cmdline"] or ()):
-                found.append(process)
-        return found
-
     deadline = time.monotonic() + 20
-    while left() and time.monotonic() < deadline:
+    while processes(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert left() == []
+    assert processes(str(tmp_path)) == []

@@ -91,12 +91,23 @@ class _Tool(BaseModel):
     function: _Described
 
 
+class _Named(BaseModel):
+    name: str
+
+
+class _Choice(BaseModel):
+    type: Literal["function"]
+    function: _Named
+
+
 class _Request(BaseModel):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | _Choice | None = None
     n: int | None = None
+    logprobs: bool | None = None
+    functions: list[Any] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0)
@@ -175,6 +186,10 @@ class Conversations:
             raise RequestError(f"{place}: {first['msg']}" if place else first["msg"]) from None
         if (asked.n or 1) > 1:
             raise RequestError(f"n: {asked.n} answers are wanted, but each request gets one")
+        if asked.logprobs:
+            raise RequestError("logprobs: none are sent; leave it out")
+        if asked.functions:
+            raise RequestError("functions: describe them as tools")
         if asked.response_format and asked.response_format.get("type") != "text":
             raise RequestError("response_format: only text is written; describe a tool instead")
         messages: list[Message] = []
@@ -261,8 +276,8 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
         specs.append(spec)
     if len({spec.name for spec in specs}) < len(specs):
         raise RequestError("tools: two have the same name")
-    if isinstance(asked.tool_choice, dict):
-        wanted = asked.tool_choice.get("function", {}).get("name")
+    if isinstance(asked.tool_choice, _Choice):
+        wanted = asked.tool_choice.function.name
         specs = [spec for spec in specs if spec.name == wanted]
         if not specs:
             raise RequestError(f"tool_choice: no tool is named {wanted!r:.80}")

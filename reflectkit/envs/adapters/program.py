@@ -89,10 +89,11 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Exit:
-    """The program ended."""
+    """The program ended. output, errors: the ends of what it printed, and of its standard error."""
 
     code: int
     output: str
+    errors: str
 
 
 class _Run:
@@ -133,7 +134,7 @@ class _Run:
                 *(sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stderr=asyncio.subprocess.PIPE,
                 env=environment,
                 start_new_session=True,
             )
@@ -142,13 +143,8 @@ class _Run:
         self._watching = asyncio.ensure_future(self._watch(self._process))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        output = bytearray()
-        assert process.stdout is not None
-        while piece := await process.stdout.read(1 << 16):
-            output += piece
-            del output[:-KEPT_OUTPUT]
-        code = await process.wait()
-        self.events.put_nowait(_Exit(code, output.decode(errors="replace")))
+        output, errors = await asyncio.gather(_end_of(process.stdout), _end_of(process.stderr))
+        self.events.put_nowait(_Exit(await process.wait(), output, errors))
 
     async def next(self, timeout_s: float) -> _Pending | _Exit:
         """The next request that somebody still waits for, or the end. Raises TimeoutError."""
@@ -169,6 +165,15 @@ class _Run:
         if self._watching is not None:  # which ends with the output; something that left the group may hold that
             await asyncio.wait([self._watching], timeout=5)
             self._watching.cancel()
+
+
+async def _end_of(stream: asyncio.StreamReader | None) -> str:
+    assert stream is not None
+    output = bytearray()
+    while piece := await stream.read(1 << 16):
+        output += piece
+        del output[:-KEPT_OUTPUT]
+    return output.decode(errors="replace")
 
 
 class _Endpoint:
@@ -283,7 +288,7 @@ class Program(Env):
             if event.code == -signal.SIGUSR1:
                 raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
             self._fail_if_failed(event)
-            raise EnvironmentFailure(f"the program ended without a request{_last_line(event)}")
+            raise EnvironmentFailure(f"the program ended without a request{_last_line(event.errors or event.output)}")
         self._first = len(event.request.observation.messages)
         return self._observe(event)
 
@@ -306,7 +311,7 @@ class Program(Env):
             info = {"success": reward >= 1}
         figures = {"unmatched": float(self._run.unmatched), "overridden": float(self._run.overridden)}
         shown = info.get("figures", {}) | {name: value for name, value in figures.items() if value}
-        info |= {"figures": shown, "output": event.output[-KEPT_IN_INFO:]}
+        info |= {"figures": shown, "output": (event.errors + event.output)[-KEPT_IN_INFO:]}
         return StepResult(self._seen, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
@@ -329,7 +334,9 @@ class Program(Env):
 
     def _fail_if_failed(self, event: _Exit) -> None:
         if event.code:
-            raise EnvironmentFailure(f"the program ended with exit code {event.code}{_last_line(event)}")
+            raise EnvironmentFailure(
+                f"the program ended with exit code {event.code}{_last_line(event.errors or event.output)}"
+            )
 
     def _reward(self, event: _Exit) -> float:
         """The reward of the program that ended. Raises EnvironmentFailure."""
@@ -337,15 +344,15 @@ class Program(Env):
         if self._run.posted is not None:
             return self._run.posted
         written = ""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            written = self._reward_file.read_text(encoding="utf-8").strip()
+        if self._reward_file.is_file():
+            written = self._reward_file.read_text(encoding="utf-8", errors="replace").strip()
         last = written or next((line for line in reversed(event.output.splitlines()) if line.strip()), "")
         try:
             reward = float(last)
         except ValueError:
             reward = math.nan
         if not math.isfinite(reward):
-            raise EnvironmentFailure(f"the program gave no reward; print it as the last line{_last_line(event)}")
+            raise EnvironmentFailure(f"the program gave no reward; print it as the last line{_last_line(last)}")
         return reward
 
     @property
@@ -359,8 +366,8 @@ def _filled(found: re.Match[str], values: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _last_line(event: _Exit) -> str:
-    lines = [line for line in event.output.splitlines() if line.strip()]
+def _last_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
     return f"; its output ends: {lines[-1].strip():.200}" if lines else ""
 
 

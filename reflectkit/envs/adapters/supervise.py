@@ -1,10 +1,11 @@
 """Runs a program in a process group of its own, which ends when the program does, or when standard input is closed, as
-it is when the process that started this one is killed. Arguments: the most memory in bytes (0: no limit), and the
-program with its arguments. If there is no such program, or it cannot be executed, this one says why and ends by
-SIGUSR1.
+it is when the process that started this one is killed. On Linux, so does what has left the group. Arguments: the most
+memory in bytes (0: no limit), and the program with its arguments. If there is no such program, or it cannot be
+executed, this one says why and ends by SIGUSR1.
 """
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
@@ -14,6 +15,7 @@ import sys
 import threading
 
 memory, command = int(sys.argv[1]), sys.argv[2:]
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def enter_group() -> None:
@@ -23,6 +25,8 @@ def enter_group() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
+if sys.platform == "linux":  # its orphans become children of this process
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 try:
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=enter_group)
 except OSError as error:
@@ -48,4 +52,10 @@ def wait_for_the_end_of_input() -> None:
 threading.Thread(target=wait_for_the_end_of_input, daemon=True).start()
 code = program.wait()
 end_group()
+with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:  # Linux only
+    while children := file.read().split():
+        for child in map(int, children):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        file.seek(0)
 os._exit(code if code >= 0 else 128 - code)
