@@ -246,6 +246,7 @@ def test_a_conversation_is_one_row_of_the_sampled_tokens(play: Play, reflects: b
     policy = LocalSampler(tiny(0, None))
     reflector = Reflector(LocalSampler(tiny(1, "reflection"), frozen=True)) if reflects else None
     agent = TwoPlayerAgent(policy, reflector, max_new_tokens=6)
+    agent.dialogue.stop_ids = frozenset([policy.tokenizer.eos_token_id])  # the template writes no other one
     talks = """
     messages = [{"role": "user", "content": "Where is it?"}]
     for number in range(4):
