@@ -14,6 +14,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_origin
@@ -348,12 +349,13 @@ class RichProgress(Progress):
     @contextlib.contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
         """A progress bar, replaced by one line of text at the end."""
-        bar = _RichBar(self.bars, self.bars.add_task(escape(visible(title)), total=total, completed=done, figures=""))
+        task = self.bars.add_task(escape(visible(title)), total=total, completed=done, figures="")
+        bar = _RichBar(self, task, title, total, done)
         try:
             yield bar
         finally:
-            self.bars.remove_task(bar.task)
-            self.news(f"{title}: {done + bar.moved} of {total}{'  ' + bar.figures if bar.figures else ''}")
+            self.bars.remove_task(task)
+            bar.tell()
 
     def news(self, text: str) -> None:
         """Print one line above the bars."""
@@ -382,14 +384,25 @@ class RichProgress(Progress):
             self.bars.start()
 
 
+LINE_EVERY_S = 60.0
+"""Where no bar can be drawn, in a log or a pipe, a line of text says so often how far it is."""
+
+
 class _RichBar(Bar):
-    def __init__(self, bars: bars.Progress, task: bars.TaskID) -> None:
-        self.bars, self.task, self.moved, self.figures = bars, task, 0, ""
+    def __init__(self, progress: RichProgress, task: bars.TaskID, title: str, total: int, done: int) -> None:
+        self.progress, self.task, self.title, self.total = progress, task, title, total
+        self.done, self.figures, self.told = done, "", time.monotonic()
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        self.moved += amount
+        self.done += amount
         self.figures = "  ".join(f"{name} {value:.3g}" for name, value in figures.items())
-        self.bars.update(self.task, advance=amount, figures=self.figures)
+        self.progress.bars.update(self.task, advance=amount, figures=self.figures)
+        if self.progress.bars.disable and time.monotonic() - self.told >= LINE_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        self.told = time.monotonic()
+        self.progress.news(f"{self.title}: {self.done} of {self.total}{'  ' + self.figures if self.figures else ''}")
 
 
 def _grid(table: Table, *, fold: bool = True) -> Grid:
@@ -411,6 +424,8 @@ def show(console: Screen, report: Report) -> None:
         grid, unlimited = _grid(table), console.options.update(width=10_000)
         if console.measure(grid, options=unlimited).maximum > console.width:
             columns = list(zip(table.columns, *table.rows, strict=True))
+            if len(table.rows) == 1:  # becomes one of two columns
+                columns = list(zip(*columns, strict=True))
             same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
             if same:
                 console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
@@ -486,12 +501,13 @@ def _explain(error: BaseException, *, with_traceback: bool) -> int:
     if with_traceback:
         say(masked("".join(traceback.format_exception(error))).rstrip(), sys.stderr)
     number = error.errno if isinstance(error, OSError) else None
+    full = next((code for code in NO_ROOM if code == number or os.strerror(code) in str(error)), None)
     if isinstance(error, ReflectkitError):
         return print_error(str(error), 2)
     if isinstance(error, typer.TyperException):
         return print_error(_usage(error), 2) if error.format_message().strip() else 2  # the help was printed already
-    if number in NO_ROOM or "No space left" in str(error):
-        what = "a file exceeds this shell's limit (`ulimit -f`)" if number == errno.EFBIG else "the disk is full"
+    if full:
+        what = "a file exceeds this shell's limit (`ulimit -f`)" if full == errno.EFBIG else "the disk is full"
         return print_error(f"{what}; free some space and run the same command again to resume", 2)
     if isinstance(error, OSError) and number in BAD_PATH:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"

@@ -92,7 +92,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
             progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
         with rl.chat_reflector(config, current.folder, progress) as chat:
             trainer = rl.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
-            progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}")
+            resumed = f", from update {trainer.step + 1}" if trainer.step else ""
+            progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}{resumed}")
             with closing(trainer):
                 target, history = rl.train(config, trainer, validation, held_out, current.folder, settings, progress)
         last = history[-max(1, len(history) // 10) :]
@@ -107,10 +108,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
             held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out, holds_out)
             current.tables.append(held_out_table)
             if rl.no_better_than_random(figures["held_out"]):
-                progress.news(
-                    f"not measurably better than a random player: try --max-steps {3 * config.max_steps}, or"
-                    " demonstrations first"
-                )
+                stuck = last[-1].get("groups_without_spread") == 1
+                longer = "" if stuck else f"--max-steps {3 * config.max_steps}, or "
+                progress.news(f"not measurably better than a random player: try {longer}demonstrations first")
         asked = config.setup.asked(progress)
         if chat is not None:
             asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}

@@ -129,7 +129,7 @@ class Problems:
         return str(self.file(split) or own)
 
     def _ignores_seed(self, level: str) -> bool:
-        """Whether the same actions give the same episodes with each seed."""
+        """Whether the same actions give the same episodes with each seed. False where actions were refused."""
         from reflectkit.agents.scripted import AnyAction
         from reflectkit.rollouts.episode import Episode, rollout
 
@@ -137,8 +137,10 @@ class Problems:
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
         played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
         seen = [[one.final, *((turn.observation, turn.reward) for turn in one.turns)] for one in played]
-        failed = any(one.status is Status.ABORTED for one in played)
-        return not failed and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
+        unclear = any(
+            one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns) for one in played
+        )
+        return not unclear and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
 
 
 def digest_of(tasks: Sequence[Task]) -> str:

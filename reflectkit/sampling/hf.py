@@ -124,7 +124,8 @@ class LocalSampler:
         for key, row in zip(keys, self.team.gather_shares(mine) if self.team else mine, strict=True):
             if any(map(math.isnan, row)):
                 raise CheckpointError(
-                    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
+                    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint, or"
+                    " train again with a lower --learning-rate"
                 )
             self.scores.keep(*key, tuple(row[: len(key[0])]))
 

@@ -448,7 +448,8 @@ def train(
             if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
                 shown["entropy"] = entropy
             bar.advance(1, **shown)
-            flat += not figures.get("commented_decisions") and is_flat([trajectory for trajectory, _ in trainer.latest])
+            taught = figures.get("commented_decisions") or not is_flat([trajectory for trajectory, _ in trainer.latest])
+            flat = 0 if taught else flat + 1
             _warn_if_flat(config, trainer, flat, progress)
     if held_out is not None:
         _measure(held_out, "after", folder, trainer)
@@ -456,12 +457,12 @@ def train(
 
 
 FLAT_UPDATES = 3
-"""First updates that must teach nothing before the user is told."""
+"""Updates in a row that must teach nothing before the user is told."""
 
 
 def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progress) -> None:
-    """Tell the user if the first updates taught nothing, or no episode of the first ended. flat: how many of this
-    process's updates taught nothing.
+    """Tell the user if the latest updates taught nothing but not all is won, or no episode of the first ended. flat:
+    how many of this process's updates, in a row, taught nothing.
     """
     played = [trajectory for trajectory, _ in trainer.latest]
     level = trainer.config.levels[trainer.curriculum.level].name
@@ -471,11 +472,12 @@ def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progr
             f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizons ="
             ' {"LEVEL": N} to the env'
         )
-    if flat == trainer.step == min(FLAT_UPDATES, config.max_steps):
+    if flat == min(FLAT_UPDATES, config.max_steps) and not all(trajectory.success for trajectory in played):
         progress.news(
-            f"nothing to learn: all rewards are equal in each group of the first {trainer.step} updates"
-            f" (mean return {fmean(trajectory.total_return for trajectory in played):.3g}); try easier problems, a"
-            " reward for partial success, a larger --group-size or --temperature, or a better starting model"
+            f"nothing to learn: all rewards are equal in each group of updates {trainer.step - flat + 1} to"
+            f" {trainer.step} (mean return {fmean(trajectory.total_return for trajectory in played):.3g}); try easier"
+            " problems, a reward for partial success, a larger --group-size or --temperature, or a better starting"
+            " model"
         )
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from reflectkit.cli.main import main
 from reflectkit.commands import split
@@ -82,6 +83,24 @@ def test_our_own_failures_exit_with_1(
     monkeypatch.setattr(split, "read_records", divmod)
     (tmp_path / "x.json").write_text("[]")
     assert "internal error" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys, code=1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("No space left on device (os error 28)", "the disk is full"), ("File too large (os error 27)", "`ulimit -f`")],
+)
+def test_weights_that_do_not_fit_on_the_disk_tell_how_to_resume(
+    reason: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: {reason}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(split, "read_records", fail)
+    (tmp_path / "x.json").write_text("[]")
+    error = error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys)
+    assert told in error
+    assert "run the same command again" in error
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])

@@ -34,3 +34,17 @@ def test_a_resumed_run_has_the_same_outcomes_on_held_out_problems(
     assert (run / "held_out.json").read_bytes() == before
     assert main(["evaluate", "--env", ENV, "--policy", "results/run", "--problems", "5", "--name", "test"]) == 0
     assert "Held-out" in (tmp_path / "results" / "test" / "eval.md").read_text()
+
+
+@pytest.mark.parametrize(("flat", "told"), [("0111", "updates 2 to 4"), ("1110", "updates 1 to 3"), ("1011", "")])
+def test_updates_in_a_row_that_teach_nothing_are_told(
+    flat: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    updates = iter(flat)
+    monkeypatch.setattr("reflectkit.train.rl.is_flat", lambda played: next(updates) == "1")
+    command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "4", "--episodes", "16", "--device", "cpu"]
+    assert main([*command, "--validate-problems", "0"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "nothing to learn" in line]
+    assert len(lines) == bool(told)
+    assert told in "".join(lines)

@@ -10,6 +10,7 @@ import pytest
 
 from reflectkit.data.problems import Problems
 from reflectkit.env import ChoiceEnv
+from reflectkit.envs import env_class
 from reflectkit.envs.adapters.program import ProgramSettings
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import DataError
@@ -38,6 +39,25 @@ class OneSided(Guess):
 
     def _begin(self, task: Task, seed: int) -> None:
         super()._begin(task, 0)
+
+
+class Safe:
+    """A tool whose argument a random call does not hit; what the seed draws is not shown."""
+
+    def reset(self, seed: int) -> str:
+        self.word = random.Random(seed).choice(("red", "blue"))
+        return "Open the safe."
+
+    def open(self, word: str) -> str:
+        """Open it.
+
+        Args:
+            word: The word.
+        """
+        return {"red": "hot", "blue": "cold"}[word]
+
+    def get_reward(self) -> float:
+        return 0.0
 
 
 def problems(env: str, folder: Path) -> Problems:
@@ -74,6 +94,8 @@ def test_an_env_without_a_list_has_a_problem_for_each_seed(tmp_path: Path) -> No
 
 def test_an_ignored_seed_is_noticed_and_a_hidden_state_is_not_mistaken_for_it(tmp_path: Path) -> None:
     assert problems(f"{__name__}:Guess", tmp_path).holds_out("all")
+    safe = f"{__name__}:Safe"
+    assert Problems(EnvSetup(safe, tmp_path, env_class(safe).Settings())).holds_out("all")
     assert not problems(f"{__name__}:OneSided", tmp_path).holds_out("all")
     assert Problems(EnvSetup("program:no-such-program {seed}", tmp_path, ProgramSettings())).holds_out("all")
 

@@ -14,6 +14,7 @@ from reflectkit.cli.main import main
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapted
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json, write_json, write_jsonl
@@ -303,6 +304,25 @@ def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
     assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
 
 
+def test_a_module_or_file_registers_an_own_game(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = own_module(request.node)
+    Path(f"{name}.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv\n\n\n"
+        f"class Pond(FrozenLakeEnv):\n    pass\n\n\n"
+        f"gymnasium.register('{name}-v0', entry_point=Pond, max_episode_steps=7)\n",
+        encoding="utf-8",
+    )
+    for place in (name, f"{name}.py"):
+        setup = EnvSetup(f"gymnasium:{place}:{name}-v0", tmp_path)
+        assert setup.kind.horizons == {"all": 7}
+        assert setup.code_files == [Path(f"{name}.py")]
+    assert game(f"{name}.py:{name}-v0", is_slippery=False)[0].seen.choices[0] == "0"
+
+
 BAD = """
 class Base:
     choices = ("a", "b")
@@ -328,6 +348,11 @@ class Twice(Base):
 class Raises(Base):
     def step(self, choice): return 1 / 0
 
+class Array(Base):
+    def step(self, choice):
+        import numpy
+        return "?", numpy.ones(2), True
+
 class Needs(Base):
     def __init__(self, size: int): pass
 
@@ -347,8 +372,9 @@ class Untyped:
         ("Number", ".py, line 18: reset() of Number returned 3; its observation must be a text"),
         ("Twice", "choices are ('a', 'a'); return choices that all differ"),
         ("Raises", ".py, line 24: ZeroDivisionError"),
+        ("Array", ".py, line 27: step() of Array returned ('?', array([1., 1.]), True); return (observation, reward"),
         ("Needs", "Needs: its constructor's argument 'size' needs a default; write size=VALUE"),
-        ("Untyped", ".py, line 31: guess() cannot be a tool"),
+        ("Untyped", ".py, line 36: guess() cannot be a tool"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -15,6 +15,7 @@ from gymnasium.error import Error
 from reflectkit.env import Env
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
 from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.registry import resolve
 
 ACTIONS = {
     "FrozenLakeEnv": ("left", "down", "right", "up"),
@@ -37,15 +38,22 @@ def env_of_class(kind: type) -> type[Env]:
 
 @cache
 def env_of(name: str) -> type[Env]:
-    """The env of Gymnasium's `name`. Raises ConfigError for an unknown one."""
+    """The env of Gymnasium's `name`, ID or MODULE:ID, where importing the module registers it. Raises ConfigError for
+    an unknown one.
+    """
+    module, _, name = name.rpartition(":")
+    if module:
+        resolve("module of gymnasium", f"{module}:__name__", {})
     try:
         spec = gymnasium.spec(name)
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
     except (Error, ImportError) as error:
         if name in gymnasium.registry:
             raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
-        raise unknown_name("environment of gymnasium", name, gymnasium.registry) from None
+        hint = "(your own: FILE.py:CLASS, or gymnasium:FILE.py:ID)"
+        raise unknown_name("environment of gymnasium", name, gymnasium.registry, hint) from None
     game = game_of(lambda **settings: gymnasium.make(name, **settings), name)
+    game.__module__ = creator.__module__
     game.horizon = spec.max_episode_steps
     game.__doc__ = re.split(r"\n\s*## (?:Information|Arguments|Version)", creator.__doc__ or "")[0]
     return wrapped(Choices, game, settings_of(creator, "render_mode", **spec.kwargs))

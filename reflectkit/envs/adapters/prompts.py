@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -141,7 +142,9 @@ def _reward(spec: str) -> tuple[str, Any, float]:
 
 def is_reward(value: object) -> bool:
     """Whether `value` is a finite number, of Python or a library."""
-    return hasattr(value, "__float__") and math.isfinite(float(value))
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # of an array, or a number beyond a float's range
+        return hasattr(value, "__float__") and math.isfinite(float(value))
+    return False
 
 
 async def score(
