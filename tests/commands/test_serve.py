@@ -174,6 +174,7 @@ def asking(**more: Any) -> bytes:
         (asking(messages=[{"role": "king", "content": "x"}]), 400, "messages.0.role"),
         (asking(n=3), 400, "n: 3 answers"),
         (asking(response_format={"type": "json_object"}), 400, "response_format"),
+        (asking(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "Input should be 'text'"),
         (asking(logprobs=True), 400, "logprobs"),
         (asking(functions=[LOOK]), 400, "functions"),
         (asking(tools=TOOLS, tool_choice={"function": 3}), 400, "tool_choice"),

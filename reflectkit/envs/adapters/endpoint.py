@@ -181,9 +181,9 @@ class Conversations:
         try:
             asked = _Request.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise RequestError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+            wrong = max(error.errors(include_url=False), key=lambda wrong: len(wrong["loc"]))  # of a union, the nearest
+            place = ".".join(map(str, wrong["loc"]))
+            raise RequestError(f"{place}: {wrong['msg']}" if place else wrong["msg"]) from None
         if (asked.n or 1) > 1:
             raise RequestError(f"n: {asked.n} answers are wanted, but each request gets one")
         if asked.logprobs:
