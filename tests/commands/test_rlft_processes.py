@@ -109,11 +109,12 @@ class Stopped(Corridor):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "code", "line"),
     [
         ("Killed", 2, "rlft: process 1 was killed (signal 9; out of memory?); run the same command again to resume"),
-        pytest.param("Stopped", 130, "stopped; run the same command again to resume", marks=pytest.mark.slow),
+        ("Stopped", 130, "stopped; run the same command again to resume"),
     ],
 )
 def test_a_killed_process_and_ctrl_c_end_all_with_one_line(

@@ -7,6 +7,7 @@ template leaves the turn as it was. `docs/call-formats.md` has the table.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,13 @@ FOUND, NEXT = Message("tool", "found", name="keep_it"), Message("user", "And?")
 
 
 @cache
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(["Please keep it"] * 3, [" 0"])
+
+
+@cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
-    template = TEMPLATES[name]
-    tokenizer = build_tokenizer(["Please keep it"] * 3, [" 0"])
+    template, tokenizer = TEMPLATES[name], deepcopy(plain_tokenizer())
     marks = sorted({*MARK.findall(template), *(end for end in (*ENDS, NO_END) if end in template), "<|end|>", "<s>"})
     tokenizer.add_tokens([AddedToken(mark, special="|" in mark) for mark in marks])
     tokenizer.chat_template, tokenizer.bos_token = template, "<s>"
@@ -132,7 +137,8 @@ def spelt(tokenizer: Any, text: str) -> list[int]:
     """Tokens that tokenising `text` would not give: no merges, but marks are one token each."""
     marks = sorted(map(re.escape, tokenizer.get_added_vocab()), key=len, reverse=True)
     parts = re.findall(f"{'|'.join(marks)}|.", text, re.DOTALL)
-    return [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
+    rows = tokenizer(parts, add_special_tokens=False)["input_ids"] if parts else []
+    return [token for row in rows for token in row]
 
 
 def word(kept: bool) -> str:
