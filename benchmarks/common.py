@@ -186,15 +186,15 @@ def different_starts(
 
 
 def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int) -> list[Episode]:
-    """`size` episodes from the same start, of 3 turns or more on average, in all a multiple of `multiple`."""
+    """`size` episodes from the same start, of 2 turns or more on average, in all a multiple of `multiple`."""
     chance = random.Random(seed)
     for attempt in range(400):
         task = chance.choice(tasks)
         drawn = [Episode(task, derive(seed, attempt, index), task.id, start=attempt) for index in range(size)]
         total = sum(len(trajectory.turns) for trajectory in ours.play(drawn))
-        if total >= 3 * size and total % multiple == 0:
+        if total >= 2 * size and total % multiple == 0:
             return drawn
-    raise SystemExit(f"no group of {size} episodes has 3 turns or more on average, in all a multiple of {multiple}")
+    raise SystemExit(f"no group of {size} episodes has 2 turns or more on average, in all a multiple of {multiple}")
 
 
 def resident() -> int:

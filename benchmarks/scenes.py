@@ -29,7 +29,9 @@ from reflectkit.types import Task, ToolUse
 RANK = 16
 STARTS, GROUP = 4, 8
 """Episodes of a round, from different starts and from one."""
-STEPS, TALK = 4, 10
+FEW = 2
+"""Episodes of a round where prompts are long."""
+STEPS, TALK = 2, 10
 """The most turns of an episode of AutoExplore and of the service desk."""
 MISTAKES = 0.2
 """Share of wrong moves of the oracle at the service desk."""
@@ -158,12 +160,12 @@ def explore(bench: Bench) -> Iterator[str]:
     new = partial(make, "auto_explore", STEPS, repos_dir=included_repositories())
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
-    batches = different_starts(ours, tasks, STARTS, bench.rounds + 1, bench.seed, MICRO)
+    batches = different_starts(ours, tasks, FEW, bench.rounds + 1, bench.seed, MICRO)
     turns = [turn for played in ours.play(batches[0]) for turn in played.turns]
     longest = max(len(turn.decision.prompt_ids) for turn in turns)
     ours.learner.max_tokens = MICRO * longest
     rounds = measure(Writer(other, ours.agent.labels), ours, batches, len(turns), MICRO)
-    yield row(f"auto_explore, {STARTS} different starts: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
+    yield row(f"auto_explore, {FEW} different starts: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
 
 
 def service_desk(bench: Bench) -> Iterator[str]:
@@ -183,7 +185,7 @@ def service_desk(bench: Bench) -> Iterator[str]:
     batches = []
     for number in range(bench.rounds + 1):
         task, begin = tasks[number], derive(bench.seed, number)
-        episodes = [Episode(task, derive(begin, index), task.id, start=begin) for index in range(STARTS)]
+        episodes = [Episode(task, derive(begin, index), task.id, start=begin) for index in range(FEW)]
         batches.append(episodes)
         for trajectory in rollout(episodes, new, Demonstrator(MISTAKES)):
             for place, turn in enumerate(trajectory.turns):
@@ -192,8 +194,8 @@ def service_desk(bench: Bench) -> Iterator[str]:
                 follower.taken[derive(derive(trajectory.seed, "turn", place), "text")] = (*ids, end)
     lengths = [len(sample.tokens) for sample in ours.rows(ours.play(batches[0]))]
     ours.learner.max_tokens = max(lengths)
-    rounds = measure(Writer(other, ours.agent.labels), ours, batches, STARTS, micro=1)
-    yield row(f"support, one group of {STARTS}: transcripts ≤ {max(lengths):,} tokens", rounds)
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, FEW, micro=1)
+    yield row(f"support, one group of {FEW}: transcripts ≤ {max(lengths):,} tokens", rounds)
 
 
 SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
