@@ -103,7 +103,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
             "success_rate": fmean(row["success_rate"] for row in last) if last else None,
             "return": fmean(row["return"] for row in last) if last else None,
         }
-        current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
+        title = f"RL in {target} (rates: last tenth, training problems, sampled actions)"
+        current.tables.append(figures_table(title, "value", figures))
         if held_out is not None and processes.first:
             held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out, holds_out)
             current.tables.append(held_out_table)

@@ -162,5 +162,5 @@ class LocalSampler:
     def _too_long(self, tokens: int) -> str:
         return (
             f"the policy's prompt is {tokens} tokens, but its model reads {self.context}; shorten what the env shows,"
-            " or use a model with a longer context (a tiny one: `reflectkit sft --max-length N`)"
+            " or train a model with a longer context, as --model tiny makes for this env"
         )

@@ -202,8 +202,8 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
             if context is not None and tokens > context:
                 raise ConfigError(
                     f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.policy.start} reads"
-                    f" {context}; shorten what the env shows, or use a model with a longer context (a tiny one:"
-                    " `reflectkit sft --max-length N`)"
+                    f" {context}; shorten what the env shows, or train a model with a longer context, as --model"
+                    " tiny makes for this env"
                 )
 
 
@@ -543,7 +543,8 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
         if partial:
             figures[name]["return"] = fmean(row["return"] for row in rows[name])
             cells[-1].append(f"{figures[name]['return']:.3g}")
-    title = f"{'Held-out problems' if holds_out else 'Training problems'} ({config.problems.source('validate')})"
+    which = "Held-out problems" if holds_out else "Training problems"
+    title = f"{which}, most likely actions ({config.problems.source('validate')})"
     columns = ("player", measure, "95 % interval", "problems", *(["return"] if partial else []))
     return Table(title, columns, tuple(map(tuple, cells))), figures
 
