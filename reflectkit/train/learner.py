@@ -21,7 +21,7 @@ from reflectkit.config import Config
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
-from reflectkit.models.prefixes import right_pad, shared_length
+from reflectkit.models.prefixes import right_pad, shared_length, tree_of
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
 from reflectkit.sampling.checks import disagreement
 from reflectkit.train import algorithms
@@ -35,6 +35,10 @@ from reflectkit.types import Sample, Trajectory
 READ, WORTH = 0.6, 25e6
 """Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers
 keys and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
+"""
+LARGE, PASS = 1e6, 60
+"""A model with LARGE parameters a layer spends its time on a CPU on tokens and passes. With SmolLM2-135M and LoRA, a
+pass of a tree costs as much as 20 to 60 tokens.
 """
 
 
@@ -115,13 +119,27 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 
 
 def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
-    """Whether reading `parts` as trees is faster: in micro-batches of `max_tokens`, they leave at most READ of the
-    tokens to read, and save WORTH tokens times parameters of a layer for each unit.
+    """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`.
+
+    A large model on a CPU must save more than PASS tokens, padding included, for each pass that trees add. Others must
+    read at most READ of the tokens, and save WORTH tokens times parameters of a layer for each unit.
     """
-    pairs = (pair for micro in packed_as_trees(parts, max_tokens) for pair in itertools.pairwise(micro))
+    micros = packed_as_trees(parts, max_tokens)
+    weights = list(model.parameters())
+    layer = sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
+    if layer >= LARGE and weights[0].device.type == "cpu":
+        plain = packed(parts, max_tokens)
+        added = -len(plain)
+        saved = sum(len(micro) * max(len(unit.tokens) for unit in micro) for micro in plain)
+        for micro in micros:
+            rows = [unit.tokens for unit in micro]
+            for chunks in itertools.chain(*tree_of(rows).levels):
+                added += 1
+                saved -= len(chunks) * max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
+        return saved > PASS * added
+    pairs = (pair for micro in micros for pair in itertools.pairwise(micro))
     total = sum(len(unit.tokens) for unit in parts)
     saved = sum(shared_length(one.tokens, other.tokens) for one, other in pairs)
-    layer = sum(weight.numel() for weight in model.parameters()) / model.config.get_text_config().num_hidden_layers
     return total - saved <= READ * total and saved * layer >= WORTH * len(parts)
 
 

@@ -104,6 +104,18 @@ def test_rows_are_shared_where_that_saves_enough(monkeypatch: pytest.MonkeyPatch
         assert learner.saves(model, rows[shared], most) == saved
 
 
+def test_a_large_model_saves_tokens_for_each_pass_that_trees_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows of 20 tokens, 15 shared, are 80 tokens in a pass, or 20 and 3 times 5 in two: 45 saved for one pass
+    more. In micro-batches of 60, plain rows are 80 tokens in two passes, and two trees are 50 in four.
+    One by one, nothing is saved.
+    """
+    monkeypatch.setattr(learner, "LARGE", 0)
+    rows = [Unit((*range(15), *range(start, start + 5)), (), (0,)) for start in (20, 30, 40, 50)]
+    for cost, most, saved in ((44, 80, True), (45, 80, False), (14, 60, True), (15, 60, False), (0, 20, False)):
+        monkeypatch.setattr(learner, "PASS", cost)
+        assert learner.saves(gpt2(), rows, most) == saved
+
+
 def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     """LoRA on attention, where keys and values are shared, and on the layers behind it."""
     from peft import LoraConfig, get_peft_model
