@@ -142,7 +142,7 @@ def test_games_are_found_by_split_and_pattern(root: Path) -> None:
     task = games.task(found[0])
     assert task.id == task.group == "look_at_obj_in_light-Book-None-DeskLamp-1/trial_T0"
     assert task.data == {"game": f"json_2.1.1/valid_seen/{task.id}", "room": "FloorPlan1", "split": "valid_seen"}
-    with pytest.raises(DataError, match="no game matches --games nothing; there are look_at_obj_in_light"):
+    with pytest.raises(DataError, match="holds no such game; there are look_at_obj_in_light"):
         games.find(root, ("nothing",))
 
 
