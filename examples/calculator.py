@@ -1,6 +1,6 @@
 """A calculator: tools, in the form that TRL's `environment_factory` takes.
 
-reflectkit rlft --env examples/calculator.py:Calculator --model Qwen/Qwen3-0.6B
+reflectkit rlft --env examples/calculator.py:Calculator --model Qwen/Qwen3-0.6B --lora-r 16
 reflectkit evaluate --env examples/calculator.py:Calculator --policy results/1_rlft --policy start=Qwen/Qwen3-0.6B
 """
 

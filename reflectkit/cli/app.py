@@ -397,7 +397,8 @@ class _RichBar(Bar):
         self.done += amount
         self.figures = "  ".join(f"{name} {value:.3g}" for name, value in figures.items())
         self.progress.bars.update(self.task, advance=amount, figures=self.figures)
-        if self.progress.bars.disable and time.monotonic() - self.told >= LINE_EVERY_S:
+        waited = time.monotonic() - self.told >= LINE_EVERY_S
+        if self.progress.bars.disable and self.done < self.total and waited:
             self.tell()
 
     def tell(self) -> None:

@@ -125,7 +125,7 @@ def run(config: NewConfig, progress: Progress) -> Report:
             raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-    model = "tiny" if config.kind == "choices" else "Qwen/Qwen3-0.6B"  # tiny does not write
+    model = "tiny" if config.kind == "choices" else "Qwen/Qwen3-0.6B --lora-r 16"  # tiny does not write
     closing = ("Play it, then train it:", f"  reflectkit play {env}", f"  reflectkit rlft {env} --model {model}")
     return Report("new", Path(), {}, tuple(texts), closing=closing)
 

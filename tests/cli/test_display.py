@@ -45,7 +45,8 @@ def test_a_log_says_now_and_then_how_far_it_is(
     monkeypatch.setattr("reflectkit.cli.app.LINE_EVERY_S", 0.0)
     with RichProgress(Screen()) as progress, progress.bar("RL {x}", 3, 1) as bar:
         bar.advance(success=0.5)
-    assert capsys.readouterr().out.splitlines() == ["RL {x}: 2 of 3  success 0.5"] * 2
+        bar.advance()
+    assert capsys.readouterr().out.splitlines() == ["RL {x}: 2 of 3  success 0.5", "RL {x}: 3 of 3"]
 
 
 def test_a_long_cell_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
