@@ -37,6 +37,8 @@ from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec,
 LOOPBACK = ("127.0.0.1", "localhost")
 LARGEST_BODY = 4 << 20
 """Bytes of a request."""
+IDLE_S = 300
+"""Seconds after which an unused connection is closed: later than clients do it, which would lose a request."""
 REMEMBERED = 4096
 """Answers of a conversation, or of all conversations of a server, whose exact text is kept; the oldest go first."""
 ALIKE = 64
@@ -428,7 +430,10 @@ def listening(host: str, port: int) -> socket.socket:
 async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
     """Serve `app` inside the context; the port, also if it was 0. Raises ConfigError if the address cannot be used."""
     listener = listening(host, port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(
+        app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
