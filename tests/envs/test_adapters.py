@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy
 import pytest
 
@@ -320,7 +321,7 @@ def test_a_module_or_file_registers_an_own_game(
         setup = EnvSetup(f"gymnasium:{place}:{name}-v0", tmp_path)
         assert setup.kind.horizons == {"all": 7}
         assert setup.code_files == [Path(f"{name}.py")]
-    assert game(f"{name}.py:{name}-v0", is_slippery=False)[0].seen.choices[0] == "0"
+        del gymnasium.registry[f"{name}-v0"]
 
 
 BAD = """
@@ -353,6 +354,15 @@ class Array(Base):
         import numpy
         return "?", numpy.ones(2), True
 
+class Alone(Base):
+    def step(self): return "?", 0.0, True
+
+class More(Base):
+    def reset(self, seed, size): return "?"
+
+class Inside(Base):
+    def step(self, choice): return len(3)
+
 class Needs(Base):
     def __init__(self, size: int): pass
 
@@ -373,8 +383,11 @@ class Untyped:
         ("Twice", "choices are ('a', 'a'); return choices that all differ"),
         ("Raises", ".py, line 24: ZeroDivisionError"),
         ("Array", ".py, line 27: step() of Array returned ('?', array([1., 1.]), True); return (observation, reward"),
+        ("Alone", ".py, line 32: Alone.step() takes 1 positional argument but 2 were given; it is called with '"),
+        ("More", ".py, line 35: More.reset() missing 1 required positional argument: 'size'; it is called with seed"),
+        ("Inside", ".py, line 38: TypeError: object of type 'int' has no len()"),
         ("Needs", "Needs: its constructor's argument 'size' needs a default; write size=VALUE"),
-        ("Untyped", ".py, line 36: guess() cannot be a tool"),
+        ("Untyped", ".py, line 45: guess() cannot be a tool"),
     ],
 )
 def test_mistakes_are_one_line(

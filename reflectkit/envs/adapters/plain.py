@@ -111,6 +111,17 @@ class Plain(Env):
         self._random = _states(seed)
         return seed
 
+    def _call(self, method: str, *given: Any, **named: Any) -> Any:
+        """What a method of the instance returns. Raises ConfigError if it takes other arguments."""
+        own = getattr(self.plain, method)
+        try:
+            return own(*given, **named)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # from within the method
+            called = ", ".join([*map(repr, given), *named]) or "no arguments"
+            raise ConfigError(f"{code_place(own)}: {error}; it is called with {called}") from None
+
     def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
         place = code_place(getattr(self.plain_type, method))
         return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {returned!r:.60}; {wanted}")
@@ -135,15 +146,15 @@ class Choices(Plain):
         parameters = inspect.signature(self.plain.reset).parameters
         with self._own_random():
             if "seed" in parameters:
-                returned = self.plain.reset(seed=seed)
+                returned = self._call("reset", seed=seed)
             else:
-                returned = self.plain.reset(*([seed] if parameters else []))
+                returned = self._call("reset", *([seed] if parameters else []))
             return self._observe("reset", returned[0] if isinstance(returned, tuple) and returned else returned)
 
     def step(self, action: Action) -> StepResult:
         """Take choice `action`."""
         with self._own_random():
-            returned = self.plain.step(self._offered[check_choice(action, self._offered, self.name)])
+            returned = self._call("step", self._offered[check_choice(action, self._offered, self.name)])
             if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
                 raise self._wrong("step", returned, FORM)
             text, reward, terminated, *more = returned
@@ -209,7 +220,7 @@ class Tools(Plain):
         row = {key: value for key, value in task.data.items() if key != "seed"}
         arguments = row | ({"seed": seed} if "seed" in parameters or open_ended else {})
         with self._own_random():
-            shown = self.plain.reset(**arguments)
+            shown = self._call("reset", **arguments)
         messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []
         if not isinstance(shown, str | None) or not (shown or messages):
             raise self._wrong("reset", shown, "return the prompt, a text" if not messages else "return a text or None")
