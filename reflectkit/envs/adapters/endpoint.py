@@ -428,7 +428,14 @@ def listening(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
-    """Serve `app` inside the context; the port, also if it was 0. Raises ConfigError if the address cannot be used."""
+    """Serve `app` inside the context; the port, also if it was 0. The process may then open as many files as the system
+    allows. Raises ConfigError if the address cannot be used.
+    """
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows; systems that allow fewer than they say
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = listening(host, port)
     config = uvicorn.Config(
         app, log_level="critical", lifespan="off", timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=1

@@ -7,12 +7,10 @@ loop stay as they are; it imports nothing of ours.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import os
 import re
-import resource
 import secrets
 import shlex
 import signal
@@ -189,9 +187,6 @@ class _Endpoint:
         """The port; the server runs until the process ends."""
         if self._port is None:
             self._port = asyncio.get_running_loop().create_future()
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            with contextlib.suppress(ValueError, OSError):  # some systems allow fewer than they say
-                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             self._serving = asyncio.ensure_future(self._serve(self._port))
         return await self._port
 
