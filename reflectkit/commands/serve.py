@@ -72,7 +72,12 @@ class _Served(Env):
 
 
 def run(config: ServeConfig, progress: Progress) -> Report:
-    """Serve until interrupted. Raises CheckpointError, and ConfigError if the address cannot be used."""
+    """Serve until interrupted. Raises CheckpointError, and ConfigError if the address or --record cannot be used."""
+    if config.record is not None:
+        try:
+            config.record.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"--record {config.record}: {error.strerror}; name another file") from None
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
         player = Player("policy", config.load_dir, config.reflect_load_dir).resolved(config.run.data_dir, progress)
         if warning := mismatch(player):
@@ -147,8 +152,8 @@ class _Server:
             raise RequestError(decision.failure, 503)
         if decision.truncation_reason is not None:
             raise RequestError(decision.truncation_reason, 400, "context_length_exceeded")
-        self.answered += 1
         self.record({"session": name, "observation": to_json(request.observation), "decision": to_json(decision)})
+        self.answered += 1
         action = decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
         return Answer(action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit)
 

@@ -241,6 +241,13 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
     assert second["decision"]["prompt_ids"][: len(held)] == held
 
 
+def test_a_record_that_cannot_be_written_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--policy", "x", "--record", str(tmp_path)]) == 2
+    assert "name another file" in capsys.readouterr().err
+
+
 def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REFLECTKIT_TOKEN", raising=False)
     assert main(["serve", "--policy", "x", "--host", "0.0.0.0"]) == 2
