@@ -1,9 +1,9 @@
 r"""Arithmetic: prompts of a data set, and two reward functions in TRL's form, the second with a weight of 0.2.
 
     reflectkit rlft --env prompts --dataset examples/arithmetic.jsonl --reward examples/arithmetic.py:exact \
-        --reward examples/arithmetic.py:is_number=0.2 --model Qwen/Qwen3-0.6B --lora-r 16
+        --reward examples/arithmetic.py:is_number=0.2 --model Qwen/Qwen2.5-0.5B-Instruct --lora-r 16
     reflectkit evaluate --env prompts --dataset examples/arithmetic.jsonl --reward examples/arithmetic.py:exact \
-        --policy results/1_rlft --policy start=Qwen/Qwen3-0.6B
+        --policy results/1_rlft --policy start=Qwen/Qwen2.5-0.5B-Instruct
 """
 
 import re

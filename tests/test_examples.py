@@ -38,7 +38,7 @@ def test_its_commands_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     train, evaluate = commands(path)
     model = str(writing_model(Path("model")))
     for command in (train, evaluate):
-        arguments = [argument.replace("Qwen/Qwen3-0.6B", model) for argument in command]
+        arguments = [re.sub(r"Qwen/\S+", model, argument) for argument in command]
         assert main([*arguments, *FEW[command[0]]]) == 0
     (evaluation,) = Path("results").glob("*_evaluate")
     rows = read_json(evaluation / "eval.json")["rows"]

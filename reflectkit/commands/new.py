@@ -112,6 +112,14 @@ class NewConfig(Config):
         return name
 
 
+MODELS = {
+    "choices": "tiny",
+    "tools": "Qwen/Qwen3-0.6B --lora-r 16",
+    "prompts": "Qwen/Qwen2.5-0.5B-Instruct --lora-r 16",  # it does not think first
+}
+"""Models that can act: tiny does not write."""
+
+
 def run(config: NewConfig, progress: Progress) -> Report:
     """Write NAME.py, and for prompts NAME.jsonl. Raises ConfigError if there is one."""
     name, kind = config.name, "".join(part.capitalize() for part in config.name.split("_"))
@@ -125,12 +133,15 @@ def run(config: NewConfig, progress: Progress) -> Report:
             raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-    model = "tiny" if config.kind == "choices" else "Qwen/Qwen3-0.6B --lora-r 16"  # tiny does not write
-    closing = ("Play it, then train it:", f"  reflectkit play {env}", f"  reflectkit rlft {env} --model {model}")
+    closing = (
+        "Play it, then train it:",
+        f"  reflectkit play {env}",
+        f"  reflectkit rlft {env} --model {MODELS[config.kind]}",
+    )
     return Report("new", Path(), {}, tuple(texts), closing=closing)
 
 
 def _sums() -> list[dict[str, str]]:
     numbers = [(a, b) for a in range(10) for b in range(10)]
     random.Random(0).shuffle(numbers)
-    return [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a, b in numbers]
+    return [{"prompt": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b)} for a, b in numbers]

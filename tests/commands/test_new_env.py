@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_what_it_writes_is_trained_by_the_command_that_it_prints(
     printed = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  reflectkit")]
     assert [command[0] for command in printed] == ["play", "rlft"]
     model = str(writing_model(Path("model")))
-    train = [argument.replace("Qwen/Qwen3-0.6B", model) for argument in printed[1]]
+    train = [re.sub(r"Qwen/\S+", model, argument) for argument in printed[1]]
     few = ["--max-steps", "1", "--episodes", "8", "--validate-problems", "0", "--max-new-tokens", "8"]
     assert main([*train, *few, "--name", "rl"]) == 0
     inputs = read_json(Path("results/rl/config.json"))["inputs"]

@@ -19,7 +19,7 @@ from reflectkit.files import missing
 from reflectkit.jsonl import read_json_list, read_jsonl
 from reflectkit.registry import code_files, resolve
 from reflectkit.rollouts.wrappers import ROLES
-from reflectkit.types import Message, Observation, Task
+from reflectkit.types import Message, Observation, Task, ToolUse
 
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 NO_MESSAGES = 'a prompt is a text, or messages such as [{"role": "user", "content": "…"}]'
@@ -188,6 +188,7 @@ class Prompts(Env):
     """Answer the prompt."""
 
     name = "prompts"
+    prompt_version: ClassVar[int] = 2
     horizons: ClassVar[Mapping[str, int]] = {"all": 1}
     Settings: ClassVar[type[Config]] = DatasetSettings
     taskset: ClassVar[Taskset] = DatasetTasks()
@@ -203,16 +204,17 @@ class Prompts(Env):
         if not self.settings.reward:
             raise ConfigError("env 'prompts' needs --reward FILE.py:FUNCTION, in TRL's form")
         self._row: Mapping[str, Any] = task.data
-        self._seen = Observation(prompt_messages(task.data.get("prompt"), task.id))
+        self._seen = Observation(prompt_messages(task.data.get("prompt"), task.id), replies=True)
         return self._seen
 
     async def step(self, action: Action) -> StepResult:
         """Score the answer."""
-        if not isinstance(action, str):
+        text = action.text if isinstance(action, ToolUse) else action
+        if not isinstance(text, str):
             raise IllegalActionError(f"prompts: no action {action!r:.80}; one text answers a prompt")
         row = self._row
-        completion: Any = action
+        completion: Any = text
         if not isinstance(row["prompt"], str):
-            completion = [{"role": "assistant", "content": action}]
+            completion = [{"role": "assistant", "content": text}]
         reward, info = await score(self.settings.reward, row, completion)
         return StepResult(self._seen, reward, True, info=info)
