@@ -45,7 +45,7 @@ class ChatPolicy:
         def read(text: str) -> tuple[str | None, int | ToolUse]:
             nonlocal unreadable
             try:
-                if observation.tools:
+                if observation.tools or observation.replies:
                     return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
                 return templates.parse_reply(text, observation.choices)
             except UnreadableError:

@@ -116,7 +116,8 @@ def playing_request(
             "chat models choose among actions or call tools, and here an action is free text; leave out --typed"
         )
     earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
-    newest = _shown(observation, comment) + (REPLY if observation.replies else CALL if called else ASK)
+    asked = ASK if not called else CALL if not observation.replies else REPLY if observation.tools else ""
+    newest = _shown(observation, comment) + asked
     tokens = CALL_TOKENS if called else ANSWER_TOKENS
     return _request(PLAYING, observation, context, earlier, newest, history_tokens, tokens, context.seed)
 
