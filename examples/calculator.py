@@ -1,7 +1,7 @@
 """A calculator: tools, in the form that TRL's `environment_factory` takes.
 
-reflectkit rlft --env examples/calculator.py:Calculator --model Qwen/Qwen3-0.6B --lora-r 16
-reflectkit evaluate --env examples/calculator.py:Calculator --policy results/1_rlft --policy start=Qwen/Qwen3-0.6B
+reflectkit rlft --env examples/calculator.py --model Qwen/Qwen2.5-0.5B-Instruct --lora-r 16
+reflectkit evaluate --env examples/calculator.py --policy results/1_rlft --policy start=Qwen/Qwen2.5-0.5B-Instruct
 """
 
 import random

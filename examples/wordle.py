@@ -1,7 +1,7 @@
 """Wordle: a class as TRL's documentation has it. `GRPOTrainer(environment_factory=Wordle, …)` takes it, too.
 
-reflectkit rlft --env examples/wordle.py:Wordle --model Qwen/Qwen3-0.6B --lora-r 16
-reflectkit evaluate --env examples/wordle.py:Wordle --policy results/1_rlft --policy start=Qwen/Qwen3-0.6B
+reflectkit rlft --env examples/wordle.py:Wordle --model Qwen/Qwen2.5-0.5B-Instruct --lora-r 16
+reflectkit evaluate --env examples/wordle.py:Wordle --policy results/1_rlft --policy start=Qwen/Qwen2.5-0.5B-Instruct
 """
 
 import random

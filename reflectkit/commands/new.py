@@ -112,14 +112,6 @@ class NewConfig(Config):
         return name
 
 
-MODELS = {
-    "choices": "tiny",
-    "tools": "Qwen/Qwen3-0.6B --lora-r 16",
-    "prompts": "Qwen/Qwen2.5-0.5B-Instruct --lora-r 16",  # it does not think first
-}
-"""Models that can act: tiny does not write."""
-
-
 def run(config: NewConfig, progress: Progress) -> Report:
     """Write NAME.py, and for prompts NAME.jsonl. Raises ConfigError if there is one."""
     name, kind = config.name, "".join(part.capitalize() for part in config.name.split("_"))
@@ -133,10 +125,12 @@ def run(config: NewConfig, progress: Progress) -> Report:
             raise ConfigError(f"{path} exists already, and is left as it is; choose another name")
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
+    # tiny does not write, and a model that thinks first needs more tokens than the default
+    model = "tiny" if config.kind == "choices" else "Qwen/Qwen2.5-0.5B-Instruct --lora-r 16"
     closing = (
         "Play it, then train it:",
         f"  reflectkit play {env}",
-        f"  reflectkit rlft {env} --model {MODELS[config.kind]}",
+        f"  reflectkit rlft {env} --model {model}",
     )
     return Report("new", Path(), {}, tuple(texts), closing=closing)
 
