@@ -1,12 +1,12 @@
 """How memory and time of one update grow with the episodes played and with the length of prompts.
 
-    make bench-growth                                      # both tables (six minutes)
-    make bench-growth ARGS="--episodes 64 --prompts 128"
+    make bench-growth                                      # both tables (ten minutes)
+    make bench-growth ARGS="--episodes 64 --prompts 500"
 
-Each line is measured in a process of its own: an update of 8 episodes warms up, then one update is played and learnt by
-REINFORCE, on DangerousTaxi with the built-in model of 1 M parameters and random weights. Memory is the highest resident
-set of the process less what it was before that update, so models, libraries and the first update's buffers are not
-counted. Time is CPU time of one thread. For the second table, 32 episodes are played and each prompt begins with a line
+Each line is measured in a process of its own: an update of at most 8 episodes warms up, then one update is played and
+learnt by REINFORCE, on DangerousTaxi with the built-in model of 1 M parameters and random weights. Memory is the
+highest resident set of the process less what it was before that update, so models and libraries are not counted. Time
+is CPU time of one thread. For the second table, 4 episodes of one turn are played, and each prompt begins with a line
 of filler words of its own, so that it has about the given number of tokens and none can be shared.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Ours, Watch, resident
+from benchmarks.common import Ours, Watch, resident, trim
 from benchmarks.rl import player
 from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import env_class, make
@@ -36,9 +36,9 @@ from reflectkit.rollouts.episode import Episode
 from reflectkit.seeding import derive
 from reflectkit.types import Observation
 
-EPISODES = (64, 256, 1024, 4096)
-PROMPTS = (128, 512, 1024, 2048, 4096)
-FILLED = 32
+EPISODES = (4, 16, 64, 256, 1024, 4096)
+PROMPTS = (500, 1000, 2000, 4000, 8000, 16000)
+FILLED = 4
 """Episodes of the second table."""
 MAX_TOKENS = 8192
 """Tokens of a micro-batch."""
@@ -52,10 +52,11 @@ class Filled(Wrapper):
 
     def __init__(self, env: Any, words: int) -> None:
         super().__init__(env)
-        self.words, self.chance = words, random.Random(0)
+        self.words, self.chance = words, random.Random()
 
     def reset(self, task: Any, seed: int) -> Observation:
         """The wrapped env's first view, filled."""
+        self.chance.seed(seed)
         return self._filled(result_of(self.env.reset(task, seed)))
 
     def step(self, action: Any) -> StepResult:
@@ -76,8 +77,7 @@ def measured(episodes: int, words: int) -> dict[str, float]:
     tasks = kind.taskset.tasks(level)
 
     def new() -> Any:
-        env = make("taxi", kind.horizons[level])
-        return Filled(env, words) if words else env
+        return Filled(make("taxi", 1), words) if words else make("taxi", kind.horizons[level])
 
     policy = player("tiny", tasks, new, seed=0)
     ours = Ours(policy, new, width=WIDTH, max_tokens=MAX_TOKENS)
@@ -99,7 +99,8 @@ def measured(episodes: int, words: int) -> dict[str, float]:
             "update": time.process_time() - between,
         }
 
-    update(8, 0)
+    update(min(8, episodes), 0)
+    trim()
     before = resident()
     with Watch() as watch:
         figures = update(episodes, 1)
