@@ -420,7 +420,7 @@ def with_values(config: Kind, **values: Any) -> Kind:
 
 
 def check_own_settings(own: Any, whose: str) -> None:
-    """Raises ConfigError unless `own` is a `Config` of settings with defaults that can be flags.
+    """Raises ConfigError unless `own` is a `Config` of settings that can be flags.
 
     whose: the beginning of the message.
     """
@@ -430,9 +430,9 @@ def check_own_settings(own: Any, whose: str) -> None:
     for name, field in own.model_fields.items():
         kinds = alternatives(field.annotation)
         plain = kinds[0] in (str, int, float, bool, Path, tuple[str, ...]) or get_origin(kinds[0]) is Literal
-        if field.is_required() or len(kinds) != 1 or not plain:
+        if len(kinds) != 1 or not plain:
             allowed = "str, int, float, bool, Path, Literal or tuple[str, ...]"
-            raise ConfigError(f"{whose}: its setting '{name}' needs a default, and one of the types {allowed}")
+            raise ConfigError(f"{whose}: its setting '{name}' needs one of the types {allowed}")
 
 
 def as_plain(value: Any) -> Any:

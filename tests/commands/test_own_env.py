@@ -100,7 +100,7 @@ class Sized(Lock):
         ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
         ("number", "", "is 3, and no class; name the class of an env"),
         ("Nothing", "", "is no env: it lacks reset"),
-        ("Required", "", "its setting 'length' needs a default"),
+        ("Required", "", "evaluate needs --length"),
         ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
         ("Lock", "--turn-cost 2", "--turn-cost must be less than or equal to 1, got 2"),
         ("Lock", "--recent 2", "--recent is a setting of env 'memory'; leave it out"),

@@ -372,6 +372,9 @@ class Inside(Base):
     def step(self, choice): return len(3)
 
 class Needs(Base):
+    def __init__(self, size): pass
+
+class Sized(Base):
     def __init__(self, size: int): pass
 
 class Untyped:
@@ -394,8 +397,9 @@ class Untyped:
         ("Alone", ".py, line 32: Alone.step() takes 1 positional argument but 2 were given; it is called with '"),
         ("More", ".py, line 35: More.reset() missing 1 required positional argument: 'size'; it is called with seed"),
         ("Inside", ".py, line 38: TypeError: object of type 'int' has no len()"),
-        ("Needs", "Needs: its constructor's argument 'size' needs a default; write size=VALUE"),
-        ("Untyped", ".py, line 45: guess() cannot be a tool"),
+        ("Needs", "Needs: its constructor's argument 'size' needs a type, as in size: int, or a default"),
+        ("Sized", "evaluate needs --size"),
+        ("Untyped", ".py, line 48: guess() cannot be a tool"),
     ],
 )
 def test_mistakes_are_one_line(

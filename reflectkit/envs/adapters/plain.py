@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_origin
 
 from pydantic import create_model
 
-from reflectkit.config import Config, NoSettings, alternatives, option
+from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
@@ -52,21 +52,22 @@ def wrapped(base: type[Plain], kind: type, settings: type[Config]) -> type[Env]:
 
 def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> type[Config]:
     """The arguments of a constructor that are of simple types, as settings; `defaults` replace its own. Raises
-    ConfigError for one without a default.
+    ConfigError for one of another type without a default.
     """
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(kind, eval_str=True).parameters.items():
         if name in (*without, "horizon") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         default, hint = defaults.get(name, parameter.default), parameter.annotation
-        if default is parameter.empty:
-            raise ConfigError(
-                f"{kind.__name__}: its constructor's argument '{name}' needs a default; write {name}=VALUE"
-            )
-        hint = type(default) if hint is parameter.empty else hint
-        kinds = alternatives(hint)
+        needed = default is parameter.empty
+        kinds = alternatives(type(default) if hint is parameter.empty and not needed else hint)
         if len(kinds) == 1 and kinds[0] is not NoneType and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal):
-            fields[name] = (hint, option(default, help=f"Argument of {kind.__name__}."))
+            hint = type(default) if hint is parameter.empty else hint
+            fields[name] = (hint, option(REQUIRED if needed else default, help=f"Argument of {kind.__name__}."))
+        elif needed:
+            raise ConfigError(
+                f"{kind.__name__}: its constructor's argument '{name}' needs a type, as in {name}: int, or a default"
+            )
     return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
 
 
