@@ -228,7 +228,7 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
         client.chat.completions.create(model="m", messages=again, max_tokens=4)
         assert post(f"{url}/s/mine/reward", b'{"reward": 0.5}')[0] == 200
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
     finally:
         server.kill()
     first, second, reward = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
