@@ -93,20 +93,20 @@ class _Tool(BaseModel):
     function: _Described
 
 
-class _Named(BaseModel):
+class _ToolName(BaseModel):
     name: str
 
 
-class _Choice(BaseModel):
+class _ChosenTool(BaseModel):
     type: Literal["function"]
-    function: _Named
+    function: _ToolName
 
 
 class _Request(BaseModel):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _Choice | None = None
+    tool_choice: Literal["none", "auto", "required"] | _ChosenTool | None = None
     n: int | None = None
     logprobs: bool | None = None
     functions: list[Any] | None = None
@@ -278,7 +278,7 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
         specs.append(spec)
     if len({spec.name for spec in specs}) < len(specs):
         raise RequestError("tools: two have the same name")
-    if isinstance(asked.tool_choice, _Choice):
+    if isinstance(asked.tool_choice, _ChosenTool):
         wanted = asked.tool_choice.function.name
         specs = [spec for spec in specs if spec.name == wanted]
         if not specs:
