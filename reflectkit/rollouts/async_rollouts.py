@@ -21,17 +21,6 @@ PATIENCE_S = 2.0  # see `rollouts.episode.rollout`
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class StalenessLimits:
-    """How far play may run ahead of learning. groups: of an update. staleness: K, most updates between the weights that
-    began a group and those that learn from it. updates: of the run.
-    """
-
-    groups: int
-    staleness: int
-    updates: int
-
-
 @dataclass
 class Group:
     """One group of the stream. make: a fresh env. played: its trajectories, by their place, as far as they are over."""
@@ -44,24 +33,28 @@ class Group:
 class AsyncRollouts:
     """Plays groups in a thread of its own, whose event loop alone changes its state.
 
-    group: the number n of the stream to its group. width: episodes at once. step: the first update that it plays for.
-    timeout_s: see `rollouts.episode.play`.
+    group: the number n of the stream to its group. groups: of an update. staleness: K, most updates between the weights
+    that began a group and those that learn from it. updates: of the run. width: episodes at once. step: the first
+    update that it plays for. timeout_s: see `rollouts.episode.play`.
     """
 
     def __init__(
         self,
         group: Callable[[int], Group],
         agent: Agent,
-        limits: StalenessLimits,
         *,
+        groups: int,
+        staleness: int,
+        updates: int,
         width: int,
         timeout_s: float = 0.0,
         step: int = 0,
     ) -> None:
-        self._group, self.agent, self.limits, self.width, self.timeout_s = group, agent, limits, width, timeout_s
+        self._group, self.agent, self.width, self.timeout_s = group, agent, width, timeout_s
+        self._groups, self._staleness, self._updates = groups, staleness, updates
         self._thread = LoopThread("reflectkit-async-rollouts")
         self._begun: dict[int, Group] = {}
-        self._next = self._limit = step * limits.groups
+        self._next = self._limit = step * groups
         self._players: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._queue: list[tuple[Group, int]] = []  # episodes of groups that have begun
@@ -97,10 +90,9 @@ class AsyncRollouts:
     async def _take(self, step: int) -> list[Trajectory]:
         if not self._players:
             self._players = [asyncio.create_task(self._play_on()) for _ in range(self.width)]
-        size = self.limits.groups
-        self._limit = size * min(step + self.limits.staleness + 1, self.limits.updates)
+        self._limit = self._groups * min(step + self._staleness + 1, self._updates)
         self._changed.set()
-        numbers = range(step * size, (step + 1) * size)
+        numbers = range(step * self._groups, (step + 1) * self._groups)
         await self._until(lambda: self._played(numbers))
         taken = [self._begun.pop(number) for number in numbers]
         return [group.played[index] for group in taken for index in range(len(group.episodes))]

@@ -19,7 +19,7 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
 from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
@@ -309,7 +309,9 @@ class Trainer:
             self.rollouts = AsyncRollouts(
                 self._group,
                 self.agent,
-                StalenessLimits(config.groups, limits.max_staleness, config.steps),
+                groups=config.groups,
+                staleness=limits.max_staleness,
+                updates=config.steps,
                 width=min(config.width, *(level.max_concurrency for level in config.levels)),
                 timeout_s=limits.episode_timeout_s,
                 step=self.step,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reflectkit.env import Context, StepResult
-from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group, StalenessLimits
+from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
 from reflectkit.rollouts.episode import Episode
 from reflectkit.types import Decision, Message, Observation, Task
 
@@ -68,7 +68,7 @@ def test_its_envs_are_closed() -> None:
     def closing(number: int) -> Group:
         return Group(group(number).episodes, Closing)
 
-    ahead = AsyncRollouts(closing, Gate(), StalenessLimits(2, staleness=1, updates=9), width=3)
+    ahead = AsyncRollouts(closing, Gate(), groups=2, staleness=1, updates=9, width=3)
     ahead.take(0)
     ahead.close()
     assert made
@@ -81,7 +81,7 @@ def numbers(played: Any) -> list[int]:
 
 def test_updates_take_the_groups_of_the_synchronous_loop_in_order() -> None:
     agent = Gate()
-    ahead = AsyncRollouts(group, agent, StalenessLimits(3, staleness=2, updates=9), width=4)
+    ahead = AsyncRollouts(group, agent, groups=3, staleness=2, updates=9, width=4)
     try:
         for step in range(4):
             agent.version = step
@@ -96,7 +96,7 @@ def test_updates_take_the_groups_of_the_synchronous_loop_in_order() -> None:
 
 def test_the_oldest_groups_are_waited_for() -> None:
     agent = Gate({0})
-    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1, updates=9), width=8)
+    ahead = AsyncRollouts(group, agent, groups=2, staleness=1, updates=9, width=8)
     try:
         threading.Timer(0.05, agent.held.clear).start()
         assert numbers(ahead.take(0)) == [0, 1]
@@ -106,7 +106,7 @@ def test_the_oldest_groups_are_waited_for() -> None:
 
 def test_a_restart_plays_what_was_not_learned_from_and_nothing_after_the_last_update() -> None:
     agent = Gate()
-    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1, updates=4), width=2, step=2)
+    ahead = AsyncRollouts(group, agent, groups=2, staleness=1, updates=4, width=2, step=2)
     try:
         assert numbers(ahead.take(2)) == [4, 5]
         assert numbers(ahead.take(3)) == [6, 7]
@@ -120,7 +120,7 @@ def test_an_error_in_play_is_raised() -> None:
         async def decide(self, observation: Observation, context: Context) -> Decision:
             raise ValueError("no")
 
-    ahead = AsyncRollouts(group, Broken(), StalenessLimits(2, staleness=1, updates=9), width=2)
+    ahead = AsyncRollouts(group, Broken(), groups=2, staleness=1, updates=9, width=2)
     try:
         with pytest.raises(ValueError, match="no"):
             ahead.take(0)

@@ -60,9 +60,10 @@ def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> typ
             continue
         default, hint = defaults.get(name, parameter.default), parameter.annotation
         needed = default is parameter.empty
-        kinds = alternatives(type(default) if hint is parameter.empty and not needed else hint)
+        if hint is parameter.empty and not needed:
+            hint = type(default)
+        kinds = alternatives(hint)
         if len(kinds) == 1 and kinds[0] is not NoneType and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal):
-            hint = type(default) if hint is parameter.empty else hint
             fields[name] = (hint, option(REQUIRED if needed else default, help=f"Argument of {kind.__name__}."))
         elif needed:
             raise ConfigError(

@@ -93,6 +93,11 @@ class _Exit:
     output: str
     errors: str
 
+    @property
+    def last_words(self) -> str:
+        """What it said last of an error, for a message."""
+        return _last_line(self.errors or self.output)
+
 
 class _Run:
     """One run of the program; everything but `__init__` happens in the endpoint's thread."""
@@ -283,7 +288,7 @@ class Program(Env):
             if event.code == -signal.SIGUSR1:
                 raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
             self._fail_if_failed(event)
-            raise EnvironmentFailure(f"the program ended without a request{_last_line(event.errors or event.output)}")
+            raise EnvironmentFailure(f"the program ended without a request{event.last_words}")
         self._first = len(event.request.observation.messages)
         return self._observe(event)
 
@@ -329,9 +334,7 @@ class Program(Env):
 
     def _fail_if_failed(self, event: _Exit) -> None:
         if event.code:
-            raise EnvironmentFailure(
-                f"the program ended with exit code {event.code}{_last_line(event.errors or event.output)}"
-            )
+            raise EnvironmentFailure(f"the program ended with exit code {event.code}{event.last_words}")
 
     def _reward(self, event: _Exit) -> float:
         """The reward of the program that ended. Raises EnvironmentFailure."""
