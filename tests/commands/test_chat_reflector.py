@@ -59,28 +59,17 @@ def test_evaluate_and_play_ask_a_chat_model_once_about_a_state(corridor_folder: 
     assert len(server.requests) == len(seen)
 
 
-@pytest.mark.parametrize("fault", ["server", "budget"])
 def test_rlft_that_stops_in_the_middle_resumes_and_asks_nothing_twice(
-    corridor_folder: Path, server: Server, fault: str, capsys: pytest.CaptureFixture[str]
+    corridor_folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And from its journal alone it comes to the same bytes."""
     command = rlft(corridor_folder, server, "--name", "run", *PRICES)
-    if fault == "budget":
-        stopped = error_of([*command, "--max-cost-usd", "0.0015"], capsys)
-        assert "with a larger --max-cost-usd" in stopped
-    else:
-        gone = ("status", 400, {}, {"message": "no such model"})
-        server.faults += [None] * 3 + [gone] * 50
-        assert main(command) != 0
-        server.faults.clear()
-        assert "again" in capsys.readouterr().err
+    assert "with a larger --max-cost-usd" in error_of([*command, "--max-cost-usd", "0.0015"], capsys)
     assert Path("results/run/reflector.jsonl").read_text()
     assert main(command) == 0
     run = Path("results/run")
     answered = len((run / "reflector.jsonl").read_text().splitlines())
     assert answered == server.answered
-    report = read_json(run / "report.json")["figures"]
-    assert report["asked"]["reflector local:m"]["calls"] > 0
     before = hashes(run / "checkpoint-3")
     for path in [run / "report.json", run / "metrics.jsonl"]:
         path.unlink()

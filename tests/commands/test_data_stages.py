@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Observation
-from tests.command_lines import DATA_FILES, error_of, prepare
+from tests.command_lines import DATA_FILES, prepare
 from tests.kill import hashes
 
 
@@ -38,19 +36,6 @@ def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> No
     ]
     assert [len(part) for part in parts] == [210, 60, 30]
     assert len(set.union(*parts)) == 300
-
-
-def test_a_split_of_too_few_problems_keeps_the_files_that_have_some(
-    taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = tmp_path / "taxi" / "data_reflection_negative.json"
-    shutil.copytree(taxi_data, records.parent)
-    before = hashes(records.parent)
-    few = tmp_path / "few.json"
-    few.write_text(json.dumps(json.loads(records.read_text())[:2]))
-    arguments = ["split", "--env", "taxi", "--data-dir", str(tmp_path), "--results-dir", str(tmp_path / "results")]
-    assert "has 30 problems and would get none" in error_of([*arguments, "--task-file", str(few)], capsys)
-    assert hashes(records.parent) == before
 
 
 def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
@@ -118,15 +103,6 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
         assert rows["sft_policy"][number] == (read[2 * index + 1], f" {taken[index].action}")
     for index, decision in enumerate(taken):
         assert rows["sft_reflection"][index] == (asked[index], f" {decision.reflection}")
-
-
-def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_corrections(taxi_data: Path) -> None:
-    records = read_records(taxi_data / "train.json", "taxi")
-    notes = [step.note for record in records for shown in record.trajectories for step in shown.trajectory]
-    lines = {name: len((taxi_data / name).read_text().splitlines()) for name in DATA_FILES if name.endswith(".jsonl")}
-    assert lines["sft.jsonl"] == lines["sft_policy.jsonl"] == len(notes) - notes.count("mistake")
-    assert lines["sft_reflection.jsonl"] == len(notes)
-    assert lines["sft_policy_positive.jsonl"] == lines["sft_reflection_positive.jsonl"] == notes.count("positive")
 
 
 ASKED = {"role": "user", "content": "Which box?"}

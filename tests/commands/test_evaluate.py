@@ -33,12 +33,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# ------------------------------------------------------------------------------------------------------------- playing
-
-
-# ------------------------------------------------------------------------------------------------- keeping and memory
-
-
 class Interrupting(Quiet):
     """Presses Ctrl-C once three episodes have ended."""
 
@@ -127,9 +121,6 @@ def test_memory_does_not_grow_with_the_episodes(tmp_path: Path) -> None:
     assert row("x", "env", "long", whole)["reflection_words"] == 2.0
 
 
-# --------------------------------------------------------------------------------------------------------------- --from
-
-
 def again(*sources: Path | str) -> int:
     return main(["evaluate", "--env", "corridor", "--name", "again", *(f"--from={source}" for source in sources)])
 
@@ -153,9 +144,6 @@ def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(tmp_pa
         assert (together["tasks"], together["clusters"]) == (alone["tasks"], alone["clusters"])
         assert together["episodes"] == 2 * alone["episodes"]
         assert together["pass_at"] == alone["pass_at"], "the plays of two seeds are not more tries of one model"
-
-
-# ------------------------------------------------------------------------------------------------------- --score-oracle
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,6 @@ def test_every_sft_prompt_is_what_the_agent_sees_and_every_demonstration_succeed
         assert rows == expected[name], name
 
 
-def test_no_repository_is_in_two_splits(data: Path) -> None:
-    parts = [read_json(data / "tasks_filtered" / f"{name}.json") for name in ("train", "validate", "test")]
-    roots = [root for part in parts for root in {record["root"] for record in part}]
-    assert len(roots) == len(set(roots)) == 4
-
-
 RECIPE = """
 description: the data stages, for a test
 defaults: {{env: auto_explore}}

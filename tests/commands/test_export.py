@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reflectkit.cli.main import main
@@ -40,7 +39,7 @@ def test_a_merged_adapter_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["export", "--policy", str(adapter), "--out-dir", "out", "--license", "apache-2.0"]) == 0
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out"]) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
     before, base = load_player(adapter, "policy", device="cpu"), load_player(checkpoints["policy"], device="cpu")
     prompts = [prompt_ids(tokenizer, policy_prompt(seen)) for seen in observations]
@@ -51,9 +50,6 @@ def test_a_merged_adapter_says_the_same(
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert not torch.allclose(found, without, atol=1e-2)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert 'license: "apache-2.0"' in card
-    assert "the environment `taxi`" in card
     assert read_json(tmp_path / "out" / "reflectkit.json")["role"] == "policy"
     assert load_player(tmp_path / "out", "policy", device="cpu").role == "policy"
 
@@ -61,7 +57,6 @@ def test_a_merged_adapter_says_the_same(
 def test_the_lines_of_the_card_act(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both ends of a pair name each other, as far as that is on record."""
     monkeypatch.chdir(tmp_path)
     policy = load_player(checkpoints["policy"], device="cpu")
     save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "taxi", "reflector": str(checkpoints["reflection"])})
@@ -70,11 +65,6 @@ def test_the_lines_of_the_card_act(
     names = run_page(tmp_path / "models" / "taxi" / "README.md")
     names["agent"].close()
     assert capsys.readouterr().out.split()[:1] in (["one"], ["another"])
-    assert main(["export", "--policy", str(checkpoints["reflection"]), "--out-dir", "models/reflector"]) == 0
-    card = (tmp_path / "models" / "reflector" / "README.md").read_text()
-    assert 'load_agent("PATH/OF/ITS/POLICY", reflector="models/reflector")' in card
-    assert main(["export", "--policy", str(checkpoints["plain"]), "--out-dir", "models/plain"]) == 0
-    assert 'load_agent("models/plain")' in (tmp_path / "models" / "plain" / "README.md").read_text()
 
 
 def test_nothing_of_a_persons_is_overwritten(
@@ -95,13 +85,3 @@ def test_nothing_of_a_persons_is_overwritten(
     assert main(["export", "--policy", str(other), "--out-dir", "out", "--dtype", "bfloat16"]) == 2
     assert main(["export", "--policy", str(other), "--out-dir", "out", "--dtype", "bfloat16", "--force"]) == 0
     assert AutoModelForCausalLM.from_pretrained("out").dtype == torch.bfloat16
-    capsys.readouterr()
-    tensors = load_file(other / "adapter_model.safetensors")
-    save_file(dict(list(tensors.items())[1:]), other / "adapter_model.safetensors")
-    assert main(["export", "--policy", str(other), "--out-dir", "out3"]) == 2
-    assert "the weights lack 1 tensor," in capsys.readouterr().err
-    (other / "adapter_config.json").write_text("[]")
-    assert main(["export", "--policy", str(other), "--out-dir", "out3"]) == 2
-    assert "adapter_config.json is damaged" in capsys.readouterr().err
-    assert main(["export", "--policy", "nowhere", "--out-dir", "out2"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -4,7 +4,6 @@ costs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,19 +60,3 @@ def test_calls_become_rows_and_a_rerun_costs_nothing(server: Server, here: Path)
     rows = [row for _, row in read_jsonl(here / "sft.jsonl")]
     assert rows
     assert all(row["completion"].startswith(" new_memory_insert {") for row in rows)
-
-
-def test_low_rewards_are_left_out(server: Server, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With none left, the error names the highest reward, and neither earlier demonstrations nor answers are lost."""
-    path = here / "data_reflection_negative.json"
-    assert generate(server, "--min-reward", "3") == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "reaches --min-reward 3; the highest is " in error
-    assert not path.exists()
-    highest = float(re.search(r"highest is ([\d.]+)\. Lower", error).group(1))
-    assert generate(server, "--min-reward", str(highest - 0.001)) == 0
-    kept = read_json(path)
-    assert any(record["trajectories"] for record in kept)
-    assert generate(server, "--min-reward", str(highest + 0.001)) == 2
-    assert read_json(path) == kept
-    assert len(server.requests) == len(chunks(here)), "only the first run asks"

@@ -12,11 +12,6 @@ from tests.examples import own_module
 
 CODE = '''
 import random
-from pathlib import Path
-
-from reflectkit.errors import EnvironmentFailure
-from reflectkit.types import Task
-from reflectkit.env import ChoiceEnv
 from reflectkit.envs.corridor import Corridor
 
 
@@ -49,30 +44,13 @@ class Drawn(Corridor):
 
     def _text(self):
         return super()._text() + ("" if self.note == "" else f" {random.random()}")
-
-
-class Failing(Corridor):
-    def _begin(self, task, seed):
-        if int(task.id.rpartition("-")[2]) % 2:
-            raise EnvironmentFailure("the engine is down")
-        super()._begin(task, seed)
-
-
-class GeneratedTasks(type(Corridor.taskset)):
-    """Lists problems, and has a generator of others."""
-
-    problem_generator = "MODULE:Problems"
-
-
-class Generated(Corridor):
-    taskset = GeneratedTasks()
 '''
 
 
 @pytest.fixture
 def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = own_module(request.node)
-    (tmp_path / f"{name}.py").write_text(CODE.replace("MODULE", name), encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(CODE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name

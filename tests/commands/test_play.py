@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
-import pty
-import re
-import struct
-import subprocess
 import sys
-import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,47 +127,6 @@ def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
     assert "   1  b Your move:" in shown
     assert "has no oracle" in shown
     assert "Out of steps" in shown
-
-
-def at_terminal(folder: Path, columns: int, env: str, answers: list[bytes]) -> tuple[int, bytes]:
-    """(exit code, what is shown) of play at a pseudo-terminal, on all three streams. answers: to its questions."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "reflectkit", "play", "--env", env]
-    sizes = {"COLUMNS", "LINES"}  # which would be believed before the terminal
-    given = {name: value for name, value in os.environ.items() if name not in sizes}
-    playing = subprocess.Popen(command, cwd=folder, stdin=follower, stdout=follower, stderr=follower, env=given)
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            part = os.read(leader, 4096)
-        except OSError:  # Linux says so at the end
-            break
-        if not part:
-            break
-        shown += part
-        if answers and QUESTION.search(shown.rpartition(b"\n")[2]):
-            os.write(leader, answers.pop(0) + b"\n")
-    os.close(leader)
-    return playing.wait(timeout=60), shown
-
-
-def lines_of(shown: bytes) -> list[str]:
-    """The lines without the terminal's own signs: those that hide bars, and those that end lines."""
-    return [line.replace("\r", "") for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).split("\n")]
-
-
-QUESTION = re.compile(rb"(?:Your move: |Enter to go on: )$")
-
-
-def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path) -> None:
-    """The session ends by q, with code 0, and the question is on its own line."""
-    code, shown = at_terminal(tmp_path, 80, "corridor", [b"right", b"q"])
-    assert code == 0
-    assert sum(line.startswith("Your move: ") for line in lines_of(shown)) == 2
-    assert b"Reward -0.1" in shown
-    assert b"The person left" in shown
 
 
 LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))

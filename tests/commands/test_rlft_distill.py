@@ -9,12 +9,9 @@ import pytest
 
 from reflectkit.agents.players import Player, mismatch
 from reflectkit.cli.main import main
-from reflectkit.commands import rlft
-from reflectkit.jsonl import read_jsonl, write_jsonl
+from reflectkit.jsonl import read_jsonl
 from tests.commands.test_rlft_processes import forked_ranks
-from tests.rlft_runs import arguments, command, same, train, weights
-from tests.sft_runs import Interrupting
-from tests.sft_runs import train as sft
+from tests.rlft_runs import command, same, train, weights
 
 ALONE = {"algo": "none", "distill_comments": 1.0}
 
@@ -107,22 +104,6 @@ def test_empty_comments_are_counted_and_skipped(
         assert row["divergence"] == 0
 
 
-def test_equal_rewards_are_reported_only_where_comments_teach_nothing(
-    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("reflectkit.train.rl.is_flat", lambda played: True)
-    shared = {"reflector": Path("oracle"), **ALONE}
-
-    def flat(results: Path) -> list[str]:
-        progress = Interrupting()
-        rlft.run(rlft.RLConfig.from_flat(**arguments(corridor_folder, results_dir=results, **shared)), progress)
-        return [line for line in progress.lines if "all rewards are equal" in line]
-
-    assert not flat(tmp_path / "taught")
-    monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: "")
-    assert len(flat(tmp_path / "untaught")) == 1
-
-
 @pytest.mark.parametrize(
     ("settings", "both"),
     [({"reflect_prob": 0.5}, True), ({"distill_comments": 1.0, "distill_joint": 0.5}, True), ({}, False)],
@@ -134,12 +115,3 @@ def test_a_policy_that_read_some_of_the_comments_can_act_without(
     policy = train(corridor_folder, tmp_path, max_steps=1, reflector=reflector, **settings)
     assert bool(mismatch(Player("it", policy))) is not both
     assert not mismatch(Player("it", policy, reflector))
-
-
-def test_rows_of_both_kinds_make_a_policy_that_can_act_without_comments(tmp_path: Path) -> None:
-    texts = [f"cell {number} of 9\nReflection: right\n" for number in range(8)]
-    for name, last in (("commented", "cell 8 of 9\nReflection: left\n"), ("mixed", "cell 8 of 9\n")):
-        path = tmp_path / f"{name}.jsonl"
-        write_jsonl(path, [{"prompt": text, "completion": " 0"} for text in (*texts, last)])
-        policy = sft(path, tmp_path / name, role="policy", max_length=64, max_steps=1)
-        assert bool(mismatch(Player("it", policy))) is (name == "commented")

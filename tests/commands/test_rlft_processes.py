@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.command_lines import error_of
 from tests.rlft_runs import command, same, weights
 from tests.train import sharded
 
@@ -137,14 +136,6 @@ def test_a_killed_process_and_ctrl_c_end_all_with_one_line(
         signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == f"reflectkit: {line}\n"
     assert active_children() == []
-
-
-def test_a_launcher_and_processes_exclude_each_other(
-    corridor_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "--processes must be greater" in error_of(command(corridor_folder, "--processes", "0"), capsys)
-    monkeypatch.setenv("RANK", "0")
-    assert "leave out torchrun" in error_of(command(corridor_folder, "--processes", "2"), capsys)
 
 
 @pytest.fixture(scope="module")

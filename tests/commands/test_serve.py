@@ -11,7 +11,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -113,45 +112,6 @@ def test_the_answer_ends_before_a_stop_and_thoughts_are_not_shown(served: Any) -
     assert session.asked[-1].observation.messages[1].content == session.actions[0].text
 
 
-@pytest.mark.skipif(not any(distributions(name="openai-agents")), reason="needs the package openai-agents")
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_agent_of_the_agents_sdk_runs_unchanged(served: Any, streamed: bool) -> None:
-    """In a process of its own, without the SDK's tracing, which would send to OpenAI."""
-    code = f"""
-import asyncio
-from agents import Agent, Runner, function_tool, set_default_openai_api
-set_default_openai_api("chat_completions")
-
-@function_tool
-def look(box: int) -> str:
-    "Look into a box."
-    return f"Box {{box}} is red."
-
-async def streamed(agent):
-    run = Runner.run_streamed(agent, "Which box is red?")
-    async for event in run.stream_events():
-        pass
-    return run
-
-agent = Agent(name="finder", instructions="Find the box.", tools=[look], model="m")
-run = asyncio.run(streamed(agent)) if {streamed} else Runner.run_sync(agent, "Which box is red?")
-print(run.final_output)
-"""
-    session = Scripted(use_of([ToolCall("look", {"box": 2})]), ToolUse("Box 2."))
-    environment = os.environ | {"OPENAI_BASE_URL": f"{served(session)}/v1", "OPENAI_API_KEY": "any"}
-    environment |= {"OPENAI_AGENTS_DISABLE_TRACING": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout == "Box 2.\n", done.stderr
-    first, second = session.asked
-    assert [message.role for message in first.observation.messages] == ["system", "user"]
-    assert [tool.name for tool in first.observation.tools] == ["look"]
-    assert [message.content for message in second.observation.messages[2:]] == [
-        session.actions[0].text,
-        "Box 2 is red.",
-    ]
-    assert second.unmatched == 0
-
-
 def post(url: str, body: bytes, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", **headers})
     try:
@@ -168,19 +128,12 @@ def asking(**more: Any) -> bytes:
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
-        (b"{", 400, "Invalid JSON"),
         (b"[]", 400, "object"),
         (asking(messages=[]), 400, "messages: List should have at least 1 item"),
-        (asking(messages=[{"role": "king", "content": "x"}]), 400, "messages.0.role"),
         (asking(n=3), 400, "n: 3 answers"),
         (asking(response_format={"type": "json_object"}), 400, "response_format"),
-        (asking(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "Input should be 'text'"),
-        (asking(logprobs=True), 400, "logprobs"),
-        (asking(functions=[LOOK]), 400, "functions"),
         (asking(tools=TOOLS, tool_choice={"function": 3}), 400, "tool_choice"),
         (asking(tools=TOOLS * 2), 400, "two have the same name"),
-        (asking(tools=[{"type": "function", "function": LOOK | {"parameters": {"type": 3}}}]), 400, "no JSON schema"),
-        (asking(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "run"}}), 400, "no tool is named"),
         (asking(junk="x" * (17 << 20)), 413, "at most"),
     ],
 )
@@ -199,13 +152,6 @@ def test_only_its_own_host_and_token(served: Any) -> None:
     assert post(url, asking(), Authorization="Bearer s3cret", Host="evil.example")[0] == 400
     assert post(url, asking(), Authorization="Bearer s3cret")[0] == 200
     assert post(url.replace("/v1/chat/completions", "/s/other/v1/chat/completions"), asking())[0] in (401, 404)
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/more", "/v1/models"])
-def test_another_path_is_refused_with_the_one_that_is_served(served: Any, path: str) -> None:
-    code, text = post(served(Scripted(ToolUse("Hi."))) + path, asking())
-    assert code == (405 if path == "/v1/models" else 404)
-    assert "POST …/v1/chat/completions" in json.loads(text)["error"]["message"]
 
 
 def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
@@ -239,13 +185,6 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
     assert decision["reflection"] not in (answer.choices[0].message.content or "-")
     held = [*decision["prompt_ids"], *decision["token_ids"]]
     assert second["decision"]["prompt_ids"][: len(held)] == held
-
-
-def test_a_record_that_cannot_be_written_is_refused_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "--policy", "x", "--record", str(tmp_path)]) == 2
-    assert "name another file" in capsys.readouterr().err
 
 
 def test_an_open_address_needs_a_token(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,34 +209,3 @@ def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(
     assert all("step 0" in row["item"] and "I do not know" in row["reason"] for row in rejected)
     report = json.loads(next(Path("results").glob("*_gen-trajectory/report.json")).read_text())
     assert report["figures"]["aborted"] == 5 - made
-
-
-def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server, place: Path) -> None:
-    """Asked to mend a mistake, it makes another one first: that is marked, and only the move that mends both
-    is learnt.
-    """
-    (place / "repos_filtered" / "library" / "docs" / "extra.md").write_text("Too short to ask about.\n")
-    assert main(["gen-task", *teacher(server)]) == 0
-    assert main(["filter-task"]) == 0
-
-    def strays(body: dict[str, Any]) -> str:
-        content = body["messages"][-1]["content"].rpartition("Now:\n")[2]
-        others = re.findall(r"^ (\S+) cat extra\.md$", content, re.MULTILINE)
-        wrong = "was a mistake" in content and "cat hours.csv" in content.partition("Output:")[0] and others
-        return f"Analysis: Not this.\nChoice: {others[0]}" if wrong else writes(body)
-
-    server.answer = strays
-    assert main(["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "4"]) == 0
-    records = read_json(place / "tasks_filtered" / "data_reflection_negative.json")
-    notes = [
-        [(step["cmd"], step["note"]) for step in item["trajectory"]]
-        for record in records
-        for item in record["trajectories"]
-    ]
-    twice = [steps for steps in notes if ("cat hours.csv", "mistake") in steps and ("cat extra.md", "mistake") in steps]
-    assert twice
-    for steps in twice:
-        assert [note for _, note in steps].count("correction") == 1
-    assert not [
-        steps for steps in notes if ("cat extra.md", "correction") in steps and ("id extra.md", "positive") not in steps
-    ]

@@ -56,14 +56,6 @@ class Write(Base):
         return self.answered(action)
 
 
-class Reply(Write):
-    name = "reply"
-    offers = {"replies": True}
-
-    def step(self, action):
-        return self.answered(action.text)
-
-
 class Call(Base):
     name = "call"
     tools = (ToolSpec("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),)
@@ -108,7 +100,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("adding.py").write_text(CODE)
 
 
-@pytest.mark.parametrize("name", ["Choose", "Write", "Reply", "Call"])
+@pytest.mark.parametrize("name", ["Choose", "Write", "Call"])
 def test_what_succeeds_is_kept_and_becomes_rows(name: str, server: Server) -> None:
     env = ["--env", f"adding:{name}"]
     teacher = ["--teacher", "local:small", "--base-url", server.url]
