@@ -1,8 +1,8 @@
-"""Service desk and memory with comments that are computed from what the player has seen, and from nothing else.
+"""Envs with comments that are computed from what the player has seen, and from nothing else.
 
-The envs' own teachers know the task: what the user wants, and every fact of the conversation. These read the text of
-the observation by rule, and may be wrong. Actions, rewards and problems are those of the envs:
-`--env research.observed:ObservedMemory` and `--env research.observed:ObservedSupport`.
+The envs' own teachers know the task: what the user wants, every fact of the conversation, the file that answers. These
+read the text of the observation by rule, and may be wrong. Actions, rewards and problems are those of the envs:
+`--env research.observed:ObservedMemory`, `ObservedSupport` and `ObservedAutoExplore`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,25 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from reflectkit.env import Teacher
+from reflectkit.envs.auto_explore.env import (
+    ASKED,
+    FOUND,
+    NAMED,
+    NOT_HERE,
+    TO_FILE,
+    TO_FOLDER,
+    TO_TOP,
+    AutoExplore,
+    AutoExploreTeacher,
+    places_of_words,
+    question_words,
+)
+from reflectkit.envs.auto_explore.repository import UP
 from reflectkit.envs.memory.env import Memory, MemoryTeacher
 from reflectkit.envs.support.env import Support, SupportTeacher
 from reflectkit.envs.support.policy import RULES
 from reflectkit.envs.support.shop import LATE_DAYS, PENDING, REASONS, RETURN_DAYS
+from reflectkit.text import stem, words
 from reflectkit.types import Message, Observation
 
 ITEM = re.compile(r"^ (\S+) (.+)$", re.MULTILINE)
@@ -164,3 +179,50 @@ class ObservedSupport(Support):
 
     name: ClassVar[str] = "support"
     teacher_type: ClassVar[type[Teacher]] = SeenSupportTeacher
+
+
+ENOUGH = 2 / 3
+"""Share of the question's words that a file must have to answer it."""
+
+
+class SeenAutoExploreTeacher(AutoExploreTeacher):
+    """Comments on the prompt of a step: the names that are listed and the file that is shown."""
+
+    def comment(self, generator: random.Random) -> str:
+        """Which of the question's words the shown file has, and which of the listed names has most of them."""
+        prompt, _, output = self.env.observation.messages[-1].content.partition("\nOutput:")
+        fields = dict(line.split(": ", 1) for line in prompt.splitlines())
+        asked, done = question_words(fields["Task"]), fields["Commands"].split("; ")
+
+        def found(text: str) -> int:
+            has = {stem(word) for word in words(text)}
+            return sum(stem(word.lower()) in has for word in asked)
+
+        verb, _, file = done[-1].partition(" ")
+        if verb == "cat":
+            places = places_of_words(output)
+            noted = [(word, places.get(stem(word.lower()))) for word in asked[:NAMED]]
+            parts = [", ".join(f'{word} in "{place}"' if place else f"no {word}" for word, place in noted) + "."]
+            if found(f"{file} {output}") >= ENOUGH * len(asked):
+                return " ".join([*parts, generator.choice(FOUND).format(file=file)])
+            parts.append(generator.choice(NOT_HERE).format(file=file))
+        else:
+            parts = [generator.choice(ASKED).format(words=", ".join(asked[:NAMED]) or "something")]
+        commands = self.env.commands
+        new = [name for name in commands if name[:4] == "cat " or (name[:3] == "cd " and name not in (UP, *done))]
+        if not new and UP in commands:
+            return " ".join([*parts, generator.choice(TO_TOP)])
+        best = max(new or commands, key=lambda name: (found(name), name[:4] == "cat "))
+        to = TO_FOLDER if best[:3] == "cd " else TO_FILE
+        return " ".join([*parts, generator.choice(to).format(name=best.partition(" ")[2])])
+
+
+class ObservedAutoExplore(AutoExplore):
+    """AutoExplore, with comments on what is seen alone."""
+
+    name: ClassVar[str] = "auto_explore"
+    teacher_type: ClassVar[type[Teacher]] = SeenAutoExploreTeacher
+
+    def _observe(self) -> Observation:
+        self.observation = super()._observe()
+        return self.observation

@@ -5,6 +5,7 @@ from the repository's root:
 
     python -m research.settle B --only memory --seeds 1 2
     python -m research.settle B --only memory --seeds 1 2 --table
+    python -m research.settle A --seeds 10
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import PROBLEMS, env_class
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import DataError
+from reflectkit.files import included_repositories
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from research.dagger import visited_rows, write_rows
 
@@ -106,9 +108,32 @@ WORLDS = {
 }
 
 
+SEEN = "research.observed:ObservedAutoExplore"
+"""The env of experiment A."""
+ASKS = ("--result-tokens", 80, "--prompt-tokens", 340)
+"""Its prompts."""
+ADAPTED = "--max-length 640 --batch-size 4 --learning-rate 1e-3 --group-by-length --save-steps 20"
+NEW_ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
+"""Flags of each SFT of experiment A, and of one that starts from the pretrained model."""
+PLAYERS = ("plain", "think", "two")
+"""The arms of experiment A in the order in which they run."""
+
+
 def say(text: str) -> None:
     """A line of the log, with the processor time of this process."""
     print(f"{time.strftime('%H:%M:%S')} {time.process_time():6.0f} s  {text}", flush=True)
+
+
+def run_step(folder: Path, data: Path, seed: int, name: str, command: str, *flags: object) -> None:
+    """One command, unless it is finished, with its processor time beside its results."""
+    if (folder / name / "report.json").is_file():
+        return
+    say(f"{folder.name}: {name}")
+    before = time.process_time()
+    line = [command, *flags, "--seed", seed, "--data-dir", data, "--results-dir", folder, "--name", name]
+    if code := main([str(part) for part in line]):
+        sys.exit(code)
+    write_json(folder / name / "cost.json", {"processor_seconds": round(time.process_time() - before, 1)})
 
 
 class Steps:
@@ -124,16 +149,8 @@ class Steps:
 
     def run(self, name: str, command: str, *flags: object, plays: bool = True) -> None:
         """One command, unless it is finished. plays: whether it makes envs."""
-        if (self.folder / name / "report.json").is_file():
-            return
-        say(f"{self.folder.name}: {name}")
-        shared = ["--seed", self.seed, "--data-dir", self.data, "--results-dir", self.folder, "--name", name]
-        before = time.process_time()
-        line = [command, "--env", self.world.env, *(["--brief"] if plays else []), *flags, *shared]
-        if code := main([str(part) for part in line]):
-            sys.exit(code)
-        seconds = {"processor_seconds": round(time.process_time() - before, 1)}
-        write_json(self.folder / name / "cost.json", seconds)
+        brief = ["--brief"] if plays else []
+        run_step(self.folder, self.data, self.seed, name, command, "--env", self.world.env, *brief, *flags)
 
     def made(self, path: Path, make: Callable[[], None]) -> None:
         """A file, unless it is there."""
@@ -204,6 +221,61 @@ class Steps:
         self.run(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / "validate.json", *flags)
 
 
+class Explore:
+    """Experiment A, one seed. fast: a few steps of everything."""
+
+    def __init__(self, seed: int, fast: bool) -> None:
+        name = f"explore-{seed}{'-fast' if fast else ''}"
+        self.seed, self.fast = seed, fast
+        self.folder, self.data = RESULTS / name, DATA / name
+        self.rows = EnvSetup(SEEN, self.data, env_class(SEEN).Settings()).folder
+
+    def run(self, name: str, command: str, *flags: object) -> None:
+        """One command, unless it is finished."""
+        run_step(self.folder, self.data, self.seed, name, command, "--env", SEEN, *flags)
+
+    def prepare(self) -> None:
+        """Questions, demonstrations and rows."""
+        self.run("repos", "filter-repo", "--repo-dir", included_repositories())
+        self.run("tasks", "gen-task", "--per-file", 8, "--max-level", 2, "--max-tokens", 80)
+        self.run("clean", "filter-task")
+        played = ["--negatives", 1, "--noise", 0.3, "--horizon", 10]
+        self.run("demonstrations", "gen-trajectory", *ASKS, *played)
+        self.run("split", "split", "--by", "repo", "--ratio", "8:1:3")
+        self.run("rows", "gen-sft", *ASKS, "--answer", "text")
+
+    def sft(self, name: str, role: str, steps: int, *flags: object) -> None:
+        """One SFT of so many steps."""
+        self.run(name, "sft", "--role", role, *ADAPTED.split(), "--max-steps", 4 if self.fast else steps, *flags)
+
+    def train(self, arm: str) -> None:
+        """One arm. Two players: the reflector, and a policy from its weights, which reads comments of both kinds."""
+        if arm != "two":
+            self.sft(arm, arm, 300, *NEW_ADAPTER.split())
+            return
+        self.sft("reflector", "reflection", 240, *NEW_ADAPTER.split())
+        reflector, both = self.folder / "reflector", self.rows / "both"
+        some = ["--demonstrations", 4 if self.fast else 40, "--comments", "both", "--reflector", reflector]
+        self.run("both", "gen-sft", *ASKS, "--answer", "text", *some, "--mismatch", 0.2, "--out-dir", both)
+        rows = ["--task-file", both / FILE_OF_ROLE["policy"]]
+        self.sft("policy", "policy", 60, "--model", reflector, *rows)
+
+    def evaluate(self, name: str, *players: str, flags: Sequence[object] = ()) -> None:
+        """Play the held-out questions, with a forced answer."""
+        played = ["--level", "all", "--horizon", 10, "--problems", 8 if self.fast else 120, "--force-answer"]
+        policies = [part for player in players for part in ("--policy", player)]
+        self.run(name, "evaluate", *ASKS, *played, *policies, *flags)
+
+    def compare(self) -> None:
+        """All players, and two players whose comments are on other states."""
+        policy, reflector = self.folder / "policy", self.folder / "reflector"
+        two = f"two players={policy}+{reflector}"
+        alone = [f"{arm}={self.folder / arm}" for arm in PLAYERS[:2]]
+        others = [f"two players, teacher's comments={policy}+oracle", f"two players, no comments={policy}+nothing"]
+        self.evaluate("evaluation", "random", "keyword", *alone, two, *others)
+        self.evaluate("swapped", two, flags=["--swap-comments", 1])
+
+
 def _read(path: Path) -> list[object]:
     return [row for _, row in read_jsonl(path)]
 
@@ -242,14 +314,22 @@ def pack(world: str, seeds: Sequence[int]) -> None:
 def run() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m research.settle", description=__doc__)
-    parser.add_argument("experiment", choices=("B",))
+    parser.add_argument("experiment", choices=("A", "B"))
     parser.add_argument("--only", choices=WORLDS, action="append", help="worlds to run; default: all, in order")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="training seeds, in order")
-    parser.add_argument("--arms", choices=ARMS, nargs="+", default=ARMS, help="arms to run")
+    parser.add_argument("--arms", choices=(*PLAYERS, *ARMS), nargs="+", help="arms to run; default: all")
     parser.add_argument("--table", action="store_true", help="run nothing; pack what is finished, and print its costs")
     parser.add_argument("--fast", action="store_true", help="a few steps of everything, to try it")
     given = parser.parse_args()
-    for seed in given.seeds:
+    arms = given.arms or (*PLAYERS, *ARMS)
+    for seed in given.seeds if given.experiment == "A" else ():
+        explore = Explore(seed, given.fast)
+        explore.prepare()
+        for arm in (arm for arm in PLAYERS if arm in arms):
+            explore.train(arm)
+        if set(PLAYERS) <= set(arms):
+            explore.compare()
+    for seed in given.seeds if given.experiment == "B" else ():
         for world in given.only or WORLDS:
             steps = Steps(world, seed, given.fast)
             if given.table:
@@ -257,11 +337,11 @@ def run() -> None:
                 continue
             steps.prepare()
             for group in GROUPS:
-                for arm in (arm for arm in group if arm in given.arms):
+                for arm in (arm for arm in group if arm in arms):
                     steps.train(arm)
-                if set(group) <= set(given.arms):
+                if set(group) <= set(arms):
                     steps.evaluate(group)
-    if given.table:
+    if given.table and given.experiment == "B":
         for world in given.only or WORLDS:
             pack(world, given.seeds)
 
