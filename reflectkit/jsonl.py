@@ -121,10 +121,14 @@ def text_of(path: Path) -> str:
         raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
 def _parsed(text: str | bytes, path: Path, line: int | None = None, fix: str = AGAIN) -> Any:
     try:
-        return json.loads(text)
-    except (RecursionError, ValueError) as error:  # cut off, nested too deep, or a number of too many digits
+        return json.loads(text, parse_constant=_refused)
+    except (RecursionError, ValueError) as error:  # cut off, nested too deep, NaN, or a number of too many digits
         where = getattr(error, "lineno", None) if line is None else line
         raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {fix}", line=where) from None
 

@@ -22,7 +22,12 @@ def test_round_trip_with_awkward_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff\xfe{", "not UTF-8"), (b'[{"a": 1}, {"b"', "not JSON"), (b"[" * 100_000, "unreadable JSON|not JSON")],
+    [
+        (b"\xff\xfe{", "not UTF-8"),
+        (b'[{"a": 1}, {"b"', "not JSON"),
+        (b"[" * 100_000, "unreadable JSON|not JSON"),
+        (b"[NaN]", "not JSON"),
+    ],
 )
 def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "bad.json"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -67,6 +68,7 @@ PROPOSALS = {
     "move": "change your address to {address}",
     "credit": f"give you {TEN} euros for order {{order}}",
 }
+ANSWERS = {"paid": "Order {order} cost {told} euros", "stock": "The {item} in {option} is {told}"}
 REPORTS = {
     "cancel": "order {order} is cancelled, and {told} euros are refunded",
     "address": "order {order} will go to {address}",
@@ -141,10 +143,10 @@ class SupportTeacher(ConversationTeacher):
             said = f"I cannot do that: {subject}"
         elif step == "report":
             said = f"Done: {REPORTS[request.kind].format(**facts, told=told)}"
-        elif request.kind == "paid":
-            said = f"Order {facts['order']} cost {told} euros"
+        elif request.kind == "stock" and told.isdigit():
+            said = f"We have {told} left"
         else:
-            said = f"We have {told} left" if told.isdigit() else f"The {facts['item']} in {facts['option']} is {told}"
+            said = ANSWERS[request.kind].format(**facts, told=told)
         return ToolUse(f"{said}. Anything else?")
 
     def mistakes(self) -> list[ToolUse]:
@@ -351,6 +353,12 @@ class Support(ConversationEnv):
             )
         if content.customer not in database.tables["customers"]:
             raise DataError(task.id, "is no customer of the database", field="data.customer")
+        for request in content.requests:
+            said = "" if request.rule else (PROPOSALS | ANSWERS).get(request.kind, "")
+            needed = {name for _, name, _, _ in Formatter().parse(said) if name} - {"told"}
+            if wrong := sorted((request.final.keys() - FACT_QUESTIONS.keys()) | (needed - request.final.keys())):
+                why = f"a request of kind {request.kind!r} has too many or too few facts: {', '.join(wrong)}"
+                raise DataError(task.id, why, field="data.requests.facts")
         self._requests = content.requests
         self._expected = Ledger(database)
         """The records after all that is to be done."""

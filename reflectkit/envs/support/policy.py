@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from reflectkit.envs.support.hearing import ELSE, REFUSAL, REGRET, names, sentences, statements
 from reflectkit.envs.support.shop import LATE_DAYS, REASONS, RETURN_DAYS, TEN
@@ -146,7 +148,7 @@ class UserRequest:
     """The facts that the user changes when asked to confirm; empty where they do not change their mind."""
     actions: tuple[ToolCall, ...] = ()
     """The calls that do it, with the revised facts; none where it is forbidden or a question."""
-    told: tuple[tuple[str, ...], ...] = ()
+    told: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
     """Each fact that the agent must tell, with its alternatives."""
     rule: RuleName | Literal[""] = ""
     """The rule that forbids it; "" if none does."""
