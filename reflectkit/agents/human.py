@@ -14,7 +14,7 @@ from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, ToolC
 
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")
-KEYS = "h or ?: help; o: what the oracle would do; q: leave"
+KEYS, ORACLE_KEY = "h or ?: help; q: leave", "o: what the oracle would do"
 SAYING_KEYS = "Write what you say. i: your instructions; e: say goodbye, which ends the conversation; q: leave"
 
 
@@ -142,7 +142,8 @@ def help_text(observation: Observation, env: Env) -> str:
         answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text."
     else:
         answers = "Write a line."
-    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {KEYS}.".lstrip()
+    keys = f"{KEYS}; {ORACLE_KEY}" if env.teacher().has("action") else KEYS
+    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys}.".lstrip()
 
 
 def oracle_text(observation: Observation, env: Any) -> str:

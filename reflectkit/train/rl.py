@@ -539,7 +539,9 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
             low, high = (rate_interval if measure == "success" else mean_interval)(grouped)
         figures[name] = {measure: mean, "low": low, "high": high, "problems": len(values)}
         ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
-        cells.append([shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), str(len(values))])
+        aborted = len(outcomes[name]) - len(rows[name])
+        count = f"{len(values)} + {aborted} aborted" if aborted else str(len(values))
+        cells.append([shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), count])
         if partial:
             figures[name]["return"] = fmean(row["return"] for row in rows[name])
             cells[-1].append(f"{figures[name]['return']:.3g}")
