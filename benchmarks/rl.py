@@ -23,7 +23,7 @@ from reflectkit.env import Context, Env
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, pick_device
-from reflectkit.models.prefixes import CACHE, right_pad
+from reflectkit.models.scoring import CACHE, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import LABELS, policy_prompt, reflection_prompt
 from reflectkit.rollouts.episode import Episode, rollout

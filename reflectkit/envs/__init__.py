@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,15 +122,15 @@ def _checked(kind: Any, name: str) -> Any:
     return kind
 
 
-def make(
+def maker(
     name: str, horizon: int | None = None, *, shuffle: bool = False, data_folder: Path | None = None, **settings: Any
-) -> Env:
-    """A fresh env, made with `settings`. Raises ConfigError if its constructor takes others.
+) -> Callable[[], Env]:
+    """Makes fresh envs, each with `settings`. Raises ConfigError if their constructor takes others.
 
     horizon: truncate episodes after that many steps. shuffle: shuffle the choices at each step. data_folder: the env's
     folder for data.
     """
-    from reflectkit.rollouts.wrappers import Checked, Horizon, Shuffled
+    from reflectkit.rollouts.wrappers import fresh
 
     kind = env_class(name)
     try:
@@ -142,15 +142,12 @@ def make(
             f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for each field of Settings,"
             " and no others without a default"
         ) from None
-    bare = kind(**settings)
-    if horizon is not None:
-        bare.horizon = horizon
-    if data_folder is not None:
-        bare.data_folder = data_folder
-    env: Env = Checked(bare)
-    if shuffle:
-        env = Shuffled(env)
-    return env if horizon is None else Horizon(env, horizon)
+    return partial(fresh, kind, settings, horizon, data_folder, shuffle=shuffle)
+
+
+def make(name: str, horizon: int | None = None, **settings: Any) -> Env:
+    """A fresh env; see `maker`."""
+    return maker(name, horizon, **settings)()
 
 
 def listed(name: str, level: str, settings: Any = None) -> list[Task]:

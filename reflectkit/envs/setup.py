@@ -14,7 +14,7 @@ from typing_extensions import override
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
 from reflectkit.env import Env, Taskset, User, check_teacher
-from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, make
+from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, maker
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
 from reflectkit.registry import code_files, resolve
@@ -210,11 +210,13 @@ class EnvSetup:
 
     def maker(self, level: str) -> Callable[[], Env]:
         """Makes fresh envs with the horizon for `level`."""
-        steps = self.horizon_at(level)
-        return lambda: self.make(steps)
+        return self._maker(self.horizon_at(level))
 
     def make(self, horizon: int | None, user: User | None = None) -> Env:
         """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""
+        return self._maker(horizon, user)()
+
+    def _maker(self, horizon: int | None, user: User | None = None) -> Callable[[], Env]:
         arguments = {name: getattr(self.settings, name) for name in type(self.settings).model_fields}
         for setting in chat_settings(self.settings):
             arguments.pop(f"{setting.name}_url", None)
@@ -222,7 +224,7 @@ class EnvSetup:
             arguments[setting.name] = self._asker_of(setting)
         if user is not None:
             arguments["user"] = user
-        return make(self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments)
+        return maker(self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments)
 
     def asked(self, progress: Progress) -> dict[str, dict[str, float]]:
         """What this process has asked the env's chat models, by setting and model, e.g. "user openai:MODEL": see

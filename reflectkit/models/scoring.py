@@ -2,9 +2,14 @@
 
 A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the legal labels are
 applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels are read as a tree
-(`models/prefixes.py`) up to where they part (`models/labels.py`). For text, the head is applied only where tokens were
-sampled. Rows are padded on the right, which a causal model never sees. The softmax of the Reflect-RL code was over 252
-labels, legal or not.
+up to where they part (`models/labels.py`). For text, the head is applied only where tokens were sampled. Rows are
+padded on the right, which a causal model never sees. The softmax of the Reflect-RL code was over 252 labels, legal or
+not.
+
+Rows that begin alike are read as a tree where that is asked for: what several of them begin with is read once, with
+gradients. The longest rows are trunks. Every other row is read only from where it leaves one that was read already,
+with that one's keys and values before it. So an episode whose prompts grow costs little more than its last prompt.
+Gradients flow through the keys and values. This is exact for plain causal attention, up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -12,14 +17,19 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from reflectkit.models.labels import Path, Trie, trie
-from reflectkit.models.prefixes import CACHE, hidden_at, only_keys_and_values, right_pad, shared_length
+
+# A model's argument and its output's field: `cache` since transformers 5.24, `past_key_values` before.
+CACHE = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",
@@ -83,8 +93,8 @@ def choice_logprobs(
     common prefix of the prompts is read once.
 
     model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each prompt's legal labels, K
-    at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once
-    (`models.prefixes`), if the model allows.
+    at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once, if the
+    model allows.
 
     Returns
     -------
@@ -176,8 +186,9 @@ def trunk_of(model: Any) -> Any:
 
 
 def can_share(model: Any) -> bool:
-    """Whether `models.prefixes` is exact for the model: its layers attend to all earlier positions and cache nothing
-    but keys and values, it takes positions, and it does not recompute activations, which needs passes without a cache.
+    """Whether reading rows as a tree is exact for the model: its layers attend to all earlier positions and cache
+    nothing but keys and values, it takes positions, and it does not recompute activations, which needs passes without a
+    cache.
     """
     if is_scorer(model) or not has_plain_head(model):  # a Scorer is sharded over processes
         return False
@@ -191,6 +202,11 @@ def attends_to_all(model: Any) -> bool:
     config = unwrapped(model).config.get_text_config()
     counts_columns = "local" in getattr(config, "attention_layers", ())  # GPT-Neo's window, which its cache ignores
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
+
+
+def only_keys_and_values(cache: Any) -> bool:
+    """Whether the cache holds the keys and values of all positions, and nothing else."""
+    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def _rows_and_nodes(
@@ -260,3 +276,138 @@ def head_logits(model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor 
         return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]
     logits_NV = head(hidden_ND)  # a LoRA, quantised or sharded head computes its own rows
     return logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)
+
+
+DEPTH = 3  # how often a row may leave another one; deeper branches are read again
+NARROW = 16  # tokens; chunks as short as this are read together, whatever their lengths
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is read of one row: its tokens from `start` on, after the read tokens with the numbers `before` (start)."""
+
+    row: int
+    start: int
+    before: list[int]
+
+
+@dataclass
+class Tree:
+    """How R rows are read."""
+
+    levels: list[list[list[Chunk]]] = field(default_factory=list)
+    """Passes, each of several chunks; those of a level need only what earlier levels have read."""
+    paths: list[list[int]] = field(default_factory=list)
+    """For each row, the numbers of its tokens among all that are read, in reading order."""
+
+
+def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """`rows` as one tensor (B, T), padded on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of tokens that both begin with."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def read_together(length: int, widest: int) -> bool:
+    """Whether `length` tokens go into a pass of `widest`: at least half as many, or all of them few."""
+    return 2 * length >= widest or widest <= NARROW
+
+
+def tree_of(rows: Sequence[Sequence[int]], at_once: int | None = None) -> Tree:
+    """The tree of `rows`, none of which is empty. at_once: most chunks in a pass."""
+    owner: list[int] = [-1]  # of each node of the trie of rows: the row that reads it; the root has none
+    below: list[dict[int, int]] = [{}]
+    chunks: dict[int, tuple[int, int, int]] = {}  # of each row: level, start, the row that it leaves
+    for row in sorted(range(len(rows)), key=lambda index: -len(rows[index])):  # longer rows first, as trunks
+        tokens, node, shared, usable, leaves = rows[row], 0, 0, 0, -1
+        for token in tokens:
+            following = below[node].get(token)
+            if following is None:
+                break
+            node, shared = following, shared + 1
+            if chunks[owner[node]][0] < DEPTH or shared == len(tokens):
+                usable, leaves = shared, owner[node]
+        if usable < SHORTEST_PREFIX:
+            usable, leaves = 0, -1
+        chunks[row] = (0 if leaves < 0 else chunks[leaves][0] + 1, usable, leaves)
+        for token in tokens[shared:]:
+            below[node][token] = len(owner)
+            node = len(owner)
+            owner.append(row)
+            below.append({})
+    tree, count = Tree(paths=[[] for _ in rows]), 0
+    for row in sorted(range(len(rows)), key=lambda index: (chunks[index][0], chunks[index][1] - len(rows[index]))):
+        level, start, leaves = chunks[row]
+        before = tree.paths[leaves][:start] if start else []
+        length = len(rows[row]) - start
+        tree.paths[row] = before + list(range(count, count + length))
+        count += length
+        if not length:
+            continue  # another row begins with it
+        while len(tree.levels) <= level:
+            tree.levels.append([])
+        passes = tree.levels[level]
+        widest = len(rows[passes[-1][0].row]) - passes[-1][0].start if passes else 0
+        if passes and read_together(length, widest) and len(passes[-1]) < (at_once or len(rows)):
+            passes[-1].append(Chunk(row, start, before))
+        else:
+            passes.append([Chunk(row, start, before)])
+    return tree
+
+
+def hidden_at(
+    trunk: Any,
+    rows: Sequence[Sequence[int]],
+    places: Sequence[tuple[int, int]],
+    pad_id: int,
+    at_once: int | None = None,
+) -> torch.Tensor:
+    """The last hidden states (N, D) at N (row, place) pairs.
+
+    trunk: a model below its head, which attends to all earlier positions and takes positions. at_once: see `tree_of`.
+    """
+    device = next(trunk.parameters()).device
+    tree = tree_of(rows, at_once)
+    states: list[torch.Tensor] = []  # of the read tokens (n, D), pass by pass
+    keys: list[list[torch.Tensor]] = []  # by layer: (n, heads, size) of the read tokens
+    values: list[list[torch.Tensor]] = []
+    for number, level in enumerate(tree.levels):
+        last = number == len(tree.levels) - 1
+        keys, values = ([[torch.cat(parts)] for parts in layers] for layers in (keys, values))
+        for chunks in level:
+            tokens = [rows[chunk.row][chunk.start :] for chunk in chunks]
+            past, width = max(len(chunk.before) for chunk in chunks), max(map(len, tokens))
+            cache = DynamicCache()
+            if past:
+                index_MP = right_pad([chunk.before for chunk in chunks], 0, device)
+                for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
+                    cache.update(key[0][index_MP].transpose(1, 2), value[0][index_MP].transpose(1, 2), layer)
+            seen, positions = [], []
+            for chunk, own in zip(chunks, tokens, strict=True):
+                gap, rest = past - chunk.start, width - len(own)
+                seen.append([1] * chunk.start + [0] * gap + [1] * len(own) + [0] * rest)
+                positions.append([chunk.start + min(step, len(own) - 1) for step in range(width)])
+            output = trunk(
+                input_ids=right_pad(tokens, pad_id, device),
+                **{CACHE: cache},
+                attention_mask=torch.tensor(seen, device=device),
+                position_ids=torch.tensor(positions, device=device),
+                use_cache=True,
+            )
+            own_MW = torch.tensor([row[past:] for row in seen], device=device, dtype=torch.bool)
+            states.append(output.last_hidden_state[own_MW])
+            if not last:
+                for layer, held in enumerate(getattr(output, CACHE).layers):
+                    if len(keys) <= layer:
+                        keys.append([])
+                        values.append([])
+                    keys[layer].append(held.keys[:, :, past:].transpose(1, 2)[own_MW])
+                    values[layer].append(held.values[:, :, past:].transpose(1, 2)[own_MW])
+    index_N = torch.tensor([tree.paths[row][place] for row, place in places], device=device)
+    return torch.cat(states)[index_N]

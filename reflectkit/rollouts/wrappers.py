@@ -1,4 +1,4 @@
-"""Wrappers of envs: checks of what an env and its teacher return, the horizon, and shuffled choices."""
+"""Wrappers of envs: checks of what an env and its teacher return, with the horizon, and shuffled choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from reflectkit.env import Action, Env, StepResult, Wrapper
@@ -34,7 +35,7 @@ def checked(env: Env) -> Checked:
 
 class Checked(Wrapper):
     """Raises ConfigError for a return that cannot be played with, learned from or counted, and IllegalActionError for a
-    step before `reset` or after the end.
+    step before `reset` or after the end. horizon: steps after which it truncates an episode; None: never.
     """
 
     is_checked = True
@@ -43,17 +44,29 @@ class Checked(Wrapper):
     over = True
     """Whether no episode is under way."""
 
+    def __init__(self, env: Env, horizon: int | None = None) -> None:
+        if horizon is not None and horizon < 1:
+            raise ConfigError(f"a horizon is at least 1 step, got {horizon}")
+        super().__init__(env)
+        self._horizon, self._taken = horizon, 0
+
+    @property
+    def rules(self) -> str:
+        """The env's, and the number of steps."""
+        limit = "" if self._horizon is None else f"An episode has at most {pluralize(self._horizon, 'step')}."
+        return f"{super().rules}\n{limit}".strip("\n")
+
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`, one that is a seed alone with that seed. Raises ConfigError for an observation that cannot be
         read or answered.
         """
-        self.seen, self.over = None, True
+        self.seen, self.over, self._taken = None, True, 0
         own = task.data.get("seed") if len(task.data) == 1 else None
         return followed(self.env.reset(task, own if isinstance(own, int) else seed), self._begun)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """One step. Raises ConfigError for a result that is not finite or not valid JSON, or whose observation cannot
-        be read or answered.
+        """One step; the last step of the horizon is marked as truncated unless the env ended the episode there. Raises
+        ConfigError for a result that is not finite or not valid JSON, or whose observation cannot be read or answered.
         """
         if self.over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
@@ -74,8 +87,9 @@ class Checked(Wrapper):
         return CheckedTeacher(super().teacher(), self)
 
     def truncation_penalty(self, steps_left: int) -> float:
-        """The env's. Raises ConfigError if it is not a finite number."""
-        reward = super().truncation_penalty(steps_left)
+        """The env's, for the remaining steps of the horizon. Raises ConfigError if it is not a finite number."""
+        left = steps_left if self._horizon is None else self._horizon - self._taken
+        reward = super().truncation_penalty(left)
         self.need(_is_number(reward), "truncation_penalty() returned", reward, NUMBER)
         return float(reward)
 
@@ -154,6 +168,9 @@ class Checked(Wrapper):
             success = info.get("success", False)
             self.need(isinstance(success, bool), "info['success'] of the last step is", success, "True or False")
         seen = self._observed(result.observation)
+        self._taken += 1
+        if self._taken == self._horizon and not result.terminated:
+            result = dataclasses.replace(result, truncated=True, info={"success": False} | info)
         self.over = bool(result.terminated or result.truncated)
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
 
@@ -224,44 +241,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
 
 
-class Horizon(Wrapper):
-    """Truncates an episode after `steps` steps."""
-
-    def __init__(self, env: Env, steps: int) -> None:
-        if steps < 1:
-            raise ConfigError(f"a horizon is at least 1 step, got {steps}")
-        super().__init__(checked(env))
-        self.steps, self.taken = steps, 0
-
-    @property
-    def rules(self) -> str:
-        """The wrapped env's, and the number of steps."""
-        limit = f"An episode has at most {pluralize(self.steps, 'step')}."
-        return f"{super().rules}\n{limit}".lstrip()
-
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task` with the full number of steps."""
-        self.taken = 0
-        return self.env.reset(task, seed)
-
-    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """One step; the last step of the horizon is marked as truncated unless the env ended the episode there."""
-        if self.taken >= self.steps:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        return followed(self.env.step(action), self._counted)
-
-    def _counted(self, result: StepResult) -> StepResult:
-        self.taken += 1
-        if result.terminated or self.taken < self.steps:
-            return result
-        info = {"success": False} | result.info
-        return dataclasses.replace(result, truncated=True, info=info)
-
-    def truncation_penalty(self, steps_left: int = 0) -> float:
-        """The wrapped env's, for the remaining steps of the horizon."""
-        return self.env.truncation_penalty(self.steps - self.taken)
-
-
 class Shuffled(Wrapper):
     """Shuffles the choices, and therefore their labels, at each step, so that a label carries no meaning.
 
@@ -304,3 +283,15 @@ class Shuffled(Wrapper):
         self.order = list(range(len(observation.choices)))
         generator(self._seed, "order", self._steps).shuffle(self.order)
         return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self.order))
+
+
+def fresh(
+    kind: type[Env], settings: Mapping[str, Any], horizon: int | None, data_folder: Path | None, *, shuffle: bool
+) -> Env:
+    """An env of class `kind`, as `envs.maker` describes it."""
+    bare = kind(**settings)
+    if horizon is not None:
+        bare.horizon = horizon
+    if data_folder is not None:
+        bare.data_folder = data_folder
+    return Checked(Shuffled(bare) if shuffle else bare, horizon)

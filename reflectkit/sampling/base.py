@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -21,6 +22,8 @@ from reflectkit.errors import ConfigError
 from reflectkit.seeding import uniform
 
 if TYPE_CHECKING:
+    import torch
+
     from reflectkit.models.labels import Path as LabelPath
 
 
@@ -146,6 +149,73 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
     place = bisect.bisect_right(cumulative, uniform(seed, "action") * cumulative[-1])
     return min(place, len(label_logprobs) - 1)
+
+
+def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
+    """The label that `ask` draws, given the log-probabilities of all."""
+    allowed = logprobs
+    if ask.temperature and ask.truncation:
+        import torch
+
+        allowed = tuple(truncated_rows(torch.tensor([logprobs], dtype=torch.float64), ask.truncation)[0].tolist())
+    chosen = draw(allowed, ask.temperature, ask.seed)
+    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
+
+
+def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    """Log-probabilities after truncation, in float64 where they are added up; -inf for what may not be drawn.
+
+    >>> import torch
+    >>> truncated_rows(torch.tensor([[0.5, 0.25, 0.25]]).log(), Truncation(top_p=0.7)).exp()
+    tensor([[0.6667, 0.3333, 0.0000]])
+    """
+    import torch
+    from torch.nn.functional import pad
+
+    if truncation.top_k:
+        smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    if truncation.top_p < 1:
+        sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(descending=True, stable=True)
+        before_BV = pad(sorted_BV.exp().cumsum(dim=-1)[:, :-1], (1, 0))
+        left_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(1, order_BV, before_BV < truncation.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(~left_BV, -torch.inf)
+    if truncation.min_p:
+        smallest_B1 = logprobs_BV.amax(dim=-1, keepdim=True) + math.log(truncation.min_p)
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    return torch.log_softmax(logprobs_BV, dim=-1)
+
+
+class ScoreMemo:
+    """Log-probabilities of labels after prompts, by kind, which is what else they depend on: a temperature, a version.
+
+    capacity: about how many bytes, after which `trim` forgets everything; 2**28 are 75,000 prompts of 800 tokens.
+    """
+
+    def __init__(self, capacity: int = 2**28) -> None:
+        self.capacity, self.size = capacity, 0
+        self._rows: dict[tuple[tuple[LabelPath, ...], bytes, Hashable], tuple[float, ...]] = {}
+
+    def get(self, labels: tuple[LabelPath, ...], prompt: Sequence[int], kind: Hashable) -> tuple[float, ...] | None:
+        """The log-probabilities that were kept, if any."""
+        return self._rows.get((labels, array("i", prompt).tobytes(), kind))
+
+    def keep(
+        self, labels: tuple[LabelPath, ...], prompt: Sequence[int], kind: Hashable, row: tuple[float, ...]
+    ) -> None:
+        """Keep the log-probabilities of all `labels`."""
+        self._rows[labels, array("i", prompt).tobytes(), kind] = row
+        self.size += 160 + 4 * len(prompt) + 32 * len(row)
+
+    def trim(self) -> None:
+        """Forget everything if the capacity is exceeded."""
+        if self.size > self.capacity:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._rows.clear()
+        self.size = 0
 
 
 KEYS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}

@@ -12,40 +12,31 @@ one must continue all of it. This is exact up to the rounding of sums.
 from __future__ import annotations
 
 import bisect
-import math
 import threading
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionLayer
+from typing_extensions import override
 
-from reflectkit.models.labels import Path
-from reflectkit.models.prefixes import (
-    CACHE,
-    attends,
-    drop_rows,
-    is_movable,
-    join_rows,
-    read_together,
-    reserve,
-    right_pad,
-    shared_length,
-)
 from reflectkit.models.scoring import (
+    CACHE,
     SHORTEST_PREFIX,
     has_plain_head,
     head_logits,
+    read_together,
+    right_pad,
+    shared_length,
     takes_positions,
     trunk_of,
     unwrapped,
 )
-from reflectkit.sampling.base import EVERYTHING, SampleOutput, SampleRequest, Truncation, draw
+from reflectkit.sampling.base import EVERYTHING, Truncation, truncated_rows
 from reflectkit.seeding import uniform
 
 LONG = 128  # tokens; keeping a shorter prompt costs more than reading it again
@@ -298,6 +289,81 @@ def cache_of(model: Any, prefixes: Sequence[Prefix], *, recording: bool) -> Any:
     return cache
 
 
+ROOM = 64  # columns that `reserve` allocates ahead
+
+
+class ReservedLayer(DynamicLayer):
+    """A cache layer that writes the next tokens into reserved room instead of copying all to a longer tensor."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    _room: list[torch.Tensor]
+    _filled: torch.Tensor | None = None
+
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        columns = self.keys.shape[2]
+        end = columns + key_states.shape[2]
+        if self._filled is not self.keys or end > self._room[0].shape[2]:
+            self._room = [pad(states, (0, 0, 0, end + ROOM - columns)) for states in (self.keys, self.values)]
+        keys, values = self._room
+        keys[:, :, columns:end] = key_states
+        values[:, :, columns:end] = value_states
+        self.keys = self._filled = keys[:, :, :end]
+        self.values = values[:, :, :end]
+        return self.keys, self.values
+
+
+def reserve(cache: Any) -> None:
+    """Give the layers of a movable cache room for the next tokens."""
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[number] = reserved = ReservedLayer()
+            reserved.__dict__.update(layer.__dict__)
+
+
+def is_movable(cache: Any) -> bool:
+    """Whether every layer caches either keys and values of all columns, or states without columns (convolutional,
+    recurrent).
+    """
+    return isinstance(cache, DynamicCache) and all(
+        type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized)
+        for layer in cache.layers
+    )
+
+
+def attends(cache: Any) -> bool:
+    """Whether some layer of the cache holds keys and values."""
+    return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+
+
+def drop_rows(cache: Any, rows_B: torch.Tensor, columns: int) -> None:
+    """Keep rows_B of a movable cache, without its first `columns`."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for states in (layer.conv_states, layer.recurrent_states):
+                states.update({name: state[rows_B] for name, state in states.items() if state is not None})
+        else:
+            layer.keys, layer.values = layer.keys[rows_B, :, columns:], layer.values[rows_B, :, columns:]
+
+
+def join_rows(cache: Any, other: Any) -> None:
+    """Append the rows of `other` to a movable `cache`; the one with fewer columns is padded on the left."""
+    for layer, new in zip(cache.layers, other.layers, strict=True):
+        if isinstance(layer, LinearAttentionLayer):
+            for states, more in ((layer.conv_states, new.conv_states), (layer.recurrent_states, new.recurrent_states)):
+                states.update(
+                    {name: torch.cat([state, more[name]]) for name, state in states.items() if state is not None}
+                )
+        else:
+            columns = max(layer.keys.shape[2], new.keys.shape[2])
+            for name in ("keys", "values"):
+                parts = [getattr(part, name) for part in (layer, new)]
+                setattr(layer, name, torch.cat([pad(part, (0, 0, columns - part.shape[2], 0)) for part in parts]))
+
+
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
 
 
@@ -480,68 +546,9 @@ def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
     return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)
 
 
-def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
-    """The label that `ask` draws, given the log-probabilities of all."""
-    allowed = logprobs
-    if ask.temperature and ask.truncation:
-        allowed = tuple(truncated_rows(torch.tensor([logprobs], dtype=torch.float64), ask.truncation)[0].tolist())
-    chosen = draw(allowed, ask.temperature, ask.seed)
-    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
-
-
-def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
-    """Log-probabilities after truncation, in float64 where they are added up; -inf for what may not be drawn.
-
-    >>> truncated_rows(torch.tensor([[0.5, 0.25, 0.25]]).log(), Truncation(top_p=0.7)).exp()
-    tensor([[0.6667, 0.3333, 0.0000]])
-    """
-    if truncation.top_k:
-        smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
-        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
-    if truncation.top_p < 1:
-        sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(descending=True, stable=True)
-        before_BV = pad(sorted_BV.exp().cumsum(dim=-1)[:, :-1], (1, 0))
-        left_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(1, order_BV, before_BV < truncation.top_p)
-        logprobs_BV = logprobs_BV.masked_fill(~left_BV, -torch.inf)
-    if truncation.min_p:
-        smallest_B1 = logprobs_BV.amax(dim=-1, keepdim=True) + math.log(truncation.min_p)
-        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
-    return torch.log_softmax(logprobs_BV, dim=-1)
-
-
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
     """One token per row (B), by inverting the cumulative distribution at the row's draw, 0 ≤ draw < 1."""
     upto_BV = logprobs_BV.double().exp().cumsum(dim=-1)
     draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
     chosen_B1 = torch.searchsorted(upto_BV, draws_B1 * upto_BV[:, -1:], right=True)
     return chosen_B1.squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
-
-
-class ScoreMemo:
-    """Log-probabilities of labels after prompts, by kind, which is what else they depend on: a temperature, a version.
-
-    capacity: about how many bytes, after which `trim` forgets everything; 2**28 are 75,000 prompts of 800 tokens.
-    """
-
-    def __init__(self, capacity: int = 2**28) -> None:
-        self.capacity, self.size = capacity, 0
-        self._rows: dict[tuple[tuple[Path, ...], bytes, Hashable], tuple[float, ...]] = {}
-
-    def get(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable) -> tuple[float, ...] | None:
-        """The log-probabilities that were kept, if any."""
-        return self._rows.get((labels, array("i", prompt).tobytes(), kind))
-
-    def keep(self, labels: tuple[Path, ...], prompt: Sequence[int], kind: Hashable, row: tuple[float, ...]) -> None:
-        """Keep the log-probabilities of all `labels`."""
-        self._rows[labels, array("i", prompt).tobytes(), kind] = row
-        self.size += 160 + 4 * len(prompt) + 32 * len(row)
-
-    def trim(self) -> None:
-        """Forget everything if the capacity is exceeded."""
-        if self.size > self.capacity:
-            self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._rows.clear()
-        self.size = 0

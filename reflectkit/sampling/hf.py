@@ -16,8 +16,8 @@ from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.rollouts.episode import Batcher
-from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation
-from reflectkit.sampling.decoding import PrefixCache, ScoreMemo, decode, draw_label
+from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, Truncation, draw_label
+from reflectkit.sampling.decoding import PrefixCache, decode
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""

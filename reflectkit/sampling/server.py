@@ -31,8 +31,15 @@ from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
-from reflectkit.sampling.base import KEYS, Opening, SampleOutput, SampleRequest, ServerSettings
-from reflectkit.sampling.decoding import ScoreMemo, draw_label
+from reflectkit.sampling.base import (
+    KEYS,
+    Opening,
+    SampleOutput,
+    SampleRequest,
+    ScoreMemo,
+    ServerSettings,
+    draw_label,
+)
 from reflectkit.sampling.protocols import MOST_AT_ONCE, Drawn, InferenceServer, LostWeightsError, Sglang, Vllm, Weights
 from reflectkit.sampling.wire import Wire
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from reflectkit.errors import refuse
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.prefixes import right_pad
-from reflectkit.models.scoring import trunk_of
+from reflectkit.models.scoring import right_pad, trunk_of
 
 
 class Critic(nn.Module):

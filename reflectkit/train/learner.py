@@ -21,8 +21,7 @@ from reflectkit.config import Config
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
-from reflectkit.models.prefixes import right_pad, shared_length, tree_of
-from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
+from reflectkit.models.scoring import can_share, choice_logprobs, right_pad, shared_length, token_logprobs, tree_of
 from reflectkit.sampling.checks import disagreement
 from reflectkit.train import algorithms
 from reflectkit.train.algorithms import entropy
@@ -144,7 +143,7 @@ def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
 
 
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` in micro-batches of units that begin alike, to be read as trees (`models.prefixes`).
+    """`parts` in micro-batches of units that begin alike, to be read as trees (`models.scoring`).
 
     The tokens that are read are counted twice, for padding, and the keys and values before them as an eighth of a token
     each: together `max_tokens` at most. A larger unit gets a micro-batch of its own.

@@ -2,8 +2,8 @@
 
 A pack holds the tokens of a trie, in the order in which the sorted rows add them; what rows share is read once. A token
 attends to its own ancestors alone and has their number as its position. Hidden states, loss and gradients are those of
-the rows one by one, up to the rounding of sums. Unlike `models.prefixes` this is one plain pass with a mask, so it
-works with adapters, recomputed activations and TRL's trainer, and for the short convolutions of LFM2.
+the rows one by one, up to the rounding of sums. Unlike the trees of `models.scoring` this is one plain pass with a
+mask, so it works with adapters, recomputed activations and TRL's trainer, and for the short convolutions of LFM2.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from reflectkit.console import Bar
 from reflectkit.errors import CheckpointError, DataError, DivergedError
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import all_finite
-from reflectkit.models.prefixes import shared_length
-from reflectkit.models.scoring import attends_to_all, takes_positions, trunk_of, unwrapped
+from reflectkit.models.scoring import attends_to_all, shared_length, takes_positions, trunk_of, unwrapped
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.train.settings import Log
 

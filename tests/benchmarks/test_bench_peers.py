@@ -12,7 +12,7 @@ from reflectkit.console import Quiet
 from reflectkit.env import Env
 from reflectkit.envs.taxi import Taxi
 from reflectkit.rollouts.episode import Episode
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 
@@ -28,7 +28,7 @@ def bench() -> Bench:
 
 def test_both_sides_play_and_learn_the_same_choices(bench: Bench) -> None:
     def new() -> Env:
-        return Horizon(Taxi(), 3)
+        return Checked(Taxi(), 3)
 
     mine, other = bench.sides(Taxi.taskset.tasks("full"), new)
     ours, theirs = Ours(mine, new), Chooser(other, new)

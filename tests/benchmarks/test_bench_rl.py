@@ -9,7 +9,7 @@ from reflectkit.console import Quiet
 from reflectkit.env import StepResult
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import LoadedModel
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Message, Observation, Task
 
 
@@ -50,7 +50,7 @@ def test_choices_are_counted_once_per_prompt_on_both_sides_and_long_prompts_get_
     player = bench_rl.player("tiny", tasks, Long, 0)
     assert player.context > 1024
     with Quiet().bar("corridor", 2) as bar:
-        figures = bench_rl.measure("tiny", tasks, lambda: Horizon(Corridor(), 25), 2, 1, 0, bar)
+        figures = bench_rl.measure("tiny", tasks, lambda: Checked(Corridor(), 25), 2, 1, 0, bar)
     assert figures["rollout_tokens_per_episode"] == figures["bare_forward_tokens_per_episode"] > 0
 
 

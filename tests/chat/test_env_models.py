@@ -22,7 +22,7 @@ from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Decision, Message, Status, ToolUse
 from tests.command_lines import error_of
 from tests.server import serve
@@ -127,7 +127,7 @@ def play(server_url: str, journal: Path, horizon: int = 3) -> list[Any]:
     user = ChatUser(Endpoint("local", "m", server_url), journal, timeout_s=5)
     episodes = [Episode(task, 5) for task in TASKS]
     try:
-        return rollout(episodes, lambda: Horizon(Support(user, horizon=horizon), horizon), Greeter(), width=6)
+        return rollout(episodes, lambda: Checked(Support(user, horizon=horizon), horizon), Greeter(), width=6)
     finally:
         user.close()
 

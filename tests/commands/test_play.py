@@ -18,7 +18,7 @@ from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.support.env import Support
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 
 
@@ -158,7 +158,7 @@ class Acting:
 def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, PersonUser]:
     user = PersonUser(keyboard)
     task = Support.taskset.example("refuse", 4)
-    (trajectory,) = rollout([Episode(task, 0)], lambda: Horizon(Support(user, horizon=9), 9), Acting(actions), width=1)
+    (trajectory,) = rollout([Episode(task, 0)], lambda: Checked(Support(user, horizon=9), 9), Acting(actions), width=1)
     return trajectory, user
 
 

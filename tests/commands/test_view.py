@@ -20,7 +20,7 @@ from reflectkit.data.episodes import episode_to_json, read_episodes
 from reflectkit.env import BaseEnv, Context, StepResult
 from reflectkit.envs.support.env import Support
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 from tests.episodes import HOSTILE, episode, write
 
@@ -147,7 +147,7 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
 
 def played(agent: Any, horizon: int) -> Trajectory:
     task = Support.taskset.example("one", 3)
-    (trajectory,) = rollout([Episode(task, 5)], lambda: Horizon(Support(horizon=horizon), horizon), agent)
+    (trajectory,) = rollout([Episode(task, 5)], lambda: Checked(Support(horizon=horizon), horizon), agent)
     return trajectory
 
 

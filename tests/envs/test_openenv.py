@@ -23,7 +23,7 @@ from reflectkit.envs import env_class
 from reflectkit.envs.adapters.openenv import actions_of, env_of, tools_of
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.tools import use_of
 from reflectkit.types import Decision, Status, Task, ToolCall, Trajectory
 from tests.asgi import served
@@ -63,7 +63,7 @@ class Plays:
 def play(url: str, agent: Any, count: int = 1, steps: int = 4, **settings: Any) -> list[Trajectory]:
     kind = env_of(url)
     episodes = [Episode(task(seed), seed) for seed in range(count)]
-    return rollout(episodes, lambda: Horizon(kind(**settings), steps), agent, width=count)
+    return rollout(episodes, lambda: Checked(kind(**settings), steps), agent, width=count)
 
 
 def texts(trajectory: Trajectory) -> list[str]:

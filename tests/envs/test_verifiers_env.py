@@ -12,7 +12,7 @@ from reflectkit.envs import env_class
 from reflectkit.envs.adapters.verifiers import env_of, taskset_of
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.tools import use_of
 from reflectkit.types import Decision, Status, Task, ToolCall, ToolUse, Trajectory
 
@@ -108,7 +108,7 @@ class Plays:
 def play(name: str, agent: Any, place: int = 1, steps: int = 5) -> Trajectory:
     kind: Any = env_class(f"verifiers:{name}")
     task = kind.taskset.tasks("all")[place]
-    return rollout([Episode(task, 0)], lambda: Horizon(kind(horizon=steps), steps), agent)[0]
+    return rollout([Episode(task, 0)], lambda: Checked(kind(horizon=steps), steps), agent)[0]
 
 
 def add(a: int) -> ToolUse:

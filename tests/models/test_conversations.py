@@ -20,7 +20,7 @@ from reflectkit.models.chat import Dialogue
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
@@ -35,7 +35,7 @@ TASKS = [
 
 def demonstrations(noise: float = 0.0, **settings: Any) -> list[Trajectory]:
     episodes = [Episode(task, 3) for task in TASKS]
-    return rollout(episodes, lambda: Horizon(Support(horizon=40, **settings), 40), Demonstrator(noise))
+    return rollout(episodes, lambda: Checked(Support(horizon=40, **settings), 40), Demonstrator(noise))
 
 
 def player_of(template: str | None, role: str | None) -> LoadedModel:
@@ -90,7 +90,7 @@ def test_an_episode_is_one_row_of_the_sampled_tokens(template: str | None, role:
     texts = [f"{space}What is your email?", CALL[template], f"{space}Hm <|im_end|>.", f"{space}list_products"]
     agent = TwoPlayerAgent(Dictated(player, texts), reflector)
     brief = template is None
-    played = rollout([Episode(TASKS[0], 1)], lambda: Horizon(Support(horizon=4, brief=brief), 4), agent)[0]
+    played = rollout([Episode(TASKS[0], 1)], lambda: Checked(Support(horizon=4, brief=brief), 4), agent)[0]
     assert len(played.turns) == 4
     assert played.turns[1].info == {}, "the call was carried out"
     (row,) = rows_of(played)
@@ -166,7 +166,7 @@ def test_thinking_is_on_off_or_hidden() -> None:
 def test_an_episode_may_write_so_many_tokens() -> None:
     player = player_of(None, "policy")
     agent = TwoPlayerAgent(LocalSampler(player), max_new_tokens=9, episode_tokens=20)
-    played = rollout([Episode(TASKS[0], 1)], lambda: Horizon(Support(horizon=40, brief=True), 40), agent)[0]
+    played = rollout([Episode(TASKS[0], 1)], lambda: Checked(Support(horizon=40, brief=True), 40), agent)[0]
     assert played.status is Status.TRUNCATED
     assert "20 tokens" in played.reason
     assert sum(len(turn.decision.token_ids) for turn in played.turns) == 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache
 
-from reflectkit.models.prefixes import ROOM, reserve
+from reflectkit.sampling.decoding import ROOM, reserve
 
 
 def cache_of(rows: int, columns: int) -> DynamicCache:

@@ -10,8 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.prefixes import hidden_at, right_pad, tree_of
-from reflectkit.models.scoring import trunk_of
+from reflectkit.models.scoring import hidden_at, right_pad, tree_of, trunk_of
 from reflectkit.train import learner
 from reflectkit.train.learner import Learner, Settings, Unit, packed_as_trees, units
 from tests.train.training import gradients_after, play, rows_of

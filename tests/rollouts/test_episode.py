@@ -14,7 +14,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.rollouts.episode import Batcher, Episode, rollout
-from reflectkit.rollouts.wrappers import Horizon, Shuffled
+from reflectkit.rollouts.wrappers import Checked, Shuffled
 from reflectkit.seeding import generator
 from reflectkit.types import Decision, Observation, Status
 
@@ -113,8 +113,8 @@ class Awaited(Corridor):
 @pytest.mark.parametrize("width", [1, 4])
 def test_envs_that_are_awaited_give_the_same_episodes_in_the_same_batches(width: int) -> None:
     plain, awaited = Batches(), Batches()
-    played = rollout(EPISODES, lambda: Horizon(Shuffled(Corridor()), 9), plain, width=width)
-    assert rollout(EPISODES, lambda: Horizon(Shuffled(Awaited()), 9), awaited, width=width, patience=60) == played
+    played = rollout(EPISODES, lambda: Checked(Shuffled(Corridor()), 9), plain, width=width)
+    assert rollout(EPISODES, lambda: Checked(Shuffled(Awaited()), 9), awaited, width=width, patience=60) == played
     assert awaited.seen == plain.seen
 
 
@@ -225,4 +225,4 @@ def test_a_time_out_of_an_env_is_no_deadline() -> None:
             raise TimeoutError("the engine")
 
     with pytest.raises(TimeoutError, match="the engine"):
-        rollout(EPISODES[:1], lambda: Horizon(Slow(), 9), RandomAgent(), timeout_s=60)
+        rollout(EPISODES[:1], lambda: Checked(Slow(), 9), RandomAgent(), timeout_s=60)

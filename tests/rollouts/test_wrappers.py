@@ -15,13 +15,13 @@ from reflectkit.env import StepResult, Teacher
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Checked, Horizon, Shuffled
+from reflectkit.rollouts.wrappers import Checked, Shuffled
 from reflectkit.types import Message, Observation, ToolUse
 
 TASK = Corridor.taskset.tasks("short")[0]
 EPISODES = [Episode(TASK, 1)]
 SEEN = Observation((Message("user", "here"),), ("left", "right"))
-WRAPPED: tuple[Callable[[Any], Any], ...] = (lambda env: env, lambda env: Horizon(Shuffled(env), 10))
+WRAPPED: tuple[Callable[[Any], Any], ...] = (lambda env: env, lambda env: Checked(Shuffled(env), 10))
 
 
 def env_that(teacher: dict[str, Any] | None = None, **returns: Any) -> Corridor:

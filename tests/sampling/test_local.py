@@ -14,8 +14,7 @@ from reflectkit.errors import CheckpointError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import Path, label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel
-from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw
-from reflectkit.sampling.decoding import truncated_rows
+from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw, truncated_rows
 from reflectkit.sampling.hf import LocalSampler
 
 

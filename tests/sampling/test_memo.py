@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reflectkit.sampling.decoding import ScoreMemo
+from reflectkit.sampling.base import ScoreMemo
 
 
 def test_beyond_its_capacity_it_starts_again() -> None:

@@ -127,10 +127,10 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
             return super().reset(task, seed)
 
     player = corridor_player(seed=0)
-    from reflectkit.rollouts.wrappers import Horizon
+    from reflectkit.rollouts.wrappers import Checked
 
     trainer = build_trainer(
-        player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
+        player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Checked(Watching(), 16))]
     )
     trainer.train_step()
     played = [trajectory for trajectory, _ in trainer.latest]
@@ -152,9 +152,9 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
                     raise EnvironmentFailure("the engine is down")
                 return super().reset(task, seed)
 
-        from reflectkit.rollouts.wrappers import Horizon
+        from reflectkit.rollouts.wrappers import Checked
 
-        return lambda: Horizon(Broken(), 16)
+        return lambda: Checked(Broken(), 16)
 
     tasks = Corridor.taskset.tasks("long")
     half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
