@@ -230,6 +230,8 @@ class Env:
     """Which problems it has."""
     teacher_type: ClassVar[type[Teacher]] = Teacher
     """What would be right; the default knows nothing, which is enough for training by reward and for evaluation."""
+    acts: ClassVar[Literal["choice", "tools", "text"]] = "choice"
+    """How the agent acts: by a choice from a list, by calls of tools, or in words."""
     remote: ClassVar[bool] = False
     """Whether `reset` and `step` block while they wait; they are then called in threads."""
     max_concurrency: ClassVar[int] = 2**31
@@ -254,8 +256,8 @@ class Env:
 
     @classmethod
     def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
-        """How the agent acts: by a choice from a list, by calls of tools, or in words."""
-        return "choice"
+        """How the agent acts with these settings."""
+        return cls.acts
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises DataError if `task.data` is not valid for this env."""

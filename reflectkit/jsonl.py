@@ -217,7 +217,7 @@ Row = Mapping[str, Any]
 def append(path: Path, rows: Iterable[Row], *, sync: bool = False) -> None:
     """Append `rows`. sync: to the disk, as before a checkpoint that relies on them."""
     with path.open("ab") as file:
-        file.writelines(map(_line, rows))
+        file.writelines(map(json_line, rows))
         if sync:
             file.flush()
             os.fsync(file.fileno())
@@ -226,7 +226,7 @@ def append(path: Path, rows: Iterable[Row], *, sync: bool = False) -> None:
 def rewrite(path: Path, rows: Iterable[Row]) -> None:
     """Replace `path` by `rows`."""
     with replacing(path) as file:
-        file.writelines(map(_line, rows))
+        file.writelines(map(json_line, rows))
 
 
 def rows_until(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
@@ -235,8 +235,8 @@ def rows_until(path: Path, step: int, fields: Mapping[str, Any]) -> tuple[list[d
     return [row for row in found if row is not None and row["step"] <= step], found.count(None)
 
 
-def _line(row: Row) -> bytes:
-    """A lone surrogate, which envs and models may produce, is written as a JSON escape."""
+def json_line(row: Row) -> bytes:
+    """A line with `row`. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
     return dumps(row).encode("utf-8", "backslashreplace") + b"\n"
 
 

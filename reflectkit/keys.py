@@ -1,9 +1,13 @@
-"""Keys of servers: they come from the environment, go into a header, and are removed from every other text."""
+"""What is sent to servers and read from them. Keys come from the environment, go into a header, and are removed from
+every other text.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
 
 from reflectkit.errors import ConfigError
 
@@ -18,6 +22,22 @@ def header_text(name: str) -> str:
     if not (text.isascii() and text.isprintable() and text == text.strip()):
         raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
     return text
+
+
+def check_address(name: str, address: str, key: str, example: str) -> None:
+    """Raises ConfigError, without showing a password, if `address`, of flag or variable `name`, is not one of HTTP.
+
+    key: the variable with the server's key. example: an address.
+    """
+    try:
+        parts = urlsplit(address)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like {example}")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(f"{name} must not hold a user, key or query; put the key in the environment as {key}")
 
 
 def secrets() -> list[str]:
@@ -73,3 +93,17 @@ def encoding_fault(headers: Mapping[str, str]) -> str:
     if encoding in ("", "identity"):
         return ""
     return f"the body is encoded ({masked(encoding):.40}), though none was asked for; switch compression off there"
+
+
+async def read_body(response: Any, most: int) -> tuple[bytes, str]:
+    """(the body of a response of httpx2, why it cannot be used or ""). A compressed one is not read, as a few bytes can
+    fill the memory, and of a longer one only the beginning. most: bytes.
+    """
+    if fault := encoding_fault(response.headers):
+        return b"", fault
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk[: most + 1 - len(body)]
+        if len(body) > most:
+            return bytes(body), f"the server's answer is longer than {most:,} bytes"
+    return bytes(body), ""

@@ -201,16 +201,19 @@ def mismatch(player: Player) -> str:
 
     A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
     """
-    name, policy, reflector = player.name, player.policy, player.reflector
+    given = f"give its reflector, {player.name}={player.policy}+REFLECTOR"
+    text = unlike_training(player.policy, player.reflector, given, f"leave out +{player.reflector}")
+    return f"{player.name}: {text}" if text else ""
+
+
+def unlike_training(policy: Path | None, reflector: Path | None, add: str, leave: str) -> str:
+    """`mismatch` of a policy and its reflector. add, leave: how to give one, and how to give none."""
     commented = None if policy is None else trained_with_comments(policy)
     if commented is None or commented == (reflector is not None):
         return ""
     if commented:
-        return (
-            f"{name}: {policy} was trained with comments but plays without; give its reflector,"
-            f" {name}={policy}+REFLECTOR"
-        )
-    return f"{name}: {policy} was trained without comments but plays with a reflector; leave out +{reflector}"
+        return f"{policy} was trained with comments but plays without; {add}"
+    return f"{policy} was trained without comments but plays with a reflector; {leave}"
 
 
 def trained_with_comments(policy: Path) -> bool | None:

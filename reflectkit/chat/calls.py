@@ -21,18 +21,18 @@ from typing_extensions import override
 
 from reflectkit.chat.config import (
     KEYS,
+    LOCAL,
     OPENAI,
     RESUMES,
     ApiError,
     Endpoint,
     NoAccessError,
     NoAnswerError,
-    check_address,
     key_of,
 )
 from reflectkit.chat.journal import MALFORMED, Answer
 from reflectkit.errors import ConfigError
-from reflectkit.keys import PLAIN, encoding_fault, header_text, redacted, without_keys
+from reflectkit.keys import PLAIN, check_address, encoding_fault, header_text, read_body, redacted, without_keys
 from reflectkit.text import count_tokens
 from reflectkit.types import Message
 
@@ -62,7 +62,7 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         async with asyncio.timeout(self.timeout_s):
             received = await super().send(request, stream=True, **options)
             try:
-                body, fault = await _read(received)
+                body, fault = await read_body(received, LONGEST_BODY)
             finally:
                 await received.aclose()
         value: Any = None
@@ -90,18 +90,6 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         return httpx2.Response(
             status, headers=headers, content=body, request=request, extensions={"value": value, "fault": fault}
         )
-
-
-async def _read(response: httpx2.Response) -> tuple[bytes, str]:
-    """(body, why it cannot be used or ""). A compressed body is not read, as a few bytes can fill the memory."""
-    if fault := encoding_fault(response.headers):
-        return b"", fault
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk[: LONGEST_BODY + 1 - len(body)]
-        if len(body) > LONGEST_BODY:
-            return bytes(body), f"the server's answer is longer than {LONGEST_BODY:,} bytes"
-    return bytes(body), ""
 
 
 class Caller:
@@ -147,7 +135,7 @@ class Caller:
                 raise ConfigError(
                     f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or give --base-url"
                 )
-            check_address(source, address, KEYS[endpoint.kind])
+            check_address(source, address, KEYS[endpoint.kind], LOCAL)
             version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
             self._client = openai.AsyncAzureOpenAI(azure_endpoint=address, api_version=version, **options)
         else:

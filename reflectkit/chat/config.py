@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from pydantic import model_validator
 from typing_extensions import override
@@ -18,7 +17,7 @@ from typing_extensions import override
 from reflectkit.config import Config, option
 from reflectkit.console import Table
 from reflectkit.errors import ConfigError, ReflectkitError
-from reflectkit.keys import header_text
+from reflectkit.keys import check_address, header_text
 
 ORACLE = "oracle"
 HISTORY_TOKENS = 4000  # of the earlier turns in a request, approximately
@@ -87,7 +86,7 @@ def parse_endpoint(
     if base_url is None and kind == "openai":
         base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:
-        check_address(address, base_url, KEYS[kind])
+        check_address(address, base_url, KEYS[kind], LOCAL)
     return Endpoint(kind, model, base_url or (LOCAL if kind == "local" else None))
 
 
@@ -103,19 +102,6 @@ def _address_in_environment() -> str | None:
     """The address of openai: models from the environment; None for OpenAI's own."""
     address = os.environ.get(ADDRESS, "").strip()
     return address if address.rstrip("/") not in ("", OPENAI) else None
-
-
-def check_address(name: str, address: str, key: str) -> None:
-    """Raises ConfigError, without showing a password, if `address`, of flag or variable `name`, is not one of HTTP."""
-    try:
-        parts = urlsplit(address)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like {LOCAL}")
-    if parts.username or parts.password or parts.query:
-        raise ConfigError(f"{name} must not hold a user, key or query; put the key in the environment as {key}")
 
 
 def key_of(endpoint: Endpoint) -> str:

@@ -33,7 +33,7 @@ from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatCon
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
-from reflectkit.data.episodes import episode_line, episode_to_json, read_compared
+from reflectkit.data.episodes import episode_to_json, read_compared
 from reflectkit.data.problems import Problems, draw_problems
 from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import cluster_of
@@ -41,7 +41,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_leve
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained, refuse
 from reflectkit.evals import tables
 from reflectkit.eventloop import followed
-from reflectkit.jsonl import read_json, replacing, salvaged, write_json, write_text
+from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.sampling.base import Truncation
@@ -239,8 +239,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         *filter(None, [held_out.file("test")]),
         *models,
         *setup.input_files([task for level in levels for task in problems[level]]),
-        *config.sampler.code_files,
-        *config.sampler.comment_files(setup.folder),
+        *config.sampler.input_files(setup.folder),
     ]
     with open_run("evaluate", config, inputs) as current, contextlib.closing(Players(config.players)) as players:
         warnings = [text for player in entrants if (text := mismatch(player))]
@@ -316,7 +315,7 @@ def play(
                 scores = oracle_scores(trajectory, likely=player.policy is not None)
                 line["figures"] = {**line.get("figures", {}), **scores}
             done[task.id, trajectory.seed] = SavedEpisode(tables.lean(line), file.tell())
-            file.write(episode_line(line).encode("utf-8"))
+            file.write(json_line(line))
             file.flush()
             bar.advance()
 
@@ -348,7 +347,7 @@ def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]
                 damaged += 1
             elif row["status"] != "aborted":
                 kept[row["task"], row["seed"]] = SavedEpisode(tables.lean(row), file.tell())
-                file.write(episode_line(row).encode("utf-8"))
+                file.write(json_line(row))
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
     return kept

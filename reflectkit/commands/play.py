@@ -34,7 +34,7 @@ from reflectkit.agents.players import (
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.episodes import episode_line, episode_to_json
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import read_records
 from reflectkit.env import Agent, Context, Env, StepResult, Wrapper, rules_of
@@ -50,6 +50,7 @@ from reflectkit.envs.setup import (
 )
 from reflectkit.errors import ConfigError, refuse, unknown_name
 from reflectkit.eventloop import followed
+from reflectkit.jsonl import append
 from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run
@@ -311,8 +312,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         *filter(None, [source]),
         *folders,
         *setup.input_files(tasks),
-        *config.sampler.code_files,
-        *config.sampler.comment_files(setup.folder),
+        *config.sampler.input_files(setup.folder),
     ]
     with (
         open_run("play", config, inputs, again=True) as current,
@@ -334,8 +334,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             if person is not None and not person.answered and not progress.attended:
                 raise ConfigError(NOBODY)
             progress.show(_ending(played[-1]))
-            with path.open("a", encoding="utf-8") as file:
-                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(env.name, task))))
+            append(path, [episode_to_json(name, played[-1], cluster=cluster_of(env.name, task))])
             if shown.left or (user and user.left):
                 break
         if len(played) > 1:

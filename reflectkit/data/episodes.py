@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
 from reflectkit.errors import DataError
-from reflectkit.jsonl import dumps, lines, read_jsonl
+from reflectkit.jsonl import lines, read_jsonl
 from reflectkit.types import LARGEST, Decision, Observation, ToolUse, Trajectory, Turn, from_json
 
 
@@ -107,11 +107,6 @@ def _new_messages(observation: Observation, before: Turn | None) -> dict[str, An
         {"role": each.role, "content": each.content} | ({"name": each.name} if each.name else {}) for each in messages
     ]
     return {"messages": rows, "anew": anew or None}
-
-
-def episode_line(row: Mapping[str, Any]) -> str:
-    """A line of episodes.jsonl. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
-    return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 SUCCESS = "success"

@@ -199,6 +199,7 @@ class ConversationEnv(Env):
     user: who talks with the agent; None: whom the subclass has for it. At the `horizon` the verdict is given as well.
     """
 
+    acts = "tools"
     teacher_type: ClassVar[type[Teacher]] = ConversationTeacher
     transcript: Transcript
     mark: str
@@ -208,11 +209,6 @@ class ConversationEnv(Env):
         super().__init__(**settings)
         self.user = user
         self._steps, self.mark, self._seed = 0, "", 0
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["tools"]:
-        """By calls."""
-        return "tools"
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.

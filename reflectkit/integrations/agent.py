@@ -25,7 +25,7 @@ from reflectkit.agents.players import (
     chat_parts,
     parse_policy,
     trained_elsewhere,
-    trained_with_comments,
+    unlike_training,
 )
 from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig, key_of
 from reflectkit.config import Config, build, option
@@ -300,15 +300,12 @@ def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:
 
 
 def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
-    commented = trained_with_comments(policy)
-    recorded = model_facts(policy).get("reflector") or "…"
-    if commented and reflector is None:
-        warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
-    elif commented is False and reflector is not None:
-        warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
+    add = f"pass reflector={model_facts(policy).get('reflector') or '…'!r}"
+    texts = [unlike_training(policy, reflector, add, f"leave out reflector={str(reflector)!r}")]
     if _trained_env(policy):
-        for text in trained_elsewhere(model_facts(policy)["env"], [policy, reflector]):
-            warnings.warn(text, stacklevel=3)
+        texts += trained_elsewhere(model_facts(policy)["env"], [policy, reflector])
+    for text in filter(None, texts):
+        warnings.warn(text, stacklevel=3)
 
 
 def _trained_with(policy: Path | None) -> dict[str, Any]:

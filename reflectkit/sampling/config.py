@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
 from reflectkit.errors import ConfigError, refuse
+from reflectkit.keys import check_address
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.registry import code_files, resolve
 from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
@@ -43,18 +43,7 @@ def backend(name: str) -> Backend:
             raise ConfigError(f"--sampler {name} is not a reflectkit.sampling.base.Backend but {row!r:.80}")
         return row
     kind, _, address = name.partition(":")
-    try:
-        parts = urlsplit(address)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-    shown = address.rpartition("@")[2]
-    if not usable:
-        raise ConfigError(f"--sampler {kind}:{shown}: write the server's address, e.g. {kind}:http://localhost:8000")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(
-            f"--sampler {kind}:{shown} must not hold a user, key or query; export the key as {KEYS[kind]}"
-        )
+    check_address(f"--sampler {kind}:URL", address, KEYS[kind], "http://localhost:8000")
     url = address.rstrip("/").removesuffix("/v1")
 
     def opened(opening: Opening, settings: Any) -> Sampler:
@@ -134,12 +123,6 @@ class SamplerConfig(Config):
         return self
 
     @property
-    def code_files(self) -> list[Path]:
-        """The files of a sampler of the user's own: inputs of a run, so that an edit makes a new one."""
-        own = self.policy not in BACKENDS and not is_server(self.policy)
-        return code_files([self.policy.partition(":")[0]]) if own else []
-
-    @property
     def remote(self) -> bool:
         """Whether another process samples the policy's actions."""
         return backend(self.policy).remote
@@ -175,8 +158,14 @@ class SamplerConfig(Config):
         player = player or load_player(checkpoint, "reflection", device=device)
         return LocalSampler(player, frozen=frozen, rank=0)
 
-    def comment_files(self, folder: Path) -> list[Path]:
-        """Where --swap-comments takes comments from, if it does. folder: of the env's rows."""
+    def input_files(self, folder: Path) -> list[Path]:
+        """The files of a sampler of the user's own, where an edit makes a new run, and where --swap-comments takes
+        comments from. folder: of the env's rows.
+        """
+        own = self.policy not in BACKENDS and not is_server(self.policy)
+        return [*(code_files([self.policy.partition(":")[0]]) if own else []), *self._comment_files(folder)]
+
+    def _comment_files(self, folder: Path) -> list[Path]:
         if not self.swap_comments:
             return []
         from reflectkit.data.sft_rows import FILE_OF_ROLE
@@ -188,5 +177,5 @@ class SamplerConfig(Config):
         from reflectkit.agents.two_player import ShuffledComments
         from reflectkit.data.sft_rows import read_rows
 
-        others = [row.parts[0][1].strip() for path in self.comment_files(folder) for row in read_rows(path)]
+        others = [row.parts[0][1].strip() for path in self._comment_files(folder) for row in read_rows(path)]
         return ShuffledComments(commentator, others, self.swap_comments) if others else commentator

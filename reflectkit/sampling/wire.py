@@ -16,13 +16,12 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from reflectkit.errors import EnvironmentFailure, ReflectkitError
-from reflectkit.keys import PLAIN, encoding_fault, header_text, masked, without_keys
+from reflectkit.keys import PLAIN, header_text, masked, read_body, redacted, without_keys
 
 TRIES = 12
 """Failures of one request, while the server answers others, after which it is given up."""
 LONGEST_PAUSE_S = 15.0
 LONGEST_BODY = 256 * 2**20  # bytes
-SHOWN = 300  # characters of a message
 
 
 class GoneError(ReflectkitError):
@@ -113,28 +112,23 @@ class Wire:
     async def _try(self, method: str, path: str, body: Mapping[str, Any] | None, final: tuple[int, ...]) -> Any:
         """The answer to one request. Raises _TransientError, RefusedError."""
         client, free = self._client()
-        content = bytearray()
         async with free:
             try:
                 async with (
                     asyncio.timeout(self.timeout_s),
                     client.stream(method, self.url + path, json=body) as response,
                 ):
-                    fault = encoding_fault(response.headers)
-                    async for chunk in response.aiter_raw():
-                        content += b"" if fault else chunk
-                        if fault or len(content) > LONGEST_BODY:
-                            break
+                    content, fault = await read_body(response, LONGEST_BODY)
             except TimeoutError:
                 raise _TransientError(f"no answer within {self.timeout_s:g} s") from None
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 raise _TransientError(masked(str(error)) or type(error).__name__) from None
         if len(content) > LONGEST_BODY:
-            raise _TransientError(f"an answer of more than {LONGEST_BODY:,} bytes")
+            raise _TransientError(fault)
         status = response.status_code
         if status == 200 and fault:
             raise ReflectkitError(f"{self.url}: {fault}")
-        value = _value(bytes(content))
+        value = _value(content)
         if status != 200:
             reason = fault or _reason(value)
             if status in (408, 429) or (status >= 500 and status not in final):
@@ -171,7 +165,7 @@ def _reason(value: Any) -> str:
     for name in ("error", "detail", "message", "error_message"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]
-    return " ".join(masked(str(value)).split())[:SHOWN]
+    return redacted(str(value))
 
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:

@@ -142,23 +142,18 @@ def input_files(config: RLConfig, levels: Sequence[Level], validation: Level | N
         *([config.resume_from] if config.resume_from else []),
         *config.setup.input_files(tasks),
         *config.algo.code_files,
-        *config.sampler.code_files,
-        *config.sampler.comment_files(config.setup.folder),
+        *config.sampler.input_files(config.setup.folder),
     ]
 
 
 def warnings_of(config: RLConfig) -> list[str]:
     """What the policy and the reflector were trained for, where that is not what they do here."""
     start, reflector = Path(config.policy.start), config.reflector.load_dir
-    commented, texts = players.trained_with_comments(start), []
-    if commented and reflector is None:
-        recorded = model_facts(start).get("reflector") or "REFLECTOR"
-        texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
-    if commented is False and reflector is not None and config.distill.weight:
-        texts.append(f"{start} was trained without comments, and its teacher is itself with them")
-    elif commented is False and reflector is not None:
-        texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
-    texts += players.trained_elsewhere(config.env.name, (start, reflector))
+    add = f"add --reflector {model_facts(start).get('reflector') or 'REFLECTOR'}"
+    unlike = players.unlike_training(start, reflector, add, "leave out --reflector")
+    if unlike and reflector is not None and config.distill.weight:
+        unlike = f"{start} was trained without comments, and its teacher is itself with them"
+    texts = [*filter(None, [unlike]), *players.trained_elsewhere(config.env.name, (start, reflector))]
     return texts + players.unknown_call_forms(config.env, [start])
 
 

@@ -196,6 +196,7 @@ class Tools(Plain):
     The episode ends when the agent calls no tool. It is a success if the first reward is at least 1.
     """
 
+    acts = "tools"
     taskset: ClassVar[Taskset] = ToolTasks()
 
     def __init__(self, **settings: Any) -> None:
@@ -208,11 +209,6 @@ class Tools(Plain):
         )
         if not hasattr(self.plain, "get_reward") and not self.settings.reward:
             raise ConfigError(f"{self.plain_type.__name__} has no get_reward(); add it, or give --reward FILE.py:NAME")
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["tools"]:
-        """By calls."""
-        return "tools"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin the problem."""

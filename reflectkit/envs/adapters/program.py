@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import field_validator
 
@@ -215,6 +215,7 @@ class Program(Env):
     """
 
     name = "program"
+    acts = "tools"
     horizons: ClassVar[Mapping[str, int]] = {"all": 30}
     Settings: ClassVar[type[Config]] = ProgramSettings
     taskset: ClassVar[Taskset] = ToolTasks()
@@ -229,11 +230,6 @@ class Program(Env):
         self._row: dict[str, Any] = {}
         self._first = 0  # number of messages of the first request
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["tools"]:
-        """By calls."""
-        return "tools"
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the program and wait for its first request. Raises EnvironmentFailure, and ConfigError if it cannot be

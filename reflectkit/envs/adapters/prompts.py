@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
@@ -188,15 +188,11 @@ class Prompts(Env):
     """Answer the prompt."""
 
     name = "prompts"
+    acts = "text"
     prompt_version: ClassVar[int] = 2
     horizons: ClassVar[Mapping[str, int]] = {"all": 1}
     Settings: ClassVar[type[Config]] = DatasetSettings
     taskset: ClassVar[Taskset] = DatasetTasks()
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["text"]:
-        """In words."""
-        return "text"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Show the prompt."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
@@ -31,16 +31,12 @@ class SkyRL(Env):
     """An environment of skyrl-gym; `env_of` makes a subclass for each."""
 
     name = "skyrl"
+    acts = "text"
     Settings: ClassVar[type[Config]] = SkyRLSettings
     taskset: ClassVar[Taskset] = DatasetTasks()
     remote = True
     id: ClassVar[str]
     _inner: Any = None
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["text"]:
-        """In words, among which the environment finds its own calls."""
-        return "text"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin the row `task.data`. Raises ConfigError, and DataError for a row that the environment refuses."""

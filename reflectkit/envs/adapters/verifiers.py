@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Awaitable
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 from reflectkit.env import Action, Env, StepResult, check_task
@@ -29,12 +29,8 @@ class Verifiers(Env):
     """A taskset of verifiers; `env_of` makes a subclass for each."""
 
     name = "verifiers"
+    acts = "tools"
     id: ClassVar[str]
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["tools"]:
-        """By calls and words."""
-        return "tools"
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:

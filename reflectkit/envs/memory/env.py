@@ -22,7 +22,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -246,6 +246,7 @@ class Memory(Env):
     """
 
     name: ClassVar[str] = "memory"
+    acts = "tools"
     prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = MemoryTasks()
     teacher_type: ClassVar[type[Teacher]] = MemoryTeacher
@@ -270,11 +271,6 @@ class Memory(Env):
         self.reader: Reader = reader or Extractive()
         self.judge = judge
         self._related = retriever(self.settings.retrieval)
-
-    @classmethod
-    def action_kind(cls, settings: Any) -> Literal["tools"]:
-        """By calls."""
-        return "tools"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
