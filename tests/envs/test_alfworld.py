@@ -233,9 +233,3 @@ def test_what_is_good_follows_from_what_is_known() -> None:
     # for another goal the tomato in hand is put away, and for a cold one it is cooled here
     assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(PLACE, "egg", "shelf")) == ["move tomato 2 to fridge 1"]
     assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(COOL, "tomato", "shelf")) == ["cool tomato 2 with fridge 1"]
-
-
-# -------------------------------------------------------------------------------------------------------- what is shown
-
-
-# ------------------------------------------------------------------------------------------------------------ bad input

@@ -162,7 +162,7 @@ NAMES = [*OUTSIDE.split(" "), "", "; ls", "README.md ", " README.md", "'README.m
 HOSTILE = st.one_of(st.sampled_from(NAMES), st.text(max_size=40))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(st.tuples(st.sampled_from(["cd", "cat", "id", "rm"]), HOSTILE), max_size=6))
 def test_only_what_is_offered_can_be_done_and_nothing_outside_named(repos: Path, names: list[tuple[str, str]]) -> None:
     repository = open_repository(repos / "library")

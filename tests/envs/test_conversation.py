@@ -27,10 +27,7 @@ def transcript() -> Transcript:
     ("text", "form", "meaning"),
     [
         ('find_order {"id": "W1"}', PLAIN, CALL),
-        ("Which order is it?", PLAIN, Reply("Which order is it?")),
-        ("It costs {a lot}.\nReally {so}.", PLAIN, Reply("It costs {a lot}.\nReally {so}.")),
         ('<tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
-        ("<think>Ask {them}.</think>Which order?<|im_end|>", HERMES, Reply("Which order?")),
         ('One moment. <tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
     ],
 )
@@ -44,9 +41,7 @@ def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: obje
     [
         ('find_order {"id": "W1"}\nfind_order {"id": "W2"}', "2 calls at once", 2),
         ('find_order {"id": 7}', "expected string", 1),
-        ('I look it up.\nfind_order {"id": "W1"}', "2 calls at once", 2),
         ('find_order {"id": "W1"}\nfind_ordre {}', "did you mean find_order", 2),
-        ("<think>Never ended.", "call one tool, or reply", 1),
     ],
 )
 def test_anything_else_is_refused_and_nothing_is_executed(text: str, expected: str, parts: int) -> None:
@@ -89,10 +84,8 @@ def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
     ("text", "heard"),
     [
         ("Hello <think>a</think>there", "Hello there"),
-        ("Hello<think>never ended", "Hello"),
         ("Hello</s><|eot_id|><end_of_turn>\x1e", "Hello"),
         ("[INST]Hello[/INST] [1] < 3 > <b>", "Hello [1] < 3 > <b>"),
-        ("<think>a<think>b</think>Hello", "Hello"),
         ("Hello" + "<think>" * 200_000, "Hello"),  # hours, if each mark were sought to the end
     ],
     ids=lambda text: text[:40],

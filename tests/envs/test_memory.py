@@ -80,11 +80,8 @@ class Noted:
     ("call", "said"),
     [
         (update("new", "e1"), "semantic_memory has no item 'e1'"),
-        (update("new", None), "needs a memory_id"),
-        (delete(None, CORE), "empty"),
         (insert("word " * 5000), "shorten it"),
         (update("a " * (CORE_TOKENS + 1), None, CORE), f"limit is {CORE_TOKENS}"),
-        (insert("here already"), "in s1"),
         (ToolCall(DELETE, {"memory_type": SEMANTIC, "memory_id": ["s1"]}), "expected string"),
     ],
 )

@@ -15,7 +15,6 @@ from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.problems import chunked, read_parquet, read_text, text_files
 from reflectkit.jsonl import read_json
 from reflectkit.text import count_tokens
-from tests.command_lines import error_of
 
 BOOK = "Anna went to Rome.\nShe liked it.\n\nBen stayed in Oslo! Did he like it? Nobody knows."
 CHAT = [{"role": "user", "content": "I live in Rome."}, {"speaker": "assistant", "text": "Noted\nthat."}]
@@ -52,9 +51,7 @@ def test_no_chunk_is_too_long_and_nothing_is_lost(text: str) -> None:
     assert "".join("".join(chunks).split()) == "".join(text.split())
 
 
-def test_from_a_folder_to_an_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_a_folder_to_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     write(tmp_path / "texts", "book.md", BOOK, [{"question": "Who went to Rome?", "answer": "Anna"}])
@@ -65,8 +62,6 @@ def test_from_a_folder_to_an_evaluation(
     assert main([*playing, "--policy", "keep-everything"]) == 0
     (path,) = tmp_path.glob("results/*_evaluate/eval.json")
     assert read_json(path)["rows"][0]["success"] == 1.0
-    both = ["gen-task", "--env", "memory", "--text", "texts", "--parquet", "x.parquet"]
-    assert "give one of them" in error_of(both, capsys)
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:

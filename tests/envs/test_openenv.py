@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from reflectkit.envs import env_class
-from reflectkit.envs.adapters.openenv import actions_of, env_of, tools_of
+from reflectkit.envs.adapters.openenv import env_of
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
@@ -37,12 +37,8 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_types import (
     CallToolAction,
     CallToolObservation,
-    ListToolsAction,
-    ListToolsObservation,
-    Tool,
 )
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import Field
 
 
 def task(seed: int, **data: Any) -> Task:
@@ -252,66 +248,6 @@ def test_mcp_tools_are_typed_tools() -> None:
     assert (add.description, add.parameters["required"]) == ("Add.", ["a", "b"])
 
 
-class Fields(Action):
-    """Write a line."""
-
-    line: int = Field(ge=0)
-    text: str
-
-
-class Sheet(Line):
-    def step(self, action: Any, **_: Any) -> Any:
-        return Seen(place=action.line, drawn=len(action.text), reward=1.0)
-
-
-def test_an_action_of_several_fields_is_one_tool() -> None:
-    with served(create_fastapi_app(Sheet, Fields, Seen, 4)) as url:
-        (played,) = play(url, Plays(use_of([ToolCall("act", {"line": 3, "text": "abc"})]), 'act {"line": -1}'), steps=2)
-    assert texts(played)[1] == "place: 3\ndrawn: 3"
-    assert [turn.reward for turn in played.turns] == [1.5, 0.0]
-    assert played.turns[1].info["refused"] == 1
-
-
-def bad_tools(*tools: Tool) -> type[Environment]:
-    class Bad(Line):
-        def step(self, action: Any, **_: Any) -> Any:
-            assert isinstance(action, ListToolsAction)
-            return ListToolsObservation(tools=list(tools))
-
-    return Bad
-
-
-OBJECT = {"type": "object", "properties": {"x": {"type": "string"}}}
-
-
-@pytest.mark.parametrize(
-    ("tools", "why"),
-    [
-        ([("reset", OBJECT)], "OpenEnv itself"),
-        ([("go", OBJECT), ("go", OBJECT)], "twice"),
-        ([("go", {"type": "objekt"})], "no JSON schema"),
-        ([("go", {"properties": [1]})], "no JSON schema"),
-        ([("go there", OBJECT)], "its name"),
-        ([], "nothing to do"),
-    ],
-)
-def test_tools_that_cannot_be_offered(tools: list[tuple[str, dict[str, Any]]], why: str) -> None:
-    kind = bad_tools(*(Tool(name=name, description="", input_schema=schema) for name, schema in tools))
-    app = create_fastapi_app(kind, CallToolAction, CallToolObservation, 4)
-    with served(app) as url, pytest.raises(ConfigError, match=why) as caught:
-        play(url, Plays("x"))
-    assert "\n" not in str(caught.value)
-
-
-def test_what_a_server_lists_may_be_anything() -> None:
-    for listed in ([1], [{"name": 3}], [{"name": "a"}], [{"name": "a", "input_schema": []}], None, "x"):
-        with pytest.raises(ConfigError, match="lists"):
-            tools_of(listed, "URL")
-    for schema in (None, [], {"properties": 3}, {"properties": {"a": {"type": 1}}}):
-        with pytest.raises(ConfigError):
-            actions_of(schema, "URL")
-
-
 async def answer_http(send: Any, body: bytes, status: int = 200) -> None:
     await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": body})
@@ -346,14 +282,10 @@ BEGUN = {"type": "observation", "data": {"observation": {"text": "hi"}, "reward"
     "answers",
     [
         ["no JSON"],
-        [[1]],
-        [{"type": "obs", "data": {}}],
-        [{"type": "observation", "data": {"observation": "text", "reward": 0, "done": False}}],
         [{"type": "observation", "data": {"observation": {}, "reward": "much", "done": False}}],
         [{"type": "error", "data": {"message": "broken", "code": "EXECUTION_ERROR"}}],
         [{"type": "observation", "data": {"observation": {}, "reward": 0, "done": True}}],
         [BEGUN],
-        [BEGUN, {"type": "error", "data": None}],
     ],
 )
 def test_answers_of_another_version_abort_the_episode(answers: list[Any]) -> None:

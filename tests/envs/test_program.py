@@ -100,8 +100,6 @@ def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
     [
         ('post("/reward", {"reward": 1})\nprint(0.5)', 1.0),
         ('open(os.environ["REFLECTKIT_REWARD_FILE"], "w").write("2.5")\nprint(0.5)', 2.5),
-        ("print(0.5)\nprint()", 0.5),
-        ("print(0.5)\nsys.stderr.write('a warning')", 0.5),
         ('os.mkfifo(os.environ["REFLECTKIT_REWARD_FILE"])\nprint(0.5)', 0.5),
     ],
 )
@@ -114,14 +112,9 @@ def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("sys.exit(3)", "ended with exit code 3"),
         ("raise ValueError('no luck')", "exit code 1; its output ends: ValueError: no luck"),
-        ("pass", "ended without a request"),
         ('ask([{"role": "user", "content": "Hi"}])\nprint("nan")', "gave no reward"),
-        ('ask([{"role": "user", "content": "Hi"}])\nos.abort()', "exit code 134"),
         ('ask([{"role": "user", "content": "Hi"}])\ntime.sleep(60)', "took longer than 3 s"),
-        ('ask([{"role": "user", "content": "Hi"}], n=2)', "HTTP Error 400"),
-        ('urllib.request.urlopen(URL + "/../etc/passwd")', "HTTP Error 404"),
         ('URL = URL[:-5] + "wrong"\nask([{"role": "user", "content": "Hi"}])', "HTTP Error 404"),
     ],
 )
@@ -175,17 +168,6 @@ def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play, tmp_path: Path
     assert processes(str(tmp_path)) == []
 
 
-def test_a_reward_function_reads_the_transcript(play: Play, tmp_path: Path) -> None:
-    (tmp_path / "my_reward.py").write_text(
-        "def long(prompts, completions, task, **kwargs):\n"
-        "    assert prompts[0][-1]['content'] == task[0], prompts\n"
-        "    return [len(completions[0]) / 4]\n"
-    )
-    settings: Any = {"reward": (f"{tmp_path}/my_reward.py:long",)}
-    (episode,) = play(LOOKS, Scripted(LOOK, LOOK, WORDS), arguments="'{task}'", **settings)
-    assert (episode.total_return, episode.success) == (1.25, True)
-
-
 def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOWN", "yes")
     monkeypatch.setenv("HIDDEN", "no")
@@ -203,8 +185,8 @@ def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: 
 
 
 def test_many_programs_at_once(play: Play) -> None:
-    episodes = play(LOOKS + "print(1)", Scripted(LOOK, WORDS), count=30, arguments="'{task}'")
-    assert [episode.turns[0].observation.text for episode in episodes] == [f"User: a b'{n}" for n in range(30)]
+    episodes = play(LOOKS + "print(1)", Scripted(LOOK, WORDS), count=8, arguments="'{task}'")
+    assert [episode.turns[0].observation.text for episode in episodes] == [f"User: a b'{n}" for n in range(8)]
     assert all(episode.success for episode in episodes)
 
 

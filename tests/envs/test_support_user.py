@@ -33,19 +33,11 @@ def persona(mood: Mood = "terse", request: UserRequest = CANCELLING, *, informed
     ("said", "answer"),
     [
         ("What is your email?", "anna.klein11@mail.example"),
-        ("May I have your full name and city?", "Anna Klein, Bern"),
         ("Which order would you like to cancel?", "W1234"),
-        ("I need your order number.", "W1234"),
-        ("Why do you want to cancel it?", "no longer needed"),
         ("Is it no longer needed or ordered by mistake?", "no longer needed"),
-        ("What's your email, and which order is it?", "anna.klein11@mail.example W1234"),
-        ("One moment.", "All right."),
-        ("I cannot find a customer with that email.", "All right."),
-        ("Is the weather nice?", "I do not understand. I want to cancel an order."),
         ("Anything else?", "I do not understand. I want to cancel an order."),
         ("Shall I cancel it?", "You have not asked who I am."),
         ("I cannot cancel it, it is shipped.", "Bye."),
-        ("You are outside of the 30-day return window.", "Bye."),
         ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
     ],
 )
@@ -57,9 +49,7 @@ def test_the_user_understands_words_that_agents_use(said: str, answer: str) -> N
     "proposal",
     [
         "I'm sorry to hear that. Shall I cancel order W1234?",
-        "Would you like me to cancel it now?",
         "I will cancel order W1234. OK?",
-        "I am going to cancel W1234, no longer needed. Right?",
     ],
 )
 def test_a_proposal_is_understood_in_many_words(proposal: str) -> None:

@@ -20,7 +20,6 @@ from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Message, Status, Task, ToolCall, ToolUse
-from tests.command_lines import error_of
 from tests.taubench import FILES, Talker, installed, write_package
 
 
@@ -121,13 +120,11 @@ def test_a_user_that_never_stops_is_stopped_by_the_horizon_and_its_markup_is_tex
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(("before", "after"), [("Cancel order 1, it is late", "Cancel order 1")])
-def test_a_changed_package_is_noticed(folder: Path, before: str, after: str) -> None:
+def test_a_changed_package_is_noticed(folder: Path) -> None:
     task = named("retail-train-0")
-    text = FILES["envs/__init__.py"]
-    assert before in text
+    text = FILES["envs/__init__.py"].replace("Cancel order 1, it is late", "Cancel order 1")
     other = write_package(folder.with_name(f"{folder.name}-changed"))
-    (other / "tau_bench" / "envs" / "__init__.py").write_text(text.replace(before, after), encoding="utf-8")
+    (other / "tau_bench" / "envs" / "__init__.py").write_text(text, encoding="utf-8")
     with installed(other), pytest.raises(DataError, match="has another task 0 in retail train"):
         Tau().reset(task, 0)
 
@@ -136,15 +133,10 @@ def test_a_changed_package_is_noticed(folder: Path, before: str, after: str) -> 
     ("action", "expected"),
     [
         (call("cancel_order", order_id="77", reason="late"), "Error: '77'"),
-        (call("cancel_order", order_id="1"), "Error: CancelOrder.invoke() missing 1 required positional"),
         (call("fly"), "Unknown action fly"),
-        (call("forget"), "Error: the tool returned nothing"),
         (call("calculate", expression="2 ** 10"), "1024.0"),
-        (call("calculate", expression="1.05 ** 360"), "42476"),
         (call("calculate", expression="9**9**9"), "Error: the number is too large"),
-        (call("calculate", expression="(9**9)**(9**9)"), "Error: the number is too large"),
         (call("calculate", expression="(" * 5000 + "2**2" + ")" * 5000), "Error: "),
-        (call("calculate", expression="1(2)"), "Error: 'int' object is not callable"),
         (call("set_price", order_id="2", price=1), "xxx"),
     ],
 )
@@ -165,8 +157,6 @@ def test_calls_that_cannot_be_executed_are_told_to_the_agent(
     "action",
     [
         ToolUse("", (ToolCall("find_user", {"name": "Ann"}),), ("call 2: no tool named fly",)),
-        ToolUse("fly", errors=("call 1: no tool named fly",)),
-        "find_user {}",
         "",
     ],
 )
@@ -196,12 +186,9 @@ def test_problems_are_listed_by_domain_and_split_without_their_texts() -> None:
     assert "Ann" not in json.dumps([task.data for task in every()])
 
 
-def test_commands_from_problems_to_demonstrations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_from_problems_to_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`split` keeps the package's own splits, so that no test task is trained on."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     assert main(["gen-task", "--env", "tau"]) == 0
     assert main(["evaluate", "--env", "tau", "--policy", "oracle", "--task-file", "data/tau/data.json"]) == 0
     (path,) = Path("results").glob("*_evaluate/eval.json")
@@ -216,5 +203,3 @@ def test_commands_from_problems_to_demonstrations(
     assert main(["gen-sft", "--env", "tau"]) == 0
     rows = [json.loads(line) for line in Path("data/tau/sft.jsonl").read_text().splitlines()]
     assert any(row["prompt"].endswith("Agent:") and "cancel_order" in row["completion"] for row in rows)
-    capsys.readouterr()
-    assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)

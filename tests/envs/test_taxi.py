@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import Any
 
 import gymnasium
 import pytest
 
 import reflectkit  # noqa: F401
-from reflectkit.envs.taxi import ACTIONS, TAXI_V4, WRONG, Taxi, View, decode, draw, encode
+from reflectkit.envs.taxi import ACTIONS, TAXI_V4, Taxi, decode, draw
 from reflectkit.types import Task
 
 STATES = TAXI_V4.states
@@ -35,22 +34,6 @@ def test_agrees_with_taxi_v4_on_every_transition() -> None:
             picked_up = action == 4 and following != state
             expected = -10 if following == state else 20 if delivered or picked_up else reward
             assert result.reward == pytest.approx(expected / 20)
-
-
-def test_distances_agree_with_a_forward_search() -> None:
-    table = TAXI_V4
-    for start in range(0, STATES, 17):
-        seen, edge, steps = {start}, deque([(start, 0)]), None
-        while steps is None:
-            state, depth = edge.popleft()
-            for action in range(6):
-                if table.delivers(state, action):
-                    steps = depth + 1
-                    break
-                if table.next_state[state][action] not in seen:
-                    seen.add(table.next_state[state][action])
-                    edge.append((table.next_state[state][action], depth + 1))
-        assert table.distance[start] == steps
 
 
 def test_return_of_a_perfect_ride_by_hand() -> None:
@@ -117,20 +100,3 @@ def test_the_teachers_comments_are_confirmed_in_their_own_state_alone() -> None:
         assert not other.teacher().confirms(comment)
         assert not env.teacher().confirms(f"{comment} Drive there.")
         assert not env.teacher().confirms("")
-
-
-def test_only_a_mistake_may_be_called_one() -> None:
-    env = at(encode(View(2, 2, 0, 1)))
-    blame, named, _ = WRONG
-    here, rest = env.teacher().comment(random.Random(0)).split(". ", 1)
-    assert env.teacher().confirms(f"{here}. {rest}")
-    assert not env.teacher().confirms(f"{here}. {blame} {rest}")
-    wrong = env.teacher().mistakes()[0]
-    env.step(wrong)
-    told = env.teacher().comment(random.Random(0))
-    here, rest = told.split(". ", 1)
-    waiting = rest.split(". ", 1)[1]
-    assert env.teacher().confirms(f"{here}. {blame} {waiting}")
-    assert env.teacher().confirms(f"{here}. {named.format(last=ACTIONS[wrong])} {waiting}")
-    assert not env.teacher().confirms(f"{here}. {named.format(last='pickup')} {waiting}")
-    assert env.teacher().confirms(f"{here}. {waiting}")  # what it leaves unsaid is not false

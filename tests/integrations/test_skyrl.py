@@ -5,7 +5,6 @@ Skipped without the package (`pip install skyrl-gym`).
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +14,11 @@ from typing import Any
 import pytest
 
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.env import Env, StepResult
 from reflectkit.envs.support.env import Support
-from reflectkit.errors import EnvironmentFailure
 from reflectkit.integrations import skyrl
 from reflectkit.jsonl import write_json
 from reflectkit.tools import HERMES, form_text
-from reflectkit.types import Message, Observation, Task, ToolUse
+from reflectkit.types import Task, ToolUse
 
 skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym")
 
@@ -125,41 +122,6 @@ def test_what_is_no_action_takes_a_turn_and_is_explained() -> None:
         assert "answer with a number from 0 to 5" in step["observations"][0]["content"]
         step["observations"][0]["content"].encode()
     assert one.get_metrics()["illegal"] == 8
-
-
-class Words(Env):
-    """Free text: the second answer must repeat the first. Its engine waits, and fails at "fail"."""
-
-    name = "words"
-    levels = ("full",)
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        return [Task("a", "words", "full", "a", {})]
-
-    async def reset(self, task: Task, seed: int) -> Observation:
-        await asyncio.sleep(0)
-        self.heard: list[str] = []
-        return Observation((Message("user", "Say something. \ud800"),))
-
-    async def step(self, action: int | str | ToolUse) -> StepResult:
-        await asyncio.sleep(0)
-        if action == "fail":
-            raise EnvironmentFailure("the engine is gone")
-        self.heard.append(str(action))
-        over = len(self.heard) == 2
-        same = over and self.heard[0] == self.heard[1]
-        return StepResult(Observation((Message("user", "Again."),)), float(same), over, info={"success": same})
-
-
-def test_a_failed_engine_ends_the_episode_and_is_counted() -> None:
-    name = skyrl.register(f"{HERE}:Words", "reflectkit/words")
-    (row,) = skyrl.rows(f"{HERE}:Words", name=name)
-    one = made(row)
-    one.init(row["prompt"])
-    step = one.step("fail")
-    assert (step["done"], step["reward"], step["metadata"]) == (True, 0.0, {"failure": "the engine is gone"})
-    assert one.get_metrics()["failed"] == 1.0
 
 
 @pytest.mark.parametrize("ending", ["rows.parquet"])

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import types
@@ -22,14 +21,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import yaml
 from transformers import GPT2Config
 from transformers.utils import import_utils
 
 from reflectkit.envs.support.env import Support
 from reflectkit.eventloop import result_of
 from reflectkit.integrations.slime.__main__ import prompt_row
-from reflectkit.integrations.slime.episodes import episode_of, read_prompt, reflector_of
+from reflectkit.integrations.slime.episodes import episode_of, read_prompt
 from reflectkit.models.chat import Dialogue
 from reflectkit.types import Task
 from tests.models.test_chat import byte_by_byte, make_tokenizer
@@ -210,33 +208,6 @@ def test_a_conversation_is_one_row_with_the_tokens_that_sglang_sampled(slime: An
     assert row.prefix_cache_info.total_prompt_tokens == sum(len(body["input_ids"]) for body, *_ in router.requests)
     assert row.response.startswith(script.texts[0])
     row._validate_response_metadata_lengths()
-
-
-def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:
-    page = (ROOT / "docs/slime.md").read_text(encoding="utf-8")
-    settings, served, evaluation, tau = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "sglang.yaml").write_text(served, encoding="utf-8")
-    args = Namespace(
-        **yaml.safe_load(settings), sglang_config=tmp_path / "sglang.yaml", hf_checkpoint="/shared/policy",
-        rollout_num_gpus_per_engine=1, input_key="prompt", metadata_key="metadata",
-    )  # fmt: skip
-    metadata = prompt_row("tau", Task("t", "tau", "retail", "g", {}), "train")["metadata"]
-    assert read_prompt(Namespace(**yaml.safe_load(tau)), metadata).config.settings.user == "local:qwen3-8b"
-    models = slime("slime.backends.sglang_utils.sglang_config").SglangConfig.from_yaml(args.sglang_config).models
-    for model in models:
-        model.resolve(args)
-    assert [(model.name, model.update_weights) for model in models] == [("actor", True), ("reflector", False)]
-    assert reflector_of(args) == "/shared/reflector"
-    config, parts = slime("slime.utils.eval_config"), yaml.safe_load(evaluation)["eval"]
-    sets = config.build_eval_dataset_configs(args, config.ensure_dataset_list(parts["datasets"]), parts["defaults"])
-    metadata = prompt_row("support", TASK, "test")["metadata"]
-    prompts = [read_prompt(args, one.inject_metadata(metadata)) for one in sets]
-    assert [prompt.config.reflect_prob for prompt in prompts] == [1, 0]
-    assert {prompt.config.thinking for prompt in prompts} == {args.reflectkit["thinking"]}
-    sources = "".join(path.read_text(encoding="utf-8") for path in Path(SLIME, "slime").rglob("*.py"))
-    flags = set(re.findall(r"^   (--[a-z-]+)", page, re.MULTILINE)) - {"--router-policy"}  # SGLang's router has that
-    assert len(flags) > 20
-    assert sorted(flag for flag in flags if f'"{flag}"' not in sources) == []
 
 
 CONTRACTS = (
