@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.llama4.processing_llama4 import chat_template as llama4
 
 from reflectkit.envs.conversation import spoken
-from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.models.chat import SWITCH, Dialogue
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.tools import PLAIN, CallForm, form_text, parse, thought_marks
+from reflectkit.tools import PLAIN, form_text, parse, thought_marks
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
@@ -195,15 +194,6 @@ def test_the_templates_calls_are_read(name: str) -> None:
         calls = (ToolCall("keep_it", hard), CALLS[1])
     use = parse(Turn(name, calls=calls).answer, TOOLS, dialogue.form)
     assert (use.calls, use.errors) == (calls, ())
-
-
-@pytest.mark.parametrize("form", CALL_FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize("calls", [CALLS, CALLS[:1], CALLS[1:], (ToolCall("look-up.v2", {}), EASY)])
-def test_calls_come_back(form: CallForm, calls: tuple[ToolCall, ...]) -> None:
-    text = form_text(calls, form)
-    for written in (text, f"{form.thought[0]}\nkeep_it {{}} {form.thought[1]}\n{text}"):
-        use = parse(written, TOOLS, form)
-        assert (use.calls, use.errors) == (calls, ())
 
 
 @pytest.mark.parametrize(

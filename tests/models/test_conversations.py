@@ -130,18 +130,6 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
             assert trained == [token for part in wanted for token in part]
 
 
-def test_comments_lie_in_the_history_of_a_template_where_they_were_read() -> None:
-    from reflectkit.prompts import with_comments
-
-    dialogue = Dialogue(make_tokenizer("qwen"))
-    observation = Observation(
-        (Message("user", "Hi."), Message("assistant", "Hello."), Message("user", "Well?")), replies=True
-    )
-    text = dialogue.text(with_comments(observation, ["Greet."]), "Ask.")
-    assert "user\nHi.\nReflection: Greet.<|im_end|>" in text
-    assert "user\nWell?\nReflection: Ask.<|im_end|>" in text
-
-
 THINKING = QWEN.replace(
     "<|im_start|>assistant\n", "<|im_start|>assistant\n{% if enable_thinking is false %}<think></think>{% endif %}"
 )

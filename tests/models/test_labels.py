@@ -23,7 +23,7 @@ from reflectkit.train import batch
 from reflectkit.train.learner import Learner, Settings, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.families import FAMILIES
-from tests.models.test_scoring import BUILDERS, gpt2, lfm2, llama, prompts
+from tests.models.test_scoring import BUILDERS, gpt2, llama, prompts
 
 WORDS = ("cat fees.py", "cat fees", "cat fees.py.bak", "cat test_fees.py", "cat test_rules.py", "cd ..", "id README.md")
 CHOICES = {"label": tuple(f"open drawer {number}" for number in range(12)), "text": WORDS}
@@ -169,31 +169,6 @@ def test_gradients_are_those_of_whole_labels(build, common: int) -> None:
             torch.testing.assert_close(one, other, atol=2e-3, rtol=1e-3)
 
 
-class Wrapped(torch.nn.Module):
-    """As a scorer that is sharded: its parts are used by its own forward alone."""
-
-    scores_tokens = True
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.scorer, self.passes = Scorer(model), 0
-
-    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.passes += 1
-        return self.scorer(*arguments)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("build", [gpt2, lfm2])
-def test_a_sharded_scorer_makes_one_pass(build) -> None:
-    model, rows = build(), prompts(4)
-    sharded = Wrapped(model)
-    ours, hidden = choice_logprobs(sharded, rows, [LABELS] * 4, pad_id=0)
-    expected, states = choice_logprobs(model, rows, [LABELS] * 4, pad_id=0)
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(hidden, states, atol=1e-4, rtol=0)
-    assert sharded.passes == 1
-
-
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_chains_are_read_in_parts_behind_a_cached_prompt(build) -> None:
     """40 chains after 2 prompts, at most 16 in a pass: the longer prompt with a chain; where the other leaves it, with
@@ -238,9 +213,3 @@ def test_an_end_token_is_added_where_it_decides() -> None:
     assert with_ends([(1,), (1, 4)], None) is None
     assert with_ends([(1,), (1,)], 0) is None
     assert with_ends([(1,), (1, 0)], 0) is None  # text that spells the end token
-
-
-# ------------------------------------------------------------------------------------------- the sampler and the update
-
-
-# ------------------------------------------------------------------------------------------------------------ the words

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import hidden_at, right_pad, tree_of, trunk_of
 from reflectkit.train import learner
-from reflectkit.train.learner import Learner, Settings, Unit, packed_as_trees, units
+from reflectkit.train.learner import Learner, Settings, Unit
 from tests.train.training import gradients_after, play, rows_of
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -75,17 +75,6 @@ def test_hidden_states_and_gradients_are_those_of_plain_rows(make: Any) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
 
 
-def test_an_update_has_the_same_gradients(policy: LoadedModel) -> None:
-    samples = rows_of(policy, play(policy, count=6))
-    plain = gradients_after(policy, samples)
-    for most in (16384, 400):
-        shared = gradients_after(policy, samples, share_prefixes=True, max_tokens=most)
-        assert shared.keys() == plain.keys()
-        for name, gradient in shared.items():
-            torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
-    assert len(packed_as_trees(units(samples), 400)) > len(packed_as_trees(units(samples), 16384)) == 1
-
-
 def test_rows_are_shared_where_that_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two rows of 10 tokens, 8 are shared: 12 of 20 are left, and 4 a row are saved. If 5 are, 15 are left. Two
     micro-batches share nothing.
@@ -101,18 +90,6 @@ def test_rows_are_shared_where_that_saves_enough(monkeypatch: pytest.MonkeyPatch
     ):  # fmt: skip
         monkeypatch.setattr(learner, "WORTH", worth)
         assert learner.saves(model, rows[shared], most) == saved
-
-
-def test_a_large_model_saves_tokens_for_each_pass_that_trees_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four rows of 20 tokens, 15 shared, are 80 tokens in a pass, or 20 and 3 times 5 in two: 45 saved for one pass
-    more. In micro-batches of 60, plain rows are 80 tokens in two passes, and two trees are 50 in four.
-    One by one, nothing is saved.
-    """
-    monkeypatch.setattr(learner, "LARGE", 0)
-    rows = [Unit((*range(15), *range(start, start + 5)), (), (0,)) for start in (20, 30, 40, 50)]
-    for cost, most, saved in ((44, 80, True), (45, 80, False), (14, 60, True), (15, 60, False), (0, 20, False)):
-        monkeypatch.setattr(learner, "PASS", cost)
-        assert learner.saves(gpt2(), rows, most) == saved
 
 
 def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:

@@ -142,15 +142,6 @@ def test_own_rewards_and_what_is_shared_by_hand() -> None:
     assert found.advantages == [[0.75, -0.25], [-0.25, -0.25]]
 
 
-def test_the_same_state_saves_a_group_without_spread() -> None:
-    # both episodes bring 1, but from "a" one had 1 still to come and the other 0
-    played = [episode([0.0, 1.0], texts="ab"), episode([1.0, 0.0], texts="ca")]
-    assert objective("grpo").estimate(played).dropped == {"g"}
-    found = objective("grpo", step_groups=1.0, normalize=False).estimate(played)
-    assert found.dropped == frozenset()
-    assert found.advantages == [[0.5, 0], [0, -0.5]]
-
-
 def test_losses_by_hand() -> None:
     # ratios 1, 1.5, 0.5 with advantages 2, 1, -1 and clip 0.2: -min(2, 2), -min(1.5, 1.2), -min(-0.5, -0.8)
     new, old = torch.log(torch.tensor([0.5, 0.3, 0.2])), torch.log(torch.tensor([0.5, 0.2, 0.4]))

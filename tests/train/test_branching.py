@@ -59,18 +59,6 @@ def test_with_the_comment_that_was_read_an_episode_ends_as_it_did(
         assert [comment.reward for comment in one.comments] == pytest.approx([expected] * 2)
 
 
-def test_comments_differ_and_carry_the_tokens_they_are_made_of(
-    policy: LoadedModel, reflector_player: LoadedModel
-) -> None:
-    agent = agent_of(policy, reflector_player)
-    (one, *_) = compared_by_return(agent, branches_of(agent), corridor, 3, 1.0, 1.0)
-    assert len({comment.token_ids for comment in one.comments}) == 3
-    for comment in one.comments:
-        assert len(comment.token_ids) == len(comment.logprobs) == 5
-        assert comment.text == " ".join(reflector_player.tokenizer.decode(comment.token_ids).split())
-        assert comment.true is False  # an untrained model's words
-
-
 class Forgetful(Corridor):
     """Never shows the same again."""
 

@@ -121,16 +121,6 @@ def test_the_gradient_is_that_of_one_pass_a_token(policy: LoadedModel, text: boo
                 torch.testing.assert_close(weight.grad, wanted[name], atol=2e-6, rtol=1e-3)
 
 
-def test_the_policy_comes_to_act_as_its_teacher(policy: LoadedModel) -> None:
-    samples = choice_rows(policy, played_with_hints(policy, 2))
-    teacher = averaged_player(policy)
-    with torch.no_grad():
-        teacher.copy.transformer.wte.weight[samples[0].choices[0][0]] += 0.5  # it prefers or avoids the first label
-    learner = Learner(policy, Settings(learning_rate=1e-3, entropy=0.0, distill=1.0), teacher=teacher)
-    apart = [learner.update(samples, random.Random(step))["divergence"] for step in range(45)]
-    assert apart[-1] < apart[0] / 4
-
-
 def test_a_hint_is_the_prompt_with_the_comment_unless_it_does_not_fit(policy: LoadedModel) -> None:
     turn = played_with_hints(policy)[0].turns[0]
     assert turn.decision.reflection is None

@@ -133,8 +133,3 @@ def test_each_token_of_a_comment_costs_something() -> None:
     )  # type: ignore[arg-type]
     assert learner.samples == []
     assert free["states_without_spread"] == 1
-
-
-def test_a_turn_comes_after_every_so_many_updates() -> None:
-    second = ReflectorTrainer(None, ReflectorTrainingConfig(every=3))  # type: ignore[arg-type]
-    assert [step for step in range(1, 10) if second.is_due(step)] == [3, 6, 9]

@@ -12,14 +12,12 @@ from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import EnvironmentFailure
-from reflectkit.models.load import LoadedModel
-from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.sampling.decoding import PrefixCache
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
 from reflectkit.types import Observation, Status, Task, Trajectory
-from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, favour, objective
+from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, objective
 
 
 @pytest.mark.parametrize(
@@ -39,20 +37,6 @@ def test_learns_the_corridor_from_scratch(objective: AlgorithmConfig, settings: 
     assert float(str(rows[-1]["return"])) > float(str(rows[0]["return"])) + 0.2
     assert rows[-1]["success_rate"] == 1
     assert rows[-1]["aborted"] == 0
-
-
-@pytest.mark.slow
-def test_learns_to_write_decisions_of_several_tokens() -> None:
-    tasks = [Task("abb", "spelling", "all", "abb", {"word": "abb"})]
-    tokenizer = build_tokenizer(["Say", "Action", "a b\n"], [], vocabulary=262)
-    player = LoadedModel(build_model(tokenizer, 64, seed=1), tokenizer, "plain")
-    favour(player, ["a", "b", "\n"], 4.0)  # an untrained model says all of 262 tokens; SFT would give such a bias
-    options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
-    trainer = build_trainer(player, objective("ppo"), 40, [Level("all", tasks, Spelling)], Critic(player), **options)
-    trainer.agent.max_new_tokens = 6
-    rates = [trainer.train_step()["success_rate"] for _ in range(40)]
-    assert sum(rates[:3]) / 3 < 0.3
-    assert sum(rates[-3:]) / 3 > 0.5
 
 
 def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:

@@ -127,12 +127,11 @@ def test_loss_and_gradients_and_metrics_are_those_of_the_rows(tmp_path: Path, ki
         assert packed == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_other_attention_and_recomputed_activations_give_the_same(tmp_path: Path, implementation: str) -> None:
+def test_other_attention_and_recomputed_activations_give_the_same(tmp_path: Path) -> None:
     ours, rows = trainer(tmp_path, "tiny"), transcripts()
     batch = collate(pack(rows, LIMIT, WIDTH), PAD)
     _, expected = learnt(ours, PackTrainer, batch, None)
-    ours.model.config._attn_implementation = implementation
+    ours.model.config._attn_implementation = "eager"
     checkpoint_gradients(ours.model)
     ours.model.train()
     assert can_pack(ours.model)
