@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from transformers import GPT2Config
 
 from reflectkit.agents.two_player import Reflector
 from reflectkit.console import Quiet
@@ -23,6 +24,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import write_json
+from reflectkit.models import tiny
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label, policy_prompt, reflection_prompt
@@ -30,7 +32,8 @@ from reflectkit.types import Observation
 from tests.command_lines import prepare
 
 torch.set_num_threads(1)
-Reflector.__init__.__kwdefaults__["max_new_tokens"] = 24  # an untrained one writes as many tokens as it may
+Reflector.__init__.__kwdefaults__["max_new_tokens"] = 8  # an untrained one writes as many tokens as it may
+tiny.GPT2Config = lambda **sizes: GPT2Config(**sizes | {"n_layer": 2})  # half the layers, in half the time
 _frozen_at = 0  # modules that were imported when the memory was frozen
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of a command and all its processes at named points, and the files that it leaves.
+"""kill -9 of a command in a fork of this process at named points, and the files that it leaves.
 
 A point is `PATTERN:N`: the N-th time that a process is about to put a file or folder in place whose path matches. What
 a stage writes is renamed into place, so between two points lies everything that a kill can interrupt.
@@ -8,34 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from reflectkit.cli.main import main
-from tests.kill_at.sitecustomize import arm
-
-KILL_AT = Path(__file__).with_name("kill_at")
 
 
-def run_killed_at(points: Sequence[str], arguments: list[str], folder: Path) -> None:
-    """`reflectkit ARGUMENTS` in `folder`, killed at each of `points` in turn, then left to end; it must end well.
-
-    For commands that start processes of their own, which are killed too.
+def arm(point: str) -> None:
+    """Kill -9 this session when it is about to rename something, the N-th time, to a path that matches. point:
+    PATTERN:N.
     """
-    for point in (*points, None):
-        environment = dict(os.environ)
-        if point is not None:
-            environment["REFLECTKIT_KILL_AT"] = point
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(KILL_AT), os.environ.get("PYTHONPATH", "")]))
-        done = subprocess.run(
-            [sys.executable, "-m", "reflectkit", *arguments],
-            cwd=folder, env=environment, start_new_session=True, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        assert done.returncode == (-signal.SIGKILL if point else 0), (point, done.stderr)
+    pattern, _, count = point.rpartition(":")
+    left = int(count)
+
+    def dying(move: Any) -> Any:
+        def moved(source: Any, target: Any, **options: Any) -> Any:
+            nonlocal left
+            if re.search(pattern, os.fspath(target)):
+                left -= 1
+                if left == 0:
+                    os.killpg(0, signal.SIGKILL)
+            return move(source, target, **options)
+
+        return moved
+
+    os.replace, os.rename = dying(os.replace), dying(os.rename)
 
 
 def forked(arguments: list[str], folder: Path, point: str | None = None) -> int:
@@ -66,7 +68,7 @@ def forked(arguments: list[str], folder: Path, point: str | None = None) -> int:
 
 
 def fork_killed_at(points: Sequence[str], arguments: list[str], folder: Path) -> None:
-    """As `run_killed_at`, in forks of this process: for commands that work in one process."""
+    """`reflectkit ARGUMENTS` in `folder`, killed at each of `points` in turn, then left to end; it must end well."""
     for point in points:
         assert forked(arguments, folder, point) == -signal.SIGKILL, (point, (folder / "output.txt").read_text())
     assert forked(arguments, folder) == 0, (folder / "output.txt").read_text()

@@ -45,7 +45,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", "6", "--curriculum", "short",
-    "--curriculum", "long", "--advance-at", "0.2", "--max-steps", "5", "--episodes", "8", "--save-steps", "1",
+    "--curriculum", "long", "--advance-at", "0.2", "--max-steps", "4", "--episodes", "6", "--save-steps", "1",
     "--learning-rate", "1e-3"]  # fmt: skip
 """Everything that a checkpoint has to hold: critic, replay, adaptive curriculum, memo."""
 

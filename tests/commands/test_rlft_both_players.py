@@ -12,7 +12,7 @@ from reflectkit.runs.run import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
-BOTH = ["--train-reflector", "1", "--reflector-states", "4", "--reflector-comments", "3",
+BOTH = ["--train-reflector", "1", "--reflector-states", "3", "--reflector-comments", "3", "--horizon", "8",
     "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
     "--max-steps", "2", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base",
     "--reflector-length-cost", "0.01"]  # fmt: skip
@@ -39,7 +39,9 @@ def adapters(corridor_folder: Path) -> dict[str, object]:
         "policy": corridor_folder / "policy-adapter",
         "reflector": corridor_folder / "reflection-adapter",
         "train_reflector": 1,
-        "reflector_states": 4,
+        "reflector_states": 3,
+        "reflector_comments": 3,
+        "horizon": 8,
         "reflector_rate": 1e-3,
         "reflector_temperature": 1.5,
         "reflector_length_cost": 0.01,  # so that comments on a state differ in reward

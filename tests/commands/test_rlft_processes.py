@@ -23,8 +23,8 @@ from reflectkit.jsonl import read_json, read_jsonl
 from tests.rlft_runs import command, same, weights
 from tests.train import sharded
 
-TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "2", "--episodes", "12", "--learning-rate", "1e-3",
-       "--minibatch", "40"]  # fmt: skip
+TWO = ["--algo", "ppo", "--distill-comments", "1", "--replay-size", "5", "--max-steps", "2", "--episodes", "8",
+       "--learning-rate", "1e-3", "--minibatch", "40"]  # fmt: skip
 
 
 def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
@@ -38,6 +38,8 @@ def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_p
         exact = ("success_rate", "return", "episode_steps", "rows", "replayed_episodes", "level", "episodes")
         assert [first[name] for name in exact] == [second[name] for name in exact]
         assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)
+        assert first["divergence"] == pytest.approx(second["divergence"], abs=1e-5)
+        assert first["commented_decisions"] == second["commented_decisions"] > 0
     states = [read_json(run / "checkpoint-2/training_state.json") | {"files": None} for run in found]
     assert states[0] == states[1]
     memos = [read_json(run / "checkpoint-2/reflector_memo.json") for run in found]
@@ -193,8 +195,8 @@ def test_a_sharded_policy_learns_what_a_whole_one_does(
         : 1 if how != "sharded" else 2
     ]  # ZeRO's lies in parts
     for name in compared:
-        first, second = (load_file(folder / "checkpoint-4" / name) for folder in (whole, tmp_path / how))
+        first, second = (load_file(folder / "checkpoint-2" / name) for folder in (whole, tmp_path / how))
         assert first.keys() == second.keys()
         assert max(float((first[key].float() - second[key].float()).abs().max()) for key in first) < 5e-4
-    begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-4")
-    assert max(float((begun[key] - ended[key]).abs().max()) for key in begun) > 5e-3
+    begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-2")
+    assert max(float((begun[key] - ended[key]).abs().max()) for key in begun) > 1e-3

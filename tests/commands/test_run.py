@@ -25,15 +25,15 @@ steps:
   - {name: demonstrations, stage: gen-trajectory, demonstrations: 6, noise: 0.3}
   - {name: split, stage: split}
   - {name: rows, stage: gen-sft}
-  - {name: reflector, stage: sft, role: reflection, max_steps: 12, save_steps: 4, max_length: 64}
-  - {name: plain, stage: sft, role: plain, max_steps: 12, save_steps: 4, max_length: 64}
+  - {name: reflector, stage: sft, role: reflection, max_steps: 4, save_steps: 2, max_length: 64}
+  - {name: plain, stage: sft, role: plain, max_steps: 4, save_steps: 2, max_length: 64}
   - {name: policy-rows, stage: gen-sft, comments: both, mismatch: 0.2, reflector: "{reflector}",
      out_dir: "{data}/both"}
-  - {name: policy, stage: sft, role: policy, max_steps: 12, save_steps: 4, max_length: 96,
+  - {name: policy, stage: sft, role: policy, max_steps: 4, save_steps: 2, max_length: 96,
      task_file: "{data}/both/sft_policy.jsonl"}
   - {name: reflect-rl, stage: rlft, policy: "{policy}", reflector: "{reflector}",
-     algo: reinforce, max_steps: 4, episodes: 6, save_steps: 2}
-  - {name: sft-rl, stage: rlft, policy: "{plain}", algo: reinforce, max_steps: 4, episodes: 6, save_steps: 2}
+     algo: reinforce, max_steps: 2, episodes: 4, save_steps: 1}
+  - {name: sft-rl, stage: rlft, policy: "{plain}", algo: reinforce, max_steps: 2, episodes: 4, save_steps: 1}
   - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json",
      policy: ["SFT={plain}", "SFT + RL={sft-rl}", "Reflect-RL={reflect-rl}+{reflector}", oracle]}
   - {name: curves, stage: plot, runs: ["Reflect-RL={reflect-rl}", "SFT + RL={sft-rl}"]}
@@ -77,14 +77,14 @@ def test_run_makes_everything_and_leaves_nothing_half_done(straight: Path) -> No
     assert (straight / "results" / "toy" / "curves" / "curves.png").read_bytes().startswith(b"\x89PNG")
     for step in ("reflect-rl", "sft-rl"):
         metrics = [row for _, row in read_jsonl(straight / "results" / "toy" / step / "metrics.jsonl")]
-        assert [row["step"] for row in metrics] == [1, 2, 3, 4]
+        assert [row["step"] for row in metrics] == [1, 2]
         assert metrics[0]["ratio_deviation"] < 1e-5
 
 
 def test_checkpoints_open_with_transformers_alone(straight: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = straight / "results" / "toy" / "sft-rl" / "checkpoint-4"
+    folder = straight / "results" / "toy" / "sft-rl" / "checkpoint-2"
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.vocab_size == len(tokenizer)
 
@@ -102,7 +102,7 @@ def test_running_again_skips_everything_without_torch(straight: Path) -> None:
 def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
     """kill -9 while data, weights and figures are written: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
-    fork_killed_at(("train.json:1", "trainer/checkpoint-8/:1", "checkpoint-4$:1"), RUN, tmp_path)
+    fork_killed_at(("train.json:1", "trainer/checkpoint-2/:1", "checkpoint-1$:1"), RUN, tmp_path)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
     assert weights(tmp_path / "results") == weights(straight / "results")
     assert leftovers(tmp_path) == []
@@ -111,8 +111,7 @@ def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, 
 def test_a_step_makes_the_same_bytes_alone(straight: Path, tmp_path: Path) -> None:
     """In a process that runs no other step of its stage before it."""
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
-    for step in ("policy", "sft-rl"):
-        shutil.rmtree(tmp_path / "results" / "toy" / step)
+    shutil.rmtree(tmp_path / "results" / "toy" / "sft-rl")
     assert forked(RUN, tmp_path) == 0
     assert weights(tmp_path / "results") == weights(straight / "results")
 
@@ -166,7 +165,7 @@ def test_a_step_in_two_processes(straight: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "reflectkit", *RUN, "--set", "sft-rl.processes=2", "--force"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert read_json(tmp_path / "results" / "toy" / "sft-rl" / "report.json")["figures"]["steps"] == 4
+    assert read_json(tmp_path / "results" / "toy" / "sft-rl" / "report.json")["figures"]["steps"] == 2
 
 
 def test_wrong_settings_of_later_steps_come_before_the_data(

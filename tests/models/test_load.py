@@ -23,7 +23,7 @@ from reflectkit.models.load import LoadedModel, load_player, save_player, with_a
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"n_layer": 3}, "has no place for 1\\d of the saved tensors"),
+        ({"n_layer": 1}, "has no place for 1\\d of the saved tensors"),
     ],
 )
 def test_a_config_of_another_size_is_refused(

@@ -27,7 +27,7 @@ from tests.train.training import Spelling, corridor_player, favour, objective
 
 UPDATES = 3
 LEVELS = {
-    "choice": Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 8)),
+    "choice": Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 5)),
     "text": Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling),
 }
 
@@ -108,22 +108,18 @@ def on_after_the_end(ids: list[Any], logprobs: list[Any], found: list[dict[Any, 
 
 CHANCE = random.Random(0)
 NUMBERS: dict[str, Callable[[float], Any]] = {
-    "a string": lambda value: "-1.0",
     "nan": lambda value: math.nan,
     "800 too high": lambda value: value + 800,
 }
 LIES: dict[tuple[str, str], Callable[..., None]] = {
     **{("choice", f"labels: {name}"): label(change) for name, change in NUMBERS.items()},
-    ("choice", "labels: 0.0"): label(lambda value: 0.0),
     ("choice", "labels: random"): label(lambda value: CHANCE.uniform(-20.0, -2.0)),
     ("text", "nan"): each(lambda value: math.nan),
-    ("text", "5 too high"): each(lambda value: value + 5),
     ("text", "3 too low"): each(lambda value: value - 3),
     ("text", "150 tokens for 3"): longer,
     ("text", "a token behind the stop token"): on_after_the_end,
     ("text", "other tokens"): token(lambda one: (one + 7) % 40),
     ("text", "token -1"): token(lambda one: -1),
-    ("text", "token 10**6"): token(lambda one: 10**6),
     ("text", "token infinity"): token(lambda one: math.inf),
 }
 
@@ -151,7 +147,7 @@ def test_a_lie_after_the_first_update_ends_training(
 
 @pytest.mark.parametrize(
     ("kind", "staleness", "answer", "keeps"),
-    [("vllm", 0, "choice", "old"), ("vllm", 2, "text", "base"), ("sglang", 0, "text", "old")],
+    [("vllm", 0, "choice", "old"), ("vllm", 2, "text", "base")],
 )
 def test_an_adapter_that_was_not_loaded_ends_training(
     kind: str, staleness: int, answer: str, keeps: str, player: LoadedModel, server: Inference
@@ -163,9 +159,7 @@ def test_an_adapter_that_was_not_loaded_ends_training(
         updates(trainer)
 
 
-@pytest.mark.parametrize(
-    ("kind", "staleness", "answer"), [("vllm", 0, "choice"), ("vllm", 2, "text"), ("sglang", 0, "text")]
-)
+@pytest.mark.parametrize(("kind", "staleness", "answer"), [("vllm", 2, "choice"), ("sglang", 0, "text")])
 def test_an_honest_server_is_not_in_the_way(
     kind: str, staleness: int, answer: str, player: LoadedModel, server: Inference
 ) -> None:

@@ -21,6 +21,7 @@ from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player
 from reflectkit.runs.run import seal, verify
 from tests.kill import hashes
+from tests.rlft_runs import cut_in_half
 from tests.sft_runs import Interrupting, train, write_rows
 
 
@@ -55,10 +56,6 @@ def flip_a_bit(path: Path) -> None:
     held = bytearray(path.read_bytes())
     held[-len(held) // 3] ^= 1
     path.write_bytes(held)
-
-
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
