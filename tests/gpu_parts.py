@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 from benchmarks.gpu import Bench, Measured, NotPossibleError
 
@@ -26,9 +25,4 @@ def impossible(bench: Bench) -> Measured:
 
 def killed(bench: Bench) -> Measured:
     os.kill(os.getpid(), signal.SIGKILL)
-    return Measured()
-
-
-def endless(bench: Bench) -> Measured:
-    threading.Event().wait()
     return Measured()

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import Bench, Part, Row
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json
-from tests.command_lines import error_of
 
 HERE = "tests.gpu_parts"
 FACTS = {"device": "CPU", "torch": "2", "transformers": "5", "date": "2026-11-22"}
@@ -70,13 +68,6 @@ def test_every_part_has_figures_or_a_reason_and_a_broken_one_ends_no_other(
     assert not (tmp_path / "check/model").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["benchmarks.bench", "gpu", "--device", "cuda", "--results-dir", str(tmp_path)]
-    assert "torch sees no GPU" in error_of(command, capsys)
-    assert list(tmp_path.iterdir()) == []
-
-
 class Stops(Quiet):
     """Ctrl-C after the second part."""
 
@@ -100,14 +91,6 @@ def test_a_stopped_check_keeps_its_rows_on_the_same_machine(tmp_path: Path, monk
     assert (tmp_path / "calls").read_text().split() == ["1", "2", "3"]
     gpu.check(names, place(tmp_path), FACTS | {"torch": "3"}, 10, Quiet())
     assert (tmp_path / "calls").read_text().split() == ["1", "2", "3"] * 2
-
-
-def test_when_the_time_is_up_the_rest_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "LEAST_S", 0.1)
-    use([Part("endless", f"{HERE}:endless"), quick("next", 1)], monkeypatch)
-    rows = gpu.check(gpu.names_of_parts(), place(tmp_path), FACTS, 0.05, Quiet())
-    assert [(row.status, row.note) for row in rows] == [("skipped", gpu.TIME_IS_UP)] * 2
-    assert not (tmp_path / "calls").exists()
 
 
 @pytest.mark.parametrize(

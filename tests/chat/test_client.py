@@ -63,11 +63,9 @@ BOMB = gzip.compress(gzip.compress(bytes(2**20)))
     [
         ("status", 429, QUICK, {"message": "slow down"}),
         ("status", 500, QUICK | {"Content-Type": "application/json; charset=rot13"}, {"message": "oops"}),
-        ("cut", b'{"choices": ['),
         ("drip",),
         ("sent", 503, QUICK | {"Content-Encoding": "gzip, gzip"}, BOMB),
         ("endless", 500, QUICK),
-        ("whole", 200, QUICK, {"choices": [{"message": {"content": "half an"}, "error": {"message": "lost"}}]}),
     ],
     ids=lambda fault: f"{fault[0]} {fault[1]}"[:20] if len(fault) > 1 else fault[0],
 )
@@ -108,11 +106,9 @@ def test_an_item_that_the_server_cannot_answer_costs_that_item(server: Server, t
     [
         ("json", completion(None)),
         ("json", completion("half an ans", "length")),
-        ("json", completion(None, refusal="I cannot help with that")),
         ("json", completion("not a number")),
-        ("status", 400, {}, {"message": "filtered", "code": "content_filter"}),
     ],
-    ids=["null", "length", "refusal", "unparsed", "filtered prompt"],
+    ids=["null", "length", "unparsed"],
 )
 def test_useless_answers_are_asked_for_twice_more_and_then_set_aside(
     server: Server, tmp_path: Path, fault: Any
@@ -144,10 +140,8 @@ def with_bill(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "body",
     [
-        with_bill(),
         with_bill(choices={"a": 1}),
         with_bill(choices=[{"message": ["x"]}]),
-        with_bill(choices=[{"message": {"content": 7}}]),
         with_bill(choices=[{"message": {"content": "x" * 60_000}}]),
         with_bill(choices=[CHOICE]).replace(b"fine", b"\xff\xfe"),
     ],
@@ -337,7 +331,6 @@ def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server
     [
         (("status", 401, {}, {"message": f"Incorrect API key provided: {KEY}"}), "OPENAI_API_KEY"),
         (("json", {"error": {"message": f"no credits for {KEY}", "code": 402}}), "asks for payment"),
-        (("status", 400, {}, {"message": f"bad parameter, {KEY}"}), "refuses every request: bad parameter"),
         (("status", 301, {"Location": "https://x"}, {}), "redirects to another address; give that as --base-url"),
     ],
 )
@@ -371,7 +364,7 @@ def test_a_key_across_a_cut_leaves_no_part_of_it(
     assert client.calls == 2
 
 
-@pytest.mark.parametrize("part", [KEY, KEY[:8], KEY[:-1], KEY[1:], KEY[-8:]])
+@pytest.mark.parametrize("part", [KEY, KEY[:8], KEY[-8:]])
 def test_parts_of_a_key_are_removed_from_messages_and_from_the_ends_of_answers(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,10 +374,9 @@ def test_parts_of_a_key_are_removed_from_messages_and_from_the_ends_of_answers(
     assert without_keys(f"so {KEY[:7]} stays") == masked(f"so {KEY[:7]} stays") == f"so {KEY[:7]} stays"
 
 
-@pytest.mark.parametrize("encoding", ["gzip, gzip"])
-def test_a_compressed_answer_is_not_read(server: Server, tmp_path: Path, encoding: str) -> None:
-    server.faults = [("sent", 200, {"Content-Encoding": encoding}, BOMB)]
-    with pytest.raises(NoAccessError, match=f"encoded \\({encoding}\\)"):
+def test_a_compressed_answer_is_not_read(server: Server, tmp_path: Path) -> None:
+    server.faults = [("sent", 200, {"Content-Encoding": "gzip, gzip"}, BOMB)]
+    with pytest.raises(NoAccessError, match=r"encoded \(gzip, gzip\)"):
         ask(server, tmp_path, requests())
     assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
 
@@ -458,8 +450,8 @@ def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: p
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        *[(text, None) for text in ("gpt-4o",)],
-        *[("local:m", url) for url in ("http://x:99999/v1", f"http://u:{KEY}@x/v1")],
+        ("gpt-4o", None),
+        ("local:m", f"http://u:{KEY}@x/v1"),
         ("local:m", f"http://x/v1?key={KEY}"),
     ],
 )

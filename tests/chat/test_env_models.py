@@ -15,14 +15,12 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Claim, UserTurn
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Decision, Message, Status, ToolUse
 from tests.command_lines import error_of
 from tests.server import serve
@@ -85,13 +83,6 @@ def test_an_evaluation_that_is_all_aborted_is_none(
 TASKS = [make_task(0, number, "one", shop(0), source_of(0, CUSTOMERS)) for number in range(6)]
 
 
-class Greeter:
-    """Says hello at every turn."""
-
-    async def decide(self, observation: Any, context: Any) -> Decision:
-        return Decision(ToolUse(f"Hello, {len(context.turns)}."))
-
-
 def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
     said = [Message("user", "I want my money."), Message("assistant", "Why?")]
     with serve(lambda body: "It broke.") as server:
@@ -121,22 +112,6 @@ def test_the_stop_mark_ends_the_conversation_and_is_not_shown(tmp_path: Path, te
         user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl")
         assert run_sync(user.say("", [], 0)) == turn
         user.close()
-
-
-def play(server_url: str, journal: Path, horizon: int = 3) -> list[Any]:
-    user = ChatUser(Endpoint("local", "m", server_url), journal, timeout_s=5)
-    episodes = [Episode(task, 5) for task in TASKS]
-    try:
-        return rollout(episodes, lambda: Checked(Support(user, horizon=horizon), horizon), Greeter(), width=6)
-    finally:
-        user.close()
-
-
-def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path) -> None:
-    """Calls in progress together are one failure, so that the run goes on."""
-    played = play("http://127.0.0.1:9", tmp_path / "user.jsonl")
-    assert [trajectory.status for trajectory in played] == [Status.ABORTED] * len(TASKS)
-    assert "--user-url" in played[0].reason
 
 
 def test_processes_that_ask_at_the_same_time_share_answers_and_budget(

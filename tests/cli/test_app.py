@@ -56,10 +56,6 @@ def test_every_command_has_help_with_an_example(
         flags = {leaf.shown for leaf in leaves(config_class(name)) if not leaf.is_argument} | {"--config"}
         assert main([name, "--help"]) == 0
         told = capsys.readouterr().out
-        essential = flags_in(told)
-        assert {"--help-all"} | ({"--name"} & flags) <= essential
-        assert len(essential) <= 14
-        assert f"--help-all lists {len(flags - essential)} more." in told
         assert f"$ reflectkit {name}" in told
         assert main([name, "--help-all"]) == 0
         assert flags <= flags_in(capsys.readouterr().out)  # none is cut off
@@ -117,11 +113,10 @@ def test_neither_an_error_nor_a_traceback_shows_a_key(
     assert key[:8] not in told.out + told.err
 
 
-@pytest.mark.parametrize("arguments", [["sft", "--help"]])
-def test_a_closed_pipe_ends_it_quietly(arguments: list[str]) -> None:
+def test_a_closed_pipe_ends_it_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = started(*arguments, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    done = started("sft", "--help", capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -158,48 +153,41 @@ def test_a_working_directory_that_is_gone(
         assert "the working directory no longer exists" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("statement", ["raise BrokenPipeError(32, 'gone')", "raise SystemExit(0)"])
 def test_an_environment_cannot_end_the_command_without_a_word(
-    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = f"leaving_{statement.split()[1].partition('(')[0].lower()}"
     text = "from reflectkit.envs.corridor import Corridor\n\nclass Leaving(Corridor):\n    def step(self, action):\n"
-    (tmp_path / f"{name}.py").write_text(f"{text}        {statement}\n")
+    (tmp_path / "leaving.py").write_text(f"{text}        raise SystemExit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["play", "--env", f"{name}:Leaving", "--policy", "oracle", "--auto"]) == 2
-    assert f"{name}.py, line 5" in capsys.readouterr().err
+    assert main(["play", "--env", "leaving:Leaving", "--policy", "oracle", "--auto"]) == 2
+    assert "leaving.py, line 5" in capsys.readouterr().err
 
 
 PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
 SWALLOWED = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise ImportError('half a module')"
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "ending"), [("typer", [], "time.sleep(60)"), ("yaml", ["list"], SWALLOWED)]
-)
-def test_ctrl_c_while_modules_are_imported(module: str, arguments: list[str], ending: str, tmp_path: Path) -> None:
-    (tmp_path / f"{module}.py").write_text(PRESS + ending)
-    done = started(*arguments, env={"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"})
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text(PRESS + SWALLOWED)
+    done = started("list", env={"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"})
     assert done.returncode == 130
     assert done.stderr.decode().startswith("reflectkit: stopped")
     assert done.stderr.decode().count("\n") == 1
 
 
-TOLD = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise ImportError('half a module')"
+TOLD = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nraise {}"
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals on this system")
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143)])
-def test_a_cluster_or_a_closed_terminal_stops_it_as_ctrl_c_does(name: str, code: int, tmp_path: Path) -> None:
-    (tmp_path / "yaml.py").write_text(TOLD.format(name))
+def test_a_cluster_stops_it_as_ctrl_c_does(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text(TOLD.format("ImportError('half a module')"))
     env = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}
     done = started("list", env=env)
     assert (done.returncode, done.stderr.decode()) == (
-        code,
+        143,
         "reflectkit: stopped; run the same command again to resume\n",
     )
-    assert started("list", env=env | {"RANK": "0"}).returncode == -getattr(signal, name)  # of torchrun: at once
-    (tmp_path / "yaml.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\nraise SystemExit(7)")
-    ignoring = ["sh", "-c", f'trap "" {name[3:]}; exec "$@"', "sh", *RUN, "list"]  # as nohup does
+    assert started("list", env=env | {"RANK": "0"}).returncode == -signal.SIGTERM  # of torchrun: at once
+    (tmp_path / "yaml.py").write_text(TOLD.format("SystemExit(7)"))
+    ignoring = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *RUN, "list"]  # as nohup does
     assert subprocess.run(ignoring, env=os.environ | ROOT | env, timeout=120).returncode == 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.cli.app import RichProgress, Screen, show
+from reflectkit.cli.app import Screen, show
 from reflectkit.console import Report, Table
 
 ROWS = tuple(
@@ -37,16 +37,6 @@ def test_a_single_row_that_is_too_wide_becomes_a_column(capsys: pytest.CaptureFi
     lines = lines_of(Table("a title", TABLE.columns, ROWS[:1]), 50, capsys)
     assert [line.split("  ")[0].strip() for line in lines] == ["policy", "─" * len(lines[1]), *TABLE.columns[1:]]
     assert lines[-1].endswith(ROWS[0][-1])
-
-
-def test_a_log_says_now_and_then_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("reflectkit.cli.app.LINE_EVERY_S", 0.0)
-    with RichProgress(Screen()) as progress, progress.bar("RL {x}", 3, 1) as bar:
-        bar.advance(success=0.5)
-        bar.advance()
-    assert capsys.readouterr().out.splitlines() == ["RL {x}: 2 of 3  success 0.5", "RL {x}: 3 of 3"]
 
 
 def test_a_long_cell_is_folded(capsys: pytest.CaptureFixture[str]) -> None:

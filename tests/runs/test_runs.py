@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -209,34 +207,6 @@ def finish(settings: Example, inputs: list[Path], output: Path) -> runs.Report:
         return run.finish({"count": 1}, [output])
 
 
-def test_a_finished_run_is_skipped_until_something_changes(tmp_path: Path) -> None:
-    source, output = tmp_path / "in", tmp_path / "out"
-    source.write_text("1")
-    first = finish(config(tmp_path), [source], output)
-    assert (first.skipped, first.folder.name) == (False, "1_example")
-    again = finish(config(tmp_path), [source], output)
-    assert (again.skipped, again.folder, again.figures, again.tables) == (
-        True,
-        first.folder,
-        {"count": 1},
-        first.tables,
-    )
-    assert finish(config(tmp_path, size=4), [source], output).folder.name == "2_example"
-    assert finish(config(tmp_path, force=True), [source], output).folder.name == "3_example"
-    source.write_text("2")
-    assert finish(config(tmp_path), [source], output).folder.name == "4_example"
-
-
-def test_a_run_whose_output_was_changed_or_lost_is_done_again(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    finish(config(tmp_path), [], output)
-    output.write_text("spoiled")
-    assert not finish(config(tmp_path), [], output).skipped
-    output.unlink()
-    assert not finish(config(tmp_path), [], output).skipped
-    assert finish(config(tmp_path), [], output).skipped
-
-
 @pytest.mark.parametrize("content", ["{", "[]", None])
 def test_a_damaged_config_is_an_error_and_no_second_run(tmp_path: Path, content: str | None) -> None:
     """None: a changed digit, which leaves valid JSON of other settings."""
@@ -259,12 +229,3 @@ def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
     assert recorded["settings"]["size"] == 3
     assert recorded["versions"]["torch"]
     assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit", "sha256"}
-
-
-def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
-    with runs.open_run("example", config(tmp_path)) as run:
-        code = f"import pathlib, reflectkit.runs.run as r\nwith r.locked(pathlib.Path({str(run.folder)!r}), 0.1): pass"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "another process is working on" in done.stderr
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0
