@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -104,43 +104,6 @@ def conversation(text: str = "It is fine.", **other: Any) -> dict[str, Any]:
     ended = {"status": "completed", "success": False, "return": 0.0, "figures": verdict["figures"]}
     ending = [{"role": "user", "content": f"Goodbye. {text}"}]
     return facts | ended | {"turns": [{"reward": 0.0, **turn} for turn in turns], "ending": ending} | other
-
-
-def many(count: int, turns: int = 10) -> Iterator[dict[str, Any]]:
-    """Episodes that differ, as a run has them: `turns` turns each, of about 300 bytes."""
-    start = (
-        "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall.\n. . | T . P\n. . | . . .\n. . ."
-        " . ."
-    )
-    for number in range(count):
-        played = [
-            {
-                "seen": f"{start}\n. | . . | . .\n. | . . | D .\nLast move: {number}-{step}",
-                "reflection": (
-                    f"Taxi at row {number % 5} column {step % 5}. Get there first, as in {number * 31 + step}."
-                ),
-                "choices": ["south", "north", "east", "west", "pickup", "dropoff"],
-                "probabilities": [round((number * 7 + step * 3 + place) % 11 / 60, 5) for place in range(6)],
-                "action": (number + step) % 6,
-                "said": ("south", "north", "east", "west", "pickup", "dropoff")[(number + step) % 6],
-                "reward": -0.05,
-                "info": {"state": (number * 17 + step) % 500, "success": False, "refused": 0},
-            }
-            for step in range(turns)
-        ]
-        facts = {
-            "name": ("SFT", "Reflect-RL")[number % 2],
-            "env": "taxi",
-            "level": "full",
-            "task": f"taxi-full-{number // 2}",
-        }
-        yield facts | {
-            "seed": number,
-            "status": "completed",
-            "success": number % 3 > 0,
-            "return": -0.5,
-            "turns": played,
-        }
 
 
 def write(folder: Path, rows: Iterable[dict[str, Any]]) -> Path:

@@ -81,25 +81,6 @@ class SetPrice(Tool):
         return "x" * 1_000_000
 
 
-class KeepNotes(Tool):
-    """Keeps notes on an order, and stamps each."""
-    name = "keep_notes"
-    properties = {"order_id": {"type": "string"}, "notes": {"type": "array", "items": {"type": "string"}}}
-    @staticmethod
-    def invoke(data, order_id, notes):
-        data["orders"][order_id]["notes"] = notes
-        notes.append("stamp")
-        return "kept"
-
-
-class Forget(Tool):
-    """Returns nothing."""
-    name = "forget"
-    @staticmethod
-    def invoke(data):
-        return None
-
-
 class Calculate(Tool):
     """Calculates."""
     name, properties = "calculate", {"expression": {"type": "string"}}
@@ -150,7 +131,7 @@ def load():
 def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
     if task_split not in TASKS[env_name]:
         raise ValueError(f"Unknown task split: {task_split}")
-    tools = [GetUserDetails, FindUser, CancelOrder, SetPrice, KeepNotes, Forget, Calculate, Transfer]
+    tools = [GetUserDetails, FindUser, CancelOrder, SetPrice, Calculate, Transfer]
     return SimpleNamespace(
         wiki=f"Policy of the {env_name} domain: be kind.", data=load(), tasks=TASKS[env_name][task_split],
         tools_info=[tool.get_info() for tool in tools], tools_map={tool.name: tool for tool in tools},

@@ -8,8 +8,7 @@ from benchmarks import rl as bench_rl
 from reflectkit.console import Quiet
 from reflectkit.env import StepResult
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import LoadedModel
-from reflectkit.rollouts.wrappers import Checked
+from reflectkit.rollouts.wrappers import Horizon
 from reflectkit.types import Message, Observation, Task
 
 
@@ -52,17 +51,3 @@ def test_choices_are_counted_once_per_prompt_on_both_sides_and_long_prompts_get_
     with Quiet().bar("corridor", 2) as bar:
         figures = bench_rl.measure("tiny", tasks, lambda: Checked(Corridor(), 25), 2, 1, 0, bar)
     assert figures["rollout_tokens_per_episode"] == figures["bare_forward_tokens_per_episode"] > 0
-
-
-def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(policy: LoadedModel) -> None:
-    shapes: list[tuple[int, ...]] = []
-    hook = policy.model.transformer.register_forward_hook(lambda _, __, output: shapes.append(output[0].shape[:2]))
-    try:
-        bench_rl.decoding_floor(policy, [[5, 6, 7], [5, 6], [5]], [[8, 9], [8], [9, 9, 9]], 2)
-        assert shapes == [(2, 3), (2, 1), (1, 1), (1, 1), (1, 1)]
-        shapes.clear()
-        full = [5] * (policy.context - 1)
-        bench_rl.decoding_floor(policy, [full, [5]], [[8], [8, 8, 8, 8]])  # who has ended does not leave its context
-        assert len(shapes) == 4
-    finally:
-        hook.remove()

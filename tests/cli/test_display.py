@@ -39,11 +39,6 @@ def test_a_single_row_that_is_too_wide_becomes_a_column(capsys: pytest.CaptureFi
     assert lines[-1].endswith(ROWS[0][-1])
 
 
-def test_a_long_cell_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(Table("t", ("what", "where"), (("a", "x" * 90),)), 40, capsys)
-    assert sum(line.count("x") for line in lines) == 90
-
-
 def test_control_characters_and_wide_letters_fit(capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(Table("t", ("a", *("figure",) * 9), (("漢字" * 20, *("12345678",) * 9),)), 80, capsys)
     assert "".join(lines).count("漢") >= 20

@@ -50,7 +50,7 @@ def test_a_checkpoint_answers_as_it_was_trained(
     problems = ["--task-file", str(taxi_data / "test.json")]
     assert main(["evaluate", *common, *problems, "--problems", "2", "--policy", f"ours={checkpoint}"]) == 0
     train = ["rlft", *common, "--task-file", str(taxi_data / "train.json"), "--policy", str(checkpoint), "--max-steps"]
-    assert main([*train, "1", "--episodes", "4", "--name", "trained", "--answer", "text"]) == 0
+    assert main([*train, "1", "--episodes", "8", "--name", "trained", "--answer", "text"]) == 0
     trained = Path("results/trained/checkpoint-1")
     assert model_facts(trained)["answer"] == "text"
     assert main(["export", "--policy", str(trained), "--out-dir", "out"]) == 0

@@ -8,33 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from reflectkit.cli.main import main
 from reflectkit.commands import rlft
 from reflectkit.config import build
-from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs import make
-from reflectkit.envs.corridor import Corridor
 from reflectkit.jsonl import read_json, read_jsonl, write_json
-from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.prompts import label, policy_prompt
 from tests.examples import own_module, save_example
-
-
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained policy of the corridor, and its problems."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("own")
-    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
-    tokenizer = build_tokenizer(
-        [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
-    )
-    save_player(folder / "policy", LoadedModel(build_model(tokenizer, 64, 0), tokenizer, "plain"))
-    write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
-    return folder
 
 
 @pytest.fixture
@@ -47,15 +26,15 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return name
 
 
-def train(ground: Path, algorithm: str, *more: str) -> int:
-    return main(["rlft", "--env", "corridor", "--task-file", str(ground / "train.json"), "--device", "cpu",
-                 "--policy", str(ground / "policy"), "--horizon", "16", "--episodes", "12", "--name", "own",
+def train(corridor_folder: Path, algorithm: str, *more: str) -> int:
+    return main(["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
+                 "--policy", str(corridor_folder / "policy"), "--horizon", "16", "--episodes", "12", "--name", "own",
                  "--algo", algorithm, *more])  # fmt: skip
 
 
-def test_the_example_learns_the_corridor(ground: Path, module: str) -> None:
+def test_the_example_learns_the_corridor(corridor_folder: Path, module: str) -> None:
     settings = ["--upper-clip", "0.4", "--epochs", "2", "--learning-rate", "1e-3", "--entropy-coef", "0.003"]
-    assert train(ground, f"{module}:ALGORITHM", *settings, "--max-grad-norm", "1", "--max-steps", "15") == 0
+    assert train(corridor_folder, f"{module}:ALGORITHM", *settings, "--max-grad-norm", "1", "--max-steps", "15") == 0
     rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
     assert rows[-1]["return"] > rows[0]["return"] + 0.2
     assert rows[-1]["groups_without_spread"] is None

@@ -37,13 +37,6 @@ class Left(Steps):
 class Drifting(Corridor):
     def _text(self):
         return f"{super()._text()} {random.random()}"
-
-
-class Drawn(Corridor):
-    """Begins alike, and goes on differently."""
-
-    def _text(self):
-        return super()._text() + ("" if self.note == "" else f" {random.random()}")
 '''
 
 
@@ -76,11 +69,8 @@ def test_a_player_that_never_reports_a_figure_has_0(module: str) -> None:
     assert gaps["points"] == pytest.approx(-rows["random"]["points"]["mean"])
 
 
-@pytest.mark.parametrize("name", ["Drifting", "Drawn"])
-def test_an_env_that_differs_each_time_makes_no_rows(
-    module: str, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    assert prepare(f"{module}:{name}") == [0, 0, 2]
+def test_an_env_that_differs_each_time_makes_no_rows(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare(f"{module}:Drifting") == [0, 0, 2]
     error = capsys.readouterr().err
     assert "differs when it is played again with the same seed; draw from random.Random(seed)" in error
     assert not list(Path("data").rglob("sft.jsonl"))

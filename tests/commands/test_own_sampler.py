@@ -8,35 +8,25 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs import make
-from reflectkit.envs.corridor import Corridor
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.labels import label_ids, prompt_ids
-from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.prompts import label, policy_prompt
 from reflectkit.sampling.base import Opening, SampleRequest
 from reflectkit.sampling.config import backend
 from tests.examples import save_example
 
 
 @pytest.fixture
-def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An untrained policy of the corridor in a working directory with its problems and the example."""
+def policy(corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An untrained policy of the corridor; the working directory has the example."""
     save_example("my_sampler", "my_sampler", tmp_path, monkeypatch)
-    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
-    tokenizer = build_tokenizer([policy_prompt(one) for one in seen], [label(index) for index in range(2)])
-    save_player(tmp_path / "policy", LoadedModel(build_model(tokenizer, 64, 0), tokenizer, "plain"))
-    write_json(tmp_path / "train.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
-    return tmp_path / "policy"
+    return corridor_folder / "policy"
 
 
 def test_the_example_trains_and_its_setting_is_a_flag(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["rlft", "--env", "corridor", "--task-file", "train.json", "--device", "cpu", "--policy", str(policy),
-               "--horizon", "16", "--algo", "reinforce", "--episodes", "12", "--name", "own", "--learning-rate", "1e-3",
-               "--entropy-coef", "0.003", "--max-grad-norm", "1", "--sampler", "my_sampler:BACKEND"]  # fmt: skip
+    command = ["rlft", "--env", "corridor", "--task-file", str(policy.parent / "train.json"), "--device", "cpu",
+               "--policy", str(policy), "--algo", "reinforce", "--episodes", "8", "--name", "own", "--horizon", "16",
+               "--sampler", "my_sampler:BACKEND"]  # fmt: skip
     assert main([*command, "--epsilon", "0.2", "--max-steps", "2"]) == 0
     rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
     assert rows[0]["ratio_deviation"] > 0.01  # the ratio starts from the mixture's log-probabilities, not the policy's
@@ -48,7 +38,8 @@ def test_the_example_trains_and_its_setting_is_a_flag(policy: Path, capsys: pyte
     assert "--epsilon" in capsys.readouterr().err
     assert main([*command, "--epsilon", "2"]) == 2
     assert "--epsilon must be less than or equal to 1" in capsys.readouterr().err
-    play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2", "--task-file", "train.json"]
+    play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2"]
+    play += ["--task-file", str(policy.parent / "train.json")]
     assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
 
 

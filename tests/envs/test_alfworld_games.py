@@ -26,7 +26,6 @@ from reflectkit.types import Task
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
-T, G = "traj_data.json", "game.tw-pddl"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
     (tmp_path / ".reflectkit-tmp-trial_G0_9").mkdir()  # a killed run's
     (game,) = make(tmp_path, 1, Solution(reason="there is no plan"), WON)
     assert game.name.rpartition("_")[2] == "0"
-    making = read_json(game / T)["generation"]
+    making = read_json(game / "traj_data.json")["generation"]
     assert making == {"seed": 0, "number": 0, "thrown": ["there is no plan"], "won_by": "planner"}
     assert make(tmp_path, 2, Solution(reason="too long")) == [game]  # the second was given up after 20 draws
     assert [path.name for path in tmp_path.glob(".*")] == [".lock"]

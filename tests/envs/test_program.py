@@ -25,9 +25,8 @@ from reflectkit.models.tiny import build_model
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import use_of
-from reflectkit.train import batch
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, to_json
-from tests.models.test_chat import make_tokenizer
+from tests.models.test_chat import make_tokenizer, rows_of
 
 HELPERS = """
 import json, os, sys, time, urllib.request
@@ -217,16 +216,10 @@ def test_conversations_without_a_name_stay_apart_in_a_served_log(tmp_path: Path)
     assert found == [[], ["comment on a"], [], ["comment on b"]]
 
 
-def sampled_rows(episode: Trajectory) -> list[Any]:
-    numbers = [[1.0] * len(episode.turns)]
-    return batch.rows([episode], numbers, numbers, {})
-
-
-@pytest.mark.parametrize("reflects", [False, True])
-def test_a_conversation_is_one_row_of_the_sampled_tokens(play: Play, reflects: bool) -> None:
+def test_a_conversation_is_one_row_of_the_sampled_tokens(play: Play) -> None:
     """A program that only adds messages gets one row; one that forgets the first ones gets another."""
     policy = LocalSampler(tiny(0, None))
-    reflector = Reflector(LocalSampler(tiny(1, "reflection"), frozen=True)) if reflects else None
+    reflector = Reflector(LocalSampler(tiny(1, "reflection"), frozen=True))
     agent = TwoPlayerAgent(policy, reflector, max_new_tokens=6)
     agent.dialogue.stop_ids = frozenset([policy.tokenizer.eos_token_id])  # the template writes no other one
     talks = """
@@ -241,11 +234,11 @@ def test_a_conversation_is_one_row_of_the_sampled_tokens(play: Play, reflects: b
     (episode,) = play(talks, agent)
     assert episode.reason == ""
     assert "unmatched" not in episode.figures
-    (row,) = sampled_rows(episode)
+    (row,) = rows_of(episode)
     written = [token for turn in episode.turns for token in turn.decision.token_ids]
     assert [token for token, mask in zip(row.tokens, row.loss_mask, strict=True) if mask] == written
     (episode,) = play(talks, agent, arguments="forget")
-    assert [sum(row.loss_mask) > 0 for row in sampled_rows(episode)] == [True, True]
+    assert [sum(row.loss_mask) > 0 for row in rows_of(episode)] == [True, True]
     assert "unmatched" not in episode.figures
 
 

@@ -29,17 +29,16 @@ class Inference:
 
     root: what it says its path is. faults: what the next requests for tokens meet, first in first out: a status, "hang"
     (until `released`), "drop" (the connection), or "kill": the server goes away, forgets what it was given, and comes
-    back after `away_s`. every: the same fault for each of them. processed: log-probabilities after the temperature.
+    back after `away_s`. processed: log-probabilities after the temperature.
     adapters, logprobs, decodes: what it can do. lie: changes the tokens, their log-probabilities and those of the
     tokens asked for, each a list by place. keeps: of an adapter after the first, says that it is loaded, but has the
     "old" one or the "base" in its place. tokenizer: another one than the player's. asked: the names of the weights of
-    each request for tokens. loaded: all that was ever loaded. busy: how often it was asked.
+    each request for tokens. loaded: all that was ever loaded.
     """
 
     player: LoadedModel
     root: str
     faults: list[Any] = field(default_factory=list)
-    every: Any = None
     away_s: float = 0.2
     processed: bool = False
     adapters: bool = True
@@ -262,7 +261,7 @@ def _handler(server: Inference) -> type[BaseHTTPRequestHandler]:
                 server.headers.append(self.headers)
                 if sampling:
                     server.bodies.append(body)
-                fault = (server.faults.pop(0) if server.faults else server.every) if sampling else None
+                fault = server.faults.pop(0) if sampling and server.faults else None
             if fault == "hang":
                 server.released.wait(20)
             if fault == "kill":

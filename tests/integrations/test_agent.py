@@ -7,9 +7,9 @@ import json
 import math
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_requests_of_coroutines_and_threads_share_batches(
         sampler: Any = agent._agent.policy  # type: ignore[attr-defined]
         sizes, answer = [], sampler._batcher.work
         sampler._batcher.work = lambda asks: sizes.append(len(asks)) or answer(asks)
-        texts = [f"{seen.text} {number}" for number in range(10) for seen in observations]
+        texts = [f"{seen.text} {number}" for number in range(4) for seen in observations]
 
         async def server() -> list[Any]:
             ticks = 0
@@ -100,16 +100,8 @@ def test_requests_of_coroutines_and_threads_share_batches(
         acts = asyncio.run(server())
         assert sum(sizes) == len(texts)
         assert len(sizes) < len(texts) / 4
-        threads: list[Any] = [None] * 8
-
-        def work(number: int) -> None:
-            threads[number] = agent.act(texts[number], ACTIONS)
-
-        started = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for one in started:
-            one.start()
-        for one in started:
-            one.join()
+        with ThreadPoolExecutor(8) as pool:
+            threads = list(pool.map(lambda text: agent.act(text, ACTIONS), texts[:8]))
         assert [one.action for one in threads] == [one.action for one in acts[:8]]
 
 

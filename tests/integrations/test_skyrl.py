@@ -22,8 +22,6 @@ from reflectkit.types import Task, ToolUse
 
 skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym")
 
-HERE = __name__
-
 
 @pytest.fixture(autouse=True)
 def _own_registry() -> Iterator[None]:

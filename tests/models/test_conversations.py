@@ -23,10 +23,9 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
 from reflectkit.train.sft import encode
 from reflectkit.types import Message, Observation, Status, Trajectory
-from tests.models.test_chat import QWEN, byte_by_byte, make_tokenizer
+from tests.models.test_chat import QWEN, byte_by_byte, make_tokenizer, rows_of
 
 TASKS = [
     make_task(0, number, level, shop(0), source_of(0, CUSTOMERS)) for level in ("one", "refuse") for number in (0, 1)
@@ -48,11 +47,6 @@ def player_of(template: str | None, role: str | None) -> LoadedModel:
         ]
         tokenizer = build_tokenizer(texts, [], 700)
     return LoadedModel(build_model(tokenizer, 8192, 0), tokenizer, role)
-
-
-def rows_of(played: Trajectory) -> list[Any]:
-    numbers = [[1.0] * len(played.turns)]
-    return batch.rows([played], numbers, numbers, {})
 
 
 def spelt(tokenizer: Any, text: str) -> list[int]:

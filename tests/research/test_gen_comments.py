@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from reflectkit.commands import sft
 from reflectkit.console import Quiet, Report
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.labels import choice_ids, prompt_ids
@@ -40,31 +39,6 @@ def commented(folder: Path, data: Path, checkpoints: dict[str, Path], **settings
         "margin": -1000.0,
     }
     return gen_comments.run(gen_comments.GenCommentsConfig.from_flat(**defaults | settings), Quiet())
-
-
-def test_rows_are_what_judged_says_and_train_a_reflector(
-    tmp_path: Path, data: Path, checkpoints: dict[str, Path]
-) -> None:
-    report = commented(tmp_path, data, checkpoints, margin=0.0, most=2)
-    judged = [judged_from_json(row) for _, row in read_jsonl(report.folder / "judged.jsonl")]
-    rows = [row for _, row in read_jsonl(tmp_path / "own" / "sft_reflection.jsonl")]
-    kept = [one.comments[index] for one in judged if one for index in one.kept]
-    assert [row["completion"] for row in rows] == [f" {comment}" for comment in kept]
-    assert 0 < len(rows) == report.figures["rows"] < 2 * 70
-    gains = [one.gains[index] for one in judged if one for index in one.kept]
-    assert min(gains) >= 0
-    trained = sft.run(
-        sft.SFTConfig.from_flat(
-            env="taxi",
-            role="reflection",
-            model=str(checkpoints["reflection"]),
-            task_file=tmp_path / "own" / "sft_reflection.jsonl",
-            max_steps=1,
-            results_dir=tmp_path / "results",
-        ),
-        Quiet(),
-    )
-    assert trained.outputs
 
 
 def test_the_log_probabilities_are_the_policys(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:

@@ -18,7 +18,6 @@ from research.effects import curve_figures, curves, effects, success_rows
 from research.packs import Seed, read_pack, write_pack
 from research.seeds import seed_differences
 
-ROOT = Path(__file__).parents[2]
 FACTS = ("name", "level", "success", "low", "high", "tasks", "clusters", "episodes", "aborted", "return", "steps")
 
 
