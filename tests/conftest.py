@@ -30,6 +30,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label, policy_prompt, reflection_prompt
 from reflectkit.types import Observation
 from tests.command_lines import prepare
+from tests.train.training import favour
 
 torch.set_num_threads(1)
 Reflector.__init__.__kwdefaults__["max_new_tokens"] = 8  # an untrained one writes as many tokens as it may
@@ -130,8 +131,10 @@ def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [policy_prompt(one, "Go right, 3 to go.") for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [label(index) for index in range(2)])
     for number, role in enumerate(("policy", "reflection", "base")):
-        model = build_model(tokenizer, 448, number)
-        save_player(folder / role, LoadedModel(model, tokenizer, None if role == "base" else role))
+        player = LoadedModel(build_model(tokenizer, 448, number), tokenizer, None if role == "base" else role)
+        if role == "base":
+            favour(player, ["\n"], 3.0)  # so that some comments end
+        save_player(folder / role, player)
     for number, role in enumerate(("policy", "reflection")):
         base = load_player(folder / "base", device="cpu")
         adapted = with_adapter(LoadedModel(base.model, base.tokenizer, role), 4, 8, seed=number)

@@ -25,7 +25,7 @@ from reflectkit.train.learner import Learner, Settings
 from reflectkit.types import Message, Observation, Task
 from tests.explore import explore_task, write_repository
 from tests.families import qwen
-from tests.train.training import agent_of, decide_all, favour, objective
+from tests.train.training import agent_of, decide_all, objective
 
 
 def test_a_memoised_comment_is_decoded_once(reflector_player: LoadedModel, observations: list[Observation]) -> None:
@@ -53,7 +53,6 @@ def test_reflect_prob_drops_its_share_of_comments(
 
 
 def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: LoadedModel) -> None:
-    favour(policy, ["\n", policy.tokenizer.eos_token], -40.0)  # so that it never comes to an end
     agent = agent_of(policy, max_new_tokens=20)
     short = Observation((Message("user", "Say: ab"),), ())
     room = policy.context - len(prompt_ids(policy.tokenizer, policy_prompt(short))) - 3

@@ -39,9 +39,9 @@ def adapters(corridor_folder: Path) -> dict[str, object]:
         "policy": corridor_folder / "policy-adapter",
         "reflector": corridor_folder / "reflection-adapter",
         "train_reflector": 1,
-        "reflector_states": 4,
+        "reflector_states": 3,
         "reflector_comments": 3,
-        "horizon": 16,
+        "horizon": 8,
         "reflector_rate": 1e-3,
         "reflector_temperature": 1.5,
         "reflector_length_cost": 0.01,  # so that comments on a state differ in reward

@@ -20,7 +20,7 @@ from reflectkit.train.rl_config import ReflectorTrainingConfig
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig
 from reflectkit.types import Comment
 from tests.conftest import make_player
-from tests.train.training import objective
+from tests.train.training import favour, objective
 
 
 def comment(reward: float, tokens: tuple[int, ...] = (7, 8)) -> Comment:
@@ -53,6 +53,7 @@ def test_a_row_is_what_was_sampled_and_states_that_teach_nothing_have_none() -> 
 
 def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     policy, reflecting = make_player(observations, "policy"), make_player(observations, "reflection", seed=1)
+    favour(reflecting, ["\n"], 3.0)  # so that some comments end
     reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
@@ -70,7 +71,7 @@ def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
 
 def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observations: Any) -> None:
     """The learner's log-probabilities are the sampler's, at a temperature that is not 1 too: the ratio starts at 1."""
-    trainer = trainer_of_both(observations, temperature=1.5)
+    trainer = trainer_of_both(observations, temperature=1.5, length_cost=0.1)
     second, reflector = trainer.reflector_trainer, trainer.agent.reflector
     assert second is not None
     assert reflector is not None
