@@ -8,7 +8,7 @@ from benchmarks import rl as bench_rl
 from reflectkit.console import Quiet
 from reflectkit.env import StepResult
 from reflectkit.envs.corridor import Corridor
-from reflectkit.rollouts.wrappers import Horizon
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Message, Observation, Task
 
 
