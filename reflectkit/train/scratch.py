@@ -9,6 +9,7 @@ from pathlib import Path
 from reflectkit.agents.scripted import AnyAction
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
+from reflectkit.jsonl import locked
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, context_for
@@ -58,7 +59,9 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         role = "policy" if config.reflector.load_dir else "plain"
-        save_player(folder, LoadedModel(model, tokenizer, role, answer=form))
+        with locked(folder.parent):  # two runs may begin at once
+            if not (folder / "config.json").is_file():
+                save_player(folder, LoadedModel(model, tokenizer, role, answer=form))
     weights = sum(weight.numel() for weight in model.parameters())
     progress.news(
         f"--model {config.policy.model}: {weights / 1e6:.1f} M random weights in {folder}, a context of"

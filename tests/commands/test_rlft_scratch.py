@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,24 @@ def test_a_resumed_run_has_the_same_outcomes_on_held_out_problems(
     assert (run / "held_out.json").read_bytes() == before
     assert main(["evaluate", "--env", ENV, "--policy", "results/run", "--problems", "5", "--name", "test"]) == 0
     assert "Held-out" in (tmp_path / "results" / "test" / "eval.md").read_text()
+
+
+def test_a_run_takes_the_model_that_another_one_made_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "1", "--episodes", "8", "--device", "cpu",
+               "--validate-problems", "0", "--name"]  # fmt: skip
+    assert main([*command, "one"]) == 0
+    (made,) = (tmp_path / "data").glob("*/models/tiny-*")
+    made.rename(tmp_path / "made")
+
+    @contextmanager
+    def waited(folder: Path) -> Iterator[None]:
+        (tmp_path / "made").rename(folder / made.name)
+        yield
+
+    monkeypatch.setattr("reflectkit.train.scratch.locked", waited)
+    monkeypatch.delattr("reflectkit.train.scratch.save_player")
+    assert main([*command, "other"]) == 0
 
 
 @pytest.mark.parametrize(("flat", "told"), [("0111", "updates 2 to 4"), ("1011", "")])
