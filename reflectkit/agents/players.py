@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from reflectkit.chat.config import KEYS, ChatConfig, Endpoint, parse_endpoint
+from reflectkit.chat.config import HISTORY_TOKENS, KEYS, ChatConfig, Endpoint, parse_endpoint
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
@@ -280,24 +280,30 @@ def journal_path(folder: Path, endpoint: Endpoint) -> Path:
     return folder / f"evaluate_{endpoint.kind}_{name}.jsonl"
 
 
+class PlayingConfig(Protocol):
+    """The settings of a command that makes players."""
+
+    sampler: SamplerConfig
+    chat: ChatConfig
+    temperature: float
+    max_new_tokens: int
+    device: str
+
+
 @dataclass(frozen=True)
 class PlayersSetup:
     """What players are made with.
 
-    kind: the env's class. env_folder: for the answers of chat models. folder: of the env's rows. players: all of them.
+    players: all of them. kind: the env's class. env_folder: for the answers of chat models. folder: of the env's rows.
     history_tokens: of earlier turns that a chat model reads. truncation: which outcomes the policy may draw.
     """
 
+    config: PlayingConfig
+    players: tuple[Player, ...]
     kind: type[Env]
     env_folder: Path
-    folder: Path
-    sampler: SamplerConfig
-    chat: ChatConfig
-    players: tuple[Player, ...]
-    temperature: float
-    max_new_tokens: int
-    history_tokens: int
-    device: str
+    folder: Path = Path()
+    history_tokens: int = HISTORY_TOKENS
     truncation: Truncation = EVERYTHING
 
     def endpoint_of(self, part: str) -> Endpoint:
@@ -305,7 +311,7 @@ class PlayersSetup:
         ConfigError.
         """
         local = any(model.startswith("local:") for player in self.players for model in player.asked)
-        base_url = self.chat.base_url if part.startswith("local:") or not local else None
+        base_url = self.config.chat.base_url if part.startswith("local:") or not local else None
         return parse_endpoint(part, base_url, "--policy", "")
 
 
@@ -343,23 +349,23 @@ class Players:
         """The client of chat model `part`, which players share. reflects: for the comments that a checkpoint reads,
         which are greedy and have a journal of their own.
         """
-        settings, endpoint = self.settings, self.settings.endpoint_of(part)
+        config, endpoint = self.settings.config, self.settings.endpoint_of(part)
         name = f"reflector {endpoint}" if reflects else str(endpoint)
         if name not in self._clients:
             from reflectkit.chat.client import Budget, client_at
 
-            self._budget = self._budget or Budget(settings.chat.max_cost_usd)
-            journal = journal_path(settings.env_folder, endpoint)
+            self._budget = self._budget or Budget(config.chat.max_cost_usd)
+            journal = journal_path(self.settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
-            temperature = 0.0 if reflects else settings.temperature
-            client = client_at(settings.chat, endpoint, journal, self._budget, temperature)
+            temperature = 0.0 if reflects else config.temperature
+            client = client_at(config.chat, endpoint, journal, self._budget, temperature)
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
 
     def agent(self, player: Player) -> Agent:
         """The agent of `player`."""
-        settings, kind = self.settings, self.settings.kind
+        settings, kind, config = self.settings, self.settings.kind, self.settings.config
         name, policy, method = player.name, player.policy, player.method
         if player.chat:
             from reflectkit.chat.players import ChatMethod, ChatPolicy
@@ -378,14 +384,14 @@ class Players:
 
         commentator = self.reflector(player.reflector) if player.reflector else None
         agent = TwoPlayerAgent(
-            settings.sampler.open_policy(Opening(str(policy), settings.device)),
-            commentator and settings.sampler.swapped(commentator, settings.folder),
-            answer=settings.sampler.answer_of(policy),
-            temperature=settings.temperature,
+            config.sampler.open_policy(Opening(str(policy), config.device)),
+            commentator and config.sampler.swapped(commentator, settings.folder),
+            answer=config.sampler.answer_of(policy),
+            temperature=config.temperature,
             truncation=settings.truncation,
-            max_new_tokens=kind.methods.get(method, settings.max_new_tokens),
-            episode_tokens=settings.sampler.episode_tokens,
-            thinking=settings.sampler.thinking,
+            max_new_tokens=kind.methods.get(method, config.max_new_tokens),
+            episode_tokens=config.sampler.episode_tokens,
+            thinking=config.sampler.thinking,
             show=True,
         )
         if method:
@@ -415,4 +421,5 @@ class Players:
             from reflectkit.chat.players import ChatReflector
 
             return ChatReflector(self._client(str(checkpoint), reflects=True))
-        return Reflector(self.settings.sampler.open_reflector(str(checkpoint), self.settings.device))
+        config = self.settings.config
+        return Reflector(config.sampler.open_reflector(str(checkpoint), config.device))

@@ -138,19 +138,8 @@ class EvaluateConfig(Config):
     @property
     def players(self) -> PlayersSetup:
         """What the players are made with."""
-        return PlayersSetup(
-            self.env.kind,
-            self.setup.env_folder,
-            self.setup.folder,
-            self.sampler,
-            self.chat,
-            tuple(self.entrants),
-            self.temperature,
-            self.max_new_tokens,
-            self.history_tokens,
-            self.device,
-            Truncation(self.top_p, self.top_k, self.min_p),
-        )
+        folders, drawn = (self.setup.env_folder, self.setup.folder), Truncation(self.top_p, self.top_k, self.min_p)
+        return PlayersSetup(self, tuple(self.entrants), self.env.kind, *folders, self.history_tokens, drawn)
 
     @property
     def entrants(self) -> list[Player]:

@@ -218,18 +218,7 @@ class PlayConfig(Config):
     @property
     def players(self) -> PlayersSetup:
         """What the players are made with."""
-        return PlayersSetup(
-            self.env.kind,
-            self.setup.env_folder,
-            self.setup.folder,
-            self.sampler,
-            self.chat,
-            (self.player,),
-            self.temperature,
-            self.max_new_tokens,
-            0,
-            self.device,
-        )
+        return PlayersSetup(self, (self.player,), self.env.kind, self.setup.env_folder, self.setup.folder)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from reflectkit.agents.players import Player, Players, PlayersSetup, mismatch
-from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig
+from reflectkit.chat.config import ChatConfig
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
@@ -82,19 +82,8 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         player = Player("policy", config.load_dir, config.reflect_load_dir).resolved(config.run.data_dir, progress)
         if warning := mismatch(player):
             progress.news(f"warning: {warning}")
-        settings = PlayersSetup(
-            _Served,
-            Path(folder),
-            Path(),
-            config.sampler,
-            config.chat,
-            (player,),
-            config.temperature,
-            config.max_new_tokens,
-            HISTORY_TOKENS,
-            config.device,
-        )
-        players, thread = Players(settings), LoopThread("reflectkit-endpoint")
+        players = Players(PlayersSetup(config, (player,), _Served, Path(folder)))
+        thread = LoopThread("reflectkit-endpoint")
         server = _Server(players.agent(player), config)
         try:
             thread.result(server.serve(progress))
@@ -135,7 +124,7 @@ class _Server:
 
     async def decide(self, name: str, request: Any) -> Any:
         """The answer to `request` of session `name`. Raises RequestError."""
-        from reflectkit.envs.adapters.endpoint import Answer, RequestError
+        from reflectkit.envs.adapters.endpoint import EndpointAnswer, RequestError
 
         limit = min(request.max_tokens or self._config.max_new_tokens, self._config.max_new_tokens)
         agent: Any = copy.copy(self._agent)
@@ -155,7 +144,7 @@ class _Server:
         self.record({"session": name, "observation": to_json(request.observation), "decision": to_json(decision)})
         self.answered += 1
         action = decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
-        return Answer(action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit)
+        return EndpointAnswer(action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit)
 
     def record(self, line: dict[str, Any]) -> None:
         """Add `line` to the file of --record, if there is one."""

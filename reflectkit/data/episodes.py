@@ -124,13 +124,13 @@ Number = Annotated[Any, PlainValidator(_bounded)]
 JsonObject = dict[str, Any]
 
 
-class Row(BaseModel):
+class EpisodePart(BaseModel):
     """A JSON object in episodes.jsonl. Unknown values are None; unknown names are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class PlayedMessage(Row):
+class PlayedMessage(EpisodePart):
     """A message of a conversation. name: in a "tool" message, the tool that returned the content."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -138,14 +138,14 @@ class PlayedMessage(Row):
     name: str = ""
 
 
-class PlayedCall(Row):
+class PlayedCall(EpisodePart):
     """A call of a tool."""
 
     name: str = ""
     arguments: JsonObject = {}
 
 
-class PlayedTurn(Row):
+class PlayedTurn(EpisodePart):
     """One turn of an episode. reward, value and advantage are in the env's unit; choices and probabilities have one
     item for each legal action (K).
     """
@@ -174,7 +174,7 @@ class PlayedTurn(Row):
         return probabilities
 
 
-class Played(Row):
+class Played(EpisodePart):
     """An episode. seed is text, because it may exceed JavaScript's integers."""
 
     name: str = ""

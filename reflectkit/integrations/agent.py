@@ -27,7 +27,7 @@ from reflectkit.agents.players import (
     trained_elsewhere,
     unlike_training,
 )
-from reflectkit.chat.config import HISTORY_TOKENS, ChatConfig, key_of
+from reflectkit.chat.config import ChatConfig, key_of
 from reflectkit.config import Config, build, option
 from reflectkit.console import Quiet
 from reflectkit.env import Agent, Context, Env
@@ -149,18 +149,7 @@ def load_agent(
     }
     config = build(AgentConfig, given, "load_agent")
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
-    settings = PlayersSetup(
-        Env,
-        Path(folder.name if folder else "."),
-        Path(),
-        config.sampler,
-        config.chat,
-        (player,),
-        temperature,
-        max_new_tokens,
-        HISTORY_TOKENS,
-        device,
-    )
+    settings = PlayersSetup(config, (player,), Env, Path(folder.name if folder else "."))
     for part in player.asked:
         key_of(settings.endpoint_of(part))
     players = Players(settings)

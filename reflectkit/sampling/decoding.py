@@ -368,7 +368,7 @@ CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping
 
 
 @dataclass
-class Generated:
+class GeneratedText:
     """The text after one prompt. token_ids: with the stop token, if one came. logprobs: natural log-probability of each
     token under the distribution it was drawn from (temperature 1 for greedy rows).
     """
@@ -390,7 +390,7 @@ def decode(
     seeds: Sequence[int] = (),
     width: int = 64,
     kept: PrefixCache | None = None,
-) -> list[Generated]:
+) -> list[GeneratedText]:
     """The text after each prompt; it does not depend on the other prompts.
 
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
@@ -399,7 +399,7 @@ def decode(
     weights; the new ones reuse it, and long ones are added.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    generated = [Generated() for _ in prompts]
+    generated = [GeneratedText() for _ in prompts]
     reader = _Reader(model, pad_id, (kept or PrefixCache()) if pays(model, prompts) else None)
 
     def pick(rows: _Rows, logits_BV: torch.Tensor) -> None:

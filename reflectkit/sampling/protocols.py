@@ -52,7 +52,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModels:
     """What a server says of itself. models: the path of each base model by its name. context: tokens that it reads;
     None where it does not say.
     """
@@ -92,7 +92,7 @@ class InferenceServer(ABC):
         self.wire = wire
 
     @abstractmethod
-    async def served(self) -> Served:
+    async def served(self) -> ServedModels:
         """What the server serves. Raises ConfigError if it is not a server of this kind."""
 
     @abstractmethod
@@ -183,12 +183,12 @@ class Vllm(InferenceServer):
     processed_help = "with --logprobs-mode processed_logprobs"
     unload_path = "/v1/unload_lora_adapter"
 
-    async def served(self) -> Served:
+    async def served(self) -> ServedModels:
         """See `InferenceServer`."""
         bases = [entry for entry in await self.models() if not entry.get("parent")]
         contexts = [entry["max_model_len"] for entry in bases if isinstance(entry.get("max_model_len"), int)]
         paths = {str(entry["id"]): str(entry.get("root") or entry["id"]) for entry in bases}
-        return Served(paths, min(contexts, default=None))
+        return ServedModels(paths, min(contexts, default=None))
 
     async def decoded(self, tokens: Sequence[int]) -> str:
         """See `InferenceServer`."""
@@ -263,7 +263,7 @@ class Sglang(InferenceServer):
     whole_models = True
     unload_path = "/unload_lora_adapter"
 
-    async def served(self) -> Served:
+    async def served(self) -> ServedModels:
         """See `InferenceServer`. Older versions describe the model only at a path that newer ones warn of."""
         try:
             info = await self.wire.get("/model_info", patient=False)
@@ -274,7 +274,7 @@ class Sglang(InferenceServer):
         models = await self.models()
         contexts = [entry["max_model_len"] for entry in models if isinstance(entry.get("max_model_len"), int)]
         path = str(info["model_path"])
-        return Served({path: path}, min(contexts, default=None))
+        return ServedModels({path: path}, min(contexts, default=None))
 
     async def decoded(self, tokens: Sequence[int]) -> str:
         """See `InferenceServer`."""

@@ -38,20 +38,20 @@ def rows(
     for number, trajectory in enumerate(trajectories):
         if trajectory.status is Status.ABORTED:
             continue
-        row: Row | None = None
+        row: RowBuilder | None = None
         for step, turn in enumerate(trajectory.turns):
             value = None if values is None else values[number][step]
             if (thought := turn.decision.thought) is not None:
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
                     row = None
-                own = Row(())
+                own = RowBuilder(())
                 own.write(thought, advantages[number][step], returns[number][step], value)
                 samples.append(own.sample(trajectory.group, replayed))
             if row is None or turn.observation.choices or not row.is_extended_by(turn):
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
-                row = Row(labels_of[turn.observation.choices] if turn.observation.choices else ())
+                row = RowBuilder(labels_of[turn.observation.choices] if turn.observation.choices else ())
             row.write(turn.decision, advantages[number][step], returns[number][step], value)
         if row is not None:
             samples.append(row.sample(trajectory.group, replayed))
@@ -78,7 +78,7 @@ def commented_row(sample: Sample, decision: int) -> Sample:
     return Sample((*prompt, *written), mask, numbers, zeros, zeros, zeros, (), sample.choices, sample.group_id)
 
 
-class Row:
+class RowBuilder:
     """A row under construction."""
 
     def __init__(self, choices: tuple[tuple[int, ...], ...]) -> None:

@@ -19,7 +19,7 @@ from reflectkit.env import Context, Env
 from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.seeding import derive
 from reflectkit.train.algorithms import SPREAD, deviation, leave_one_out
-from reflectkit.train.batch import Row
+from reflectkit.train.batch import RowBuilder
 from reflectkit.types import Comment, Decision, Observation, Sample, Status, Trajectory
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def rows(compared: Sequence[Sequence[Comment]], advantages: Sequence[Sequence[fl
         if not all(comment.token_ids for comment in comments) or all(abs(value) <= SPREAD for value in row):
             continue
         for comment, advantage in zip(comments, row, strict=True):
-            own = Row(())
+            own = RowBuilder(())
             own.write(comment, advantage, comment.reward, None)
             samples.append(own.sample(str(place), replayed=False))
     return samples

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.envs.adapters.endpoint import Answer, ChatRequest, Conversations, application, serving
+from reflectkit.envs.adapters.endpoint import ChatRequest, Conversations, EndpointAnswer, application, serving
 from reflectkit.eventloop import LoopThread
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model
@@ -38,9 +38,9 @@ class Scripted:
         self.conversations, self.actions, self.asked = Conversations(), actions, list[ChatRequest]()
         self.rewards: list[float] = []
 
-    async def answer(self, request: ChatRequest) -> Answer:
+    async def answer(self, request: ChatRequest) -> EndpointAnswer:
         self.asked.append(request)
-        return Answer(self.actions[min(len(self.asked), len(self.actions)) - 1], tokens=(7, 3), limit=3)
+        return EndpointAnswer(self.actions[min(len(self.asked), len(self.actions)) - 1], tokens=(7, 3), limit=3)
 
     def reward(self, value: float) -> None:
         self.rewards.append(value)

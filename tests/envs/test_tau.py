@@ -15,7 +15,7 @@ from reflectkit.console import Quiet
 from reflectkit.env import StepResult, User, UserTurn
 from reflectkit.envs import make
 from reflectkit.envs.tau import package
-from reflectkit.envs.tau.env import Problems, ProblemSettings, Tau, tasks_of
+from reflectkit.envs.tau.env import ProblemSettings, Tau, TauProblems, tasks_of
 from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
@@ -172,7 +172,7 @@ def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
 
 
 def generated(**settings: Any) -> dict[str, list[str]]:
-    made = Problems(ProblemSettings(**settings), Path("data"), 0).generate(Quiet())
+    made = TauProblems(ProblemSettings(**settings), Path("data"), 0).generate(Quiet())
     return {name: [task.id for task in tasks] for name, tasks in made.tasks.items() if tasks}
 
 

@@ -22,7 +22,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.integrations.slime import generate, normalise_rewards
 from reflectkit.integrations.slime.__main__ import prompt_row
 from reflectkit.integrations.slime.episodes import reflector_of, to_samples
-from reflectkit.integrations.slime.router import Answer, read_answer
+from reflectkit.integrations.slime.router import RouterAnswer, read_answer
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 from tests.integrations.slime_samples import FakeSample
@@ -43,9 +43,9 @@ def turn(prompt: tuple[int, ...], written: tuple[int, ...], reward: float = 0.0,
     return Turn(seen, Decision(0 if choices else "a", None, prompt, written, logprobs), reward)
 
 
-def answers_of(turns: Sequence[Turn]) -> list[Answer]:
+def answers_of(turns: Sequence[Turn]) -> list[RouterAnswer]:
     return [
-        Answer(
+        RouterAnswer(
             SampleRequest(turn.decision.prompt_ids, tuple((index,) for index in range(len(turn.observation.choices)))),
             turn.decision.token_ids,
             turn.decision.logprobs,

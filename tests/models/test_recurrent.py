@@ -29,7 +29,7 @@ from reflectkit.models.checkpoint_metadata import STATE_ELSEWHERE
 from reflectkit.models.load import ALL_LINEAR, LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.scoring import can_share, choice_logprobs
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.sampling.decoding import Generated, decode
+from reflectkit.sampling.decoding import GeneratedText, decode
 from reflectkit.train.sft import open_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, can_pack
 from reflectkit.types import Sample
@@ -141,7 +141,7 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(10, WORDS) for _ in range(length)] for length in (3, 40, 17, 9, 2, 25)]
 
 
-def written(model: Any, rows: list[list[int]], limits: Any, seeds: Any, width: int = 64) -> list[Generated]:
+def written(model: Any, rows: list[list[int]], limits: Any, seeds: Any, width: int = 64) -> list[GeneratedText]:
     return decode(model, rows, pad_id=PAD, stop_ids=frozenset(), max_new_tokens=limits, temperature=0.9, seeds=seeds,
                   width=width)  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.sampling.decoding import Generated, decode, sample_tokens
+from reflectkit.sampling.decoding import GeneratedText, decode, sample_tokens
 from reflectkit.seeding import uniform
 
 PROMPTS, LONGEST = 10, 24
@@ -45,9 +45,9 @@ def limits() -> list[int]:
 @torch.no_grad()
 def alone_without_cache(
     model: Any, prompt: list[int], limit: int, temperature: float, seed: int, stop_ids: frozenset[int]
-) -> Generated:
+) -> GeneratedText:
     """The rule: all that stands there is read again for each token."""
-    line = Generated()
+    line = GeneratedText()
     for step in range(limit):
         logits_V = model(torch.tensor([prompt + line.token_ids]), use_cache=False).logits[0, -1].double()
         logprobs_V = torch.log_softmax(logits_V / (temperature or 1.0), dim=-1)

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from reflectkit.sampling.decoding import LONG, Generated, PrefixCache, Read, decode, serves
+from reflectkit.sampling.decoding import LONG, GeneratedText, PrefixCache, Read, decode, serves
 
 WORDS = 60
 SMALL = {
@@ -75,12 +75,14 @@ def tokens_read(model: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
-def written(model: Any, prompts: list[list[int]], kept: PrefixCache | None = None, **settings: Any) -> list[Generated]:
+def written(
+    model: Any, prompts: list[list[int]], kept: PrefixCache | None = None, **settings: Any
+) -> list[GeneratedText]:
     options = {"max_new_tokens": 12, "temperature": 0.9, "seeds": range(len(prompts)), "width": 4} | settings
     return decode(model, prompts, pad_id=1, stop_ids=frozenset([3]), kept=kept, **options)
 
 
-def check_same(rows: list[Generated], fresh: list[Generated], rounding: float = 1e-5) -> None:
+def check_same(rows: list[GeneratedText], fresh: list[GeneratedText], rounding: float = 1e-5) -> None:
     assert [row.token_ids for row in rows] == [row.token_ids for row in fresh]
     for row, other in zip(rows, fresh, strict=True):
         assert row.logprobs == pytest.approx(other.logprobs, abs=rounding)

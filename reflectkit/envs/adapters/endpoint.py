@@ -138,7 +138,7 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointAnswer:
     """What a request is answered. comment: the reflection that the policy read. tokens: (of the prompt, of the answer);
     limit: the most of the latter.
     """
@@ -154,7 +154,7 @@ class Session(Protocol):
 
     conversations: Conversations
 
-    async def answer(self, request: ChatRequest) -> Answer:
+    async def answer(self, request: ChatRequest) -> EndpointAnswer:
         """The answer. Raises RequestError."""
         ...
 
@@ -167,10 +167,10 @@ class Conversations:
     """The answers that programs may repeat: what they show of them → their exact text."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[Any, deque[tuple[int, Answer]]] = OrderedDict()
+        self._answers: OrderedDict[Any, deque[tuple[int, EndpointAnswer]]] = OrderedDict()
         self._calls = 0
 
-    def _find(self, message: _Message, before: Sequence[Message]) -> Answer | None:
+    def _find(self, message: _Message, before: Sequence[Message]) -> EndpointAnswer | None:
         """The answer that `message` repeats; of several that look the same, the one to the messages `before` it, or
         else the newest.
         """
@@ -225,7 +225,7 @@ class Conversations:
             bool((asked.stream_options or {}).get("include_usage")),
         )
 
-    def message(self, request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    def message(self, request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
         """The answer as the program sees it; kept, so that it is known when the program repeats it."""
         text, calls = spoken(answer.action.text), []
         for call in answer.action.calls:
@@ -286,7 +286,7 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
     return tuple(specs)
 
 
-def _completion(request: ChatRequest, answer: Answer, message: dict[str, Any], number: int) -> dict[str, Any]:
+def _completion(request: ChatRequest, answer: EndpointAnswer, message: dict[str, Any], number: int) -> dict[str, Any]:
     prompt, written = answer.tokens
     full = answer.limit and written >= answer.limit
     finish = "tool_calls" if message.get("tool_calls") else "length" if full else "stop"

@@ -62,10 +62,10 @@ def env_of(name: str) -> type[Env]:
 def game_of(make: Callable[..., Any], name: str) -> Any:
     """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and `render_mode`."""
     module = getattr(make, "__module__", __name__)
-    return type(name, (Game,), {"make": staticmethod(make), "name": name.lower(), "__module__": module})
+    return type(name, (GymnasiumGame,), {"make": staticmethod(make), "name": name.lower(), "__module__": module})
 
 
-class Game:
+class GymnasiumGame:
     """A game of Gymnasium, whose choices are the names of its actions and whose observations are texts."""
 
     make: Callable[..., Any]

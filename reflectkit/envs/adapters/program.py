@@ -29,9 +29,9 @@ from reflectkit.env import Action, Env, StepResult, Taskset
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.endpoint import (
     LOOPBACK,
-    Answer,
     ChatRequest,
     Conversations,
+    EndpointAnswer,
     RequestError,
     application,
     serving,
@@ -82,7 +82,7 @@ class _Pending:
     """A request that waits for the agent."""
 
     request: ChatRequest
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[EndpointAnswer]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Run:
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def answer(self, request: ChatRequest) -> Answer:
+    async def answer(self, request: ChatRequest) -> EndpointAnswer:
         """What the agent answers; requests that come at once are answered one after the other."""
         if self.closed:
             raise RequestError(CLOSED, 410)
@@ -241,7 +241,7 @@ class Program(Env):
         return await self._in_thread(self._begin(task, seed))
 
     async def step(self, action: Action) -> StepResult:
-        """Answer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
+        """EndpointAnswer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
         return await self._in_thread(self._act(action if isinstance(action, ToolUse) else ToolUse(str(action))))
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class Program(Env):
         assert self._run is not None
         assert self._pending is not None
         if not self._pending.answer.done():  # the program may have closed the connection meanwhile
-            self._pending.answer.set_result(Answer(action))
+            self._pending.answer.set_result(EndpointAnswer(action))
         event = await self._next()
         if isinstance(event, _Pending):
             return StepResult(self._observe(event), 0.0, False)

@@ -225,7 +225,7 @@ def level_of(chunks: Sequence[str]) -> str:
 class MemoryTasks(Taskset):
     """The problems of `Memory`."""
 
-    problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
+    problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:MemoryProblems"
 
     def example(self, level: str, seed: int) -> Task:
         """A generated conversation, for users without a file of them."""

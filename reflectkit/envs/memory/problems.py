@@ -210,7 +210,7 @@ class ConversationSettings(Config):
         return CONVERSATIONS if self.instances is None else self.instances
 
 
-class Conversations(ProblemGenerator):
+class MemoryProblems(ProblemGenerator):
     """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files or texts."""
 
     Settings: ClassVar[type[Config]] = ConversationSettings

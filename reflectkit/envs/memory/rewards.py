@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reflectkit.envs.memory.retrieval import content_words
-from reflectkit.envs.memory.store import CORE, Outcome
+from reflectkit.envs.memory.store import CORE, CallOutcome
 
 FAITHFUL = 0.8  # share of a text's words that its source must contain
 
@@ -67,7 +67,7 @@ class ValidFacts:
         return bool(said) and len(said & heard) >= len(said) / 2 and not said <= heard
 
 
-def calls_done(outcomes: Sequence[Outcome], malformed: int) -> float:
+def calls_done(outcomes: Sequence[CallOutcome], malformed: int) -> float:
     """r2: the share of a chunk's calls that succeeded, malformed ones included; 0 without calls. Duplicates are
     excluded.
     """
@@ -80,7 +80,7 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
-def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> float:
+def content(outcomes: Sequence[CallOutcome], chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> float:
     """r4: the share of a chunk's changes that are correct; 0 without changes.
 
     A written text is correct if it is faithful to the chunk, adds something from it to the text that it replaces, loses
@@ -91,7 +91,7 @@ def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Conversatio
     return sum(verdicts) / max(1, len(verdicts))
 
 
-def _right(outcome: Outcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> bool:
+def _right(outcome: CallOutcome, chunk: str, facts: Sequence[ConversationFact], valid: ValidFacts) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:
         return not outcome.fresh and valid.stale(removed, chunk)

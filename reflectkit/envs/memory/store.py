@@ -145,7 +145,7 @@ def deletion(item: Item) -> ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """The outcome of a call."""
 
     call: ToolCall
@@ -163,26 +163,26 @@ class Outcome:
     """Whether the removed text was written at the same chunk."""
 
 
-def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
+def apply(store: Store, call: ToolCall, chunk: int) -> CallOutcome:
     """Execute `call` at chunk number `chunk`. Never raises for what an agent wrote."""
     if (wrong := check_call(call, TOOLS)) is not None:
-        return Outcome(call, False, wrong)
+        return CallOutcome(call, False, wrong)
     kind, item_id = call.arguments["memory_type"], call.arguments.get("memory_id")
     try:
         if call.name == DELETE:
             old = store.held(kind, item_id)
             store.delete(kind, item_id)
-            return Outcome(call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk)
+            return CallOutcome(call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk)
         content = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
         held = [store.held(CORE, None)] if kind == CORE else store.listed(kind)
         if (same := next((item for item in held if item.text == content), None)) is not None:
             place = f", in {same.id}" if call.name == INSERT else ""
-            return Outcome(call, False, f"{kind} already says that{place}", counts=False)
+            return CallOutcome(call, False, f"{kind} already says that{place}", counts=False)
         if call.name == INSERT:
             item = store.insert(kind, content, chunk)
-            return Outcome(call, True, f"{item.id} added", written=item.text)
+            return CallOutcome(call, True, f"{item.id} added", written=item.text)
         removed = store.held(kind, item_id).text
         written = store.update(kind, content, item_id, chunk)
-        return Outcome(call, True, f"{kind} updated", written=written, removed=removed)
+        return CallOutcome(call, True, f"{kind} updated", written=written, removed=removed)
     except RefusedChangeError as error:
-        return Outcome(call, False, str(error))
+        return CallOutcome(call, False, str(error))

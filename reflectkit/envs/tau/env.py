@@ -81,7 +81,7 @@ class Nobody:
 class TauTasks(Taskset):
     """The problems of `Tau`."""
 
-    problem_generator: ClassVar[str] = "reflectkit.envs.tau.env:Problems"
+    problem_generator: ClassVar[str] = "reflectkit.envs.tau.env:TauProblems"
     split_by: ClassVar[tuple[str, ...]] = ("group", "question")
 
     def at_level(self, task: Task, level: str) -> Task | None:
@@ -257,7 +257,7 @@ class ProblemSettings(Config):
         ]
 
 
-class Problems(ProblemGenerator):
+class TauProblems(ProblemGenerator):
     """The tasks of the chosen domains and splits."""
 
     Settings: ClassVar[type[Config]] = ProblemSettings

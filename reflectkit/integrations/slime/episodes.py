@@ -26,7 +26,7 @@ from reflectkit.config import Config, build, option, parse_yaml
 from reflectkit.envs.setup import PlugInConfig
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.integrations.slime.rewards import EPISODE
-from reflectkit.integrations.slime.router import Answer, RouterSampler
+from reflectkit.integrations.slime.router import RouterAnswer, RouterSampler
 from reflectkit.jsonl import text_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rollouts.episode import Episode, play
@@ -140,7 +140,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     prompt = read_prompt(args, sample.metadata)
     if not evaluation and prompt.split in HELD_OUT:
         raise ConfigError(f"--prompt-data has tasks of the {prompt.split} split; train on train.jsonl")
-    answers: list[Answer] = []
+    answers: list[RouterAnswer] = []
     by_session = bool(sample.session_id) and getattr(args, "router_policy", None) == "consistent_hashing"
     policy = RouterSampler(
         *policy_model(args, evaluation),
@@ -186,7 +186,7 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
     return Episode(prompt.task, derive(root, sample.index), str(sample.group_index), start)
 
 
-def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, tokenizer: Any) -> list[Any]:
+def to_samples(trajectory: Trajectory, answers: Sequence[RouterAnswer], sample: Any, tokenizer: Any) -> list[Any]:
     """The rows of an episode as copies of slime's `sample`. answers: of the policy, in order.
 
     A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer

@@ -18,7 +18,7 @@ from reflectkit.sampling.base import SampleOutput, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouterAnswer:
     """One answer of the router. meta: SGLang's `meta_info`."""
 
     ask: SampleRequest
@@ -45,7 +45,7 @@ class RouterSampler:
         *,
         headers: Mapping[str, str] | None = None,
         stopped: Callable[[], bool] = lambda: False,
-        on_answer: Callable[[Answer], None] = lambda answer: None,
+        on_answer: Callable[[RouterAnswer], None] = lambda answer: None,
     ) -> None:
         self.url, self.tokenizer, self.context, self.role = url, tokenizer, context, role
         self.parameters, self.headers, self.stopped, self.on_answer = parameters, headers, stopped, on_answer
@@ -106,7 +106,7 @@ class RouterSampler:
         """Nothing: slime updates the servers' weights."""
 
 
-def read_answer(ask: SampleRequest, output: Any) -> Answer:
+def read_answer(ask: SampleRequest, output: Any) -> RouterAnswer:
     """The answer in what the router returned. Raises EnvironmentFailure if it has none, or was aborted."""
     try:
         meta = output["meta_info"]
@@ -118,4 +118,4 @@ def read_answer(ask: SampleRequest, output: Any) -> Answer:
     if not pairs or not all(math.isfinite(logprob) and token >= 0 for logprob, token in pairs):
         raise EnvironmentFailure(f"SGLang's answer has no token, or one without a finite log-prob: {pairs!r:.200}")
     logprobs, token_ids = zip(*pairs, strict=True)
-    return Answer(ask, token_ids, logprobs, meta)
+    return RouterAnswer(ask, token_ids, logprobs, meta)
