@@ -21,7 +21,8 @@ import torch
 from torch.nn import functional
 from transformers import TrainerCallback
 
-from reflectkit.console import Bar, Table
+from reflectkit.console import Bar, Quiet, Table
+from reflectkit.data.sft_rows import read_rows
 from reflectkit.jsonl import write_jsonl
 from reflectkit.models.scoring import unwrapped
 from reflectkit.text import STOP_WORDS
@@ -65,10 +66,24 @@ def write_rows(path: Path, count: int, seed: int) -> None:
     write_jsonl(path, [{"prompt": text(*PROMPT_WORDS), "completion": text(*COMPLETION_WORDS)} for _ in range(count)])
 
 
+def open_training(config: SFTConfig, folder: Path, bar: Bar) -> Any:
+    """The trainer that `train` makes for these settings, to be measured. It saves nothing.
+
+    folder: for what it may write nevertheless. Raises DataError, CheckpointError.
+    """
+    source = config.rows_file
+    rows = read_rows(source)
+    player = sft_training.starting_model(config, source, rows)
+    encoded = sft_training.encoded_rows(config, source, rows, player, Quiet())
+    trainer = sft_training.build_trainer(config, folder, player, encoded, bar)
+    trainer.args.save_strategy = "no"
+    return trainer
+
+
 def measure(config: SFTConfig, rounds: int, bar: Bar) -> list[Measured]:
     """The sums of each round of `config.max_steps` / (`rounds` + 1) steps; one more, the first, warms up."""
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as scratch:
-        trainer = sft_training.open_training(config, Path(scratch), bar)
+        trainer = open_training(config, Path(scratch), bar)
         watch = _Watch(trainer)
         trainer.add_callback(watch)  # the last one, so that a step includes what the others do at its end
         trainer.train()

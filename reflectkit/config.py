@@ -47,15 +47,6 @@ NOT_NEEDED = (
     "bnb_4bit_quant_type", "critic_update_freq", "reflect_model_name", "cache_dir",
 )  # fmt: skip
 """Settings of the original toolkit without a counterpart."""
-GONE = {
-    "share_prefixes": "an update reads once what its rows begin with, where that is faster",
-    "live": "read metrics.jsonl, or track the run with --report-to tensorboard",
-    "reach": "read metrics.jsonl, in which each line is an update",
-    "oversample": "an update takes the oldest groups; raise --max-staleness to let more of them be ready",
-    "reflector_reward": "comments are rewarded with the return of their episode; leave it out",
-    "simulator": "give --user openai:MODEL or local:MODEL, which plays tau-bench's user",
-}
-"""Settings that earlier versions had, each with what to do instead."""
 
 
 class Config(BaseModel):
@@ -319,8 +310,6 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
         return ConfigError(f"{flag(name)} is now {flag(renamed[0])}")
     if name in NOT_NEEDED:
         return ConfigError(f"{flag(name)} is not needed here; leave it out")
-    if name in GONE:
-        return ConfigError(f"{flag(name)} is gone; {GONE[name]}")
     if name == "reflector" and "policy" in names:
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
     if owners := [owner for owner, rows in brought.items() if name in {leaf.name for leaf in rows}]:

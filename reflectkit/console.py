@@ -27,9 +27,6 @@ class Progress(Bar):
         yield self
 
     def news(self, text: str) -> None:
-        """One line of text."""
-
-    def show(self, text: str) -> None:
         """Text to read, of one or several lines."""
 
     @property

@@ -30,7 +30,7 @@ class Human:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The person's action; everything else waits for it."""
         if observation.choices:
-            self.progress.show(choices_text(observation.choices))
+            self.progress.news(choices_text(observation.choices))
         action = self._action(observation, context.env)
         if action is None:
             self.left = True
@@ -51,7 +51,7 @@ class Human:
                 try:
                     return choice_of(text, observation.choices)
                 except IllegalActionError as error:
-                    self.progress.show(str(error))
+                    self.progress.news(str(error))
             elif not observation.tools:
                 return text
             elif not text and not observation.replies:
@@ -62,7 +62,7 @@ class Human:
                     return use
                 calls += use.calls
                 for problem in use.errors:
-                    self.progress.show(f"{problem}. Write that call again; ? lists the tools.")
+                    self.progress.news(f"{problem}. Write that call again; ? lists the tools.")
 
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is not a command; None if the person quits."""
@@ -73,9 +73,9 @@ class Human:
             if command == "q":
                 return None
             if command in HELP_KEYS:
-                self.progress.show(help_text(observation, env))
+                self.progress.news(help_text(observation, env))
             elif command == "o":
-                self.progress.show(oracle_text(observation, env))
+                self.progress.news(oracle_text(observation, env))
             else:
                 return answer
         return None
@@ -87,9 +87,9 @@ class PersonUser(Human):
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
         """What the person writes; everything else waits for it. Raises EnvironmentFailure once they have left."""
         if conversation:
-            self.progress.show(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
+            self.progress.news(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
         else:
-            self.progress.show(f"{instructions}\n{SAYING_KEYS}.")
+            self.progress.news(f"{instructions}\n{SAYING_KEYS}.")
         while (text := self.progress.ask("You: ")) is not None:
             self.answered = True
             said = text.strip()
@@ -99,7 +99,7 @@ class PersonUser(Human):
                 return UserTurn("Goodbye.", over=True)
             if said and said not in ("i", "e"):
                 return UserTurn(said)
-            self.progress.show(instructions if said == "i" else f"Nothing was said. {SAYING_KEYS}.")
+            self.progress.news(instructions if said == "i" else f"Nothing was said. {SAYING_KEYS}.")
         self.left = True
         raise EnvironmentFailure(LEFT)
 

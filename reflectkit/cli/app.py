@@ -358,10 +358,6 @@ class RichProgress(Progress):
             bar.tell()
 
     def news(self, text: str) -> None:
-        """Print one line above the bars."""
-        self.console.say(text)
-
-    def show(self, text: str) -> None:
         """Print text to read above the bars."""
         self.console.say(text)
 

@@ -88,13 +88,13 @@ class Narrator:
         self.see(f"Step {self.steps}", observation)
         person = isinstance(self.agent, Human)
         if self.steps == 1 and person:
-            self.progress.show(f"Keys: {KEYS}")
+            self.progress.news(f"Keys: {KEYS}")
         comment = None if self.comment is None else one_line(await self.comment(observation, context))
         if comment is not None:
-            self.progress.show(f"Reflection: {comment}")
+            self.progress.news(f"Reflection: {comment}")
         decision = await self.agent.decide(observation, context)
         if not person:
-            self.progress.show(decision_text(observation, decision, commented=comment is not None))
+            self.progress.news(decision_text(observation, decision, commented=comment is not None))
         if comment is not None or person:
             decision = replace(decision, reflection=comment)
         if self.wait and not decision.truncation_reason and not decision.failure:
@@ -103,14 +103,14 @@ class Narrator:
 
     def see(self, heading: str, observation: Observation) -> None:
         """Show the messages of `observation` that were not shown before; the agent's own were, as its decisions."""
-        self.progress.show(f"── {heading} ──")
+        self.progress.news(f"── {heading} ──")
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.before, observation.messages)))  # noqa: B905
         new = observation.messages[same:] or (() if observation.replies else observation.messages[-1:])
         lines = [message.line if observation.replies else message.content for message in new]
         shown = [line for line, message in zip(lines, new, strict=True) if message.role != "assistant"]
         self.before = observation.messages
         if shown:
-            self.progress.show("\n".join(shown))
+            self.progress.news("\n".join(shown))
 
     def _wants_next(self, env: Env) -> bool:
         """Whether the person who watches wants the next step."""
@@ -118,7 +118,7 @@ class Narrator:
             key = answer.strip().casefold()
             if key in ("", "q"):
                 return not key
-            self.progress.show(rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key.")
+            self.progress.news(rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key.")
         return False
 
 
@@ -138,7 +138,7 @@ class Reporter(Wrapper):
         ended = result.terminated or result.truncated
         if ended or result.reward or not result.observation.replies:
             total = self.narrator.total
-            self.narrator.progress.show(f"Reward {result.reward:+.3g}, return so far {total:+.3g}.")
+            self.narrator.progress.news(f"Reward {result.reward:+.3g}, return so far {total:+.3g}.")
         if ended:
             self.narrator.see("The end", result.observation)
         return result
@@ -294,7 +294,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     folders = model_folders((player.policy, player.reflector, commentator))
     warnings = [mismatch(player), *trained_elsewhere(env.name, folders), *unknown_call_forms(env, [player.policy])]
     for warning in filter(None, warnings):
-        progress.show(f"warning: {warning}")
+        progress.news(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [
@@ -313,7 +313,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
         for number, task in enumerate(drawn):
-            progress.show(f"{env.name}, level {task.level}, task {task.id}")
+            progress.news(f"{env.name}, level {task.level}, task {task.id}")
             shown.begin()
             bare = setup.make(setup.horizon_at(task.level), user)
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
@@ -322,7 +322,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             person = agent if name == PERSON else user
             if person is not None and not person.answered and not progress.attended:
                 raise ConfigError(NOBODY)
-            progress.show(_ending(played[-1]))
+            progress.news(_ending(played[-1]))
             append(path, [episode_to_json(name, played[-1], cluster=cluster_of(env.name, task))])
             if shown.left or (user and user.left):
                 break

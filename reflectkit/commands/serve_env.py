@@ -78,7 +78,7 @@ def run(config: ServeEnvConfig, progress: Progress) -> Report:
         raise ConfigError(f"serve-env needs {error.name}; run pip install 'reflectkit[openenv]'") from None
     with open_run("serve-env", config, [], again=True) as current, listening(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
-        progress.show(f"{config.env.name} is at http://{host}:{port}; Ctrl-C ends it")
+        progress.news(f"{config.env.name} is at http://{host}:{port}; Ctrl-C ends it")
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
         return current.finish({}, [])

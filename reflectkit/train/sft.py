@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from reflectkit.config import Config, flag, identifying, non_default, option
-from reflectkit.console import Bar, Progress, Quiet
+from reflectkit.console import Bar, Progress
 from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.envs import ENV_HELP, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
@@ -341,20 +341,6 @@ def train(
         for record in trainer.state.log_history
         if "loss" in record
     ]
-
-
-def open_training(config: SFTConfig, folder: Path, bar: Bar) -> Any:
-    """The trainer that `train` makes for these settings, to be measured. It saves nothing.
-
-    folder: for what it may write nevertheless. Raises DataError, CheckpointError.
-    """
-    source = config.rows_file
-    rows = read_rows(source)
-    player = starting_model(config, source, rows)
-    encoded = encoded_rows(config, source, rows, player, Quiet())
-    trainer = build_trainer(config, folder, player, encoded, bar)
-    trainer.args.save_strategy = "no"
-    return trainer
 
 
 def build_trainer(

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import sft as bench_sft
+from benchmarks.sft import open_training
 from reflectkit.commands import sft
 from reflectkit.console import Quiet
-from reflectkit.train import sft as sft_training
 from tests.sft_runs import config, write_rows
 
 
@@ -23,7 +23,7 @@ def settings(tmp_path: Path) -> sft.SFTConfig:
 def trained(settings: sft.SFTConfig, folder: Path, watched: bool) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """(weights after training, steps measured)."""
     with Quiet().bar("sft", 6) as bar:
-        trainer = sft_training.open_training(settings, folder, bar)
+        trainer = open_training(settings, folder, bar)
     watch = bench_sft._Watch(trainer)
     if watched:
         trainer.add_callback(watch)
@@ -40,7 +40,7 @@ def test_the_floor_leaves_training_as_it_is(settings: sft.SFTConfig, tmp_path: P
 
 def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.SFTConfig, tmp_path: Path) -> None:
     with Quiet().bar("sft", 1) as bar:
-        trainer = sft_training.open_training(settings, tmp_path, bar)
+        trainer = open_training(settings, tmp_path, bar)
     rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 5], "labels": [-100, 5]}]
     batch = dict(trainer.data_collator(rows))
     weight = trainer.model.get_output_embeddings().weight

@@ -138,7 +138,7 @@ class Typed(Quiet):
     def __init__(self, *lines: str) -> None:
         self.lines, self.shown = list(lines), list[str]()
 
-    def show(self, text: str) -> None:
+    def news(self, text: str) -> None:
         self.shown.append(text)
 
     def ask(self, question: str) -> str | None:

@@ -21,7 +21,7 @@ from reflectkit.envs.memory.store import (
     INSERT,
     SEMANTIC,
     UPDATE,
-    Outcome,
+    CallOutcome,
     Store,
     apply,
 )
@@ -139,8 +139,8 @@ def test_the_offline_reader_points_or_does_not_know() -> None:
 
 
 def test_rewards_by_hand() -> None:
-    ok, no = Outcome(insert("a"), True, ""), Outcome(insert("a"), False, "")
-    duplicate = Outcome(insert("a"), False, "", counts=False)
+    ok, no = CallOutcome(insert("a"), True, ""), CallOutcome(insert("a"), False, "")
+    duplicate = CallOutcome(insert("a"), False, "", counts=False)
     assert calls_done([ok, ok, no], malformed=1) == 0.5
     assert calls_done([ok, duplicate], 0) == 1.0
     assert calls_done([], 0) == 0.0
@@ -159,7 +159,7 @@ def test_writing_is_judged_by_the_chunk_and_deleting_by_staleness() -> None:
     said = "Ben's job is baker. The user says: my city is Oslo."
 
     def judged(call: ToolCall, written: str = "", removed: str = "", fresh: bool = False) -> float:
-        outcome = Outcome(call, True, "", written=written, removed=removed, fresh=fresh)
+        outcome = CallOutcome(call, True, "", written=written, removed=removed, fresh=fresh)
         return content([outcome], said, [job, city], known)
 
     assert judged(insert(job.text), job.text) == 1.0

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from benchmarks.sft import open_training
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json
@@ -30,7 +31,6 @@ from reflectkit.models.load import ALL_LINEAR, LoadedModel, load_player, save_pl
 from reflectkit.models.scoring import can_share, choice_logprobs
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.sampling.decoding import GeneratedText, decode
-from reflectkit.train.sft import open_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, can_pack
 from reflectkit.types import Sample
 from tests.sft_runs import config, write_rows

@@ -11,6 +11,7 @@ import torch
 from trl import SFTTrainer
 from trl.trainer import utils
 
+from benchmarks.sft import open_training
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.models.load import save_player
@@ -38,7 +39,7 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
         save_player(tmp_path / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
         settings = {"model": str(tmp_path / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
-        yield sft_training.open_training(config(rows, tmp_path, **settings), tmp_path / "scratch", bar)
+        yield open_training(config(rows, tmp_path, **settings), tmp_path / "scratch", bar)
 
 
 def batch(trainer: Any) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from trl import SFTTrainer
 
+from benchmarks.sft import open_training
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.models.load import checkpoint_gradients, save_player
@@ -51,7 +52,7 @@ def trainer(folder: Path, kind: str, **settings: Any) -> Any:
         save_player(folder / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
         own = {"model": str(folder / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
-        return sft_training.open_training(
+        return open_training(
             config(rows, folder, max_length=256, share_prefixes=True, **own, **settings), folder / "scratch", bar
         )
 
