@@ -148,6 +148,12 @@ def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test works in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def quiet() -> Quiet:
     """A progress that shows nothing."""

@@ -30,9 +30,8 @@ def run_page(page: Path) -> dict[str, Any]:
 
 
 def save_example(name: str, module: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save example `name` of CONTRIBUTING as `module` in `folder`, now the working directory and on the Python path."""
+    """Save example `name` of CONTRIBUTING as `module` in `folder`, which is now on the Python path."""
     (folder / f"{module}.py").write_text(examples(CONTRIBUTING)[name], encoding="utf-8")
-    monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
 
 

@@ -105,7 +105,6 @@ def test_commands_on_the_page_parse(path: Path, tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     for block in blocks(text):
         for line in block.lines if not block.language else ():
             for words in commands(line):
@@ -138,10 +137,7 @@ RUN = [
 @pytest.mark.parametrize(
     "path", [*RUN, *(pytest.param(path, marks=pytest.mark.slow) for path in RUN_SLOWLY)], ids=page_id
 )
-def test_the_page_runs(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_page_runs(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run_blocks(path, monkeypatch, capsys)
 
 
@@ -164,7 +160,6 @@ def test_the_agent_of_the_page_is_trained(
     text = re.sub(r"--max-steps \d+", "--max-steps 2", (DOCS / page.name).read_text("utf-8"))
     text = text.replace("--episodes 32", "--episodes 8").replace("--validate-problems 50", "--validate-problems 2")
     page.write_text(text)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     run_blocks(page, monkeypatch, capsys, met=(LOGS_FIRST,))
     for name in ("rl", "rl-comments"):
@@ -222,17 +217,12 @@ def run_blocks(
 
 @pytest.mark.parametrize("name", WITH_MODELS)
 def test_the_python_of_the_page_runs(
-    name: str,
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With untrained models in the places that the page names."""
     for role, place in (("policy", "reflect-rl/checkpoint-24"), ("reflection", "reflector/checkpoint-100")):
         folder = shutil.copytree(checkpoints[role], tmp_path / "results" / "taxi-tiny-fast" / place)
         write_json(folder / "reflectkit.json", read_json(folder / "reflectkit.json") | {"env": "taxi"})
-    monkeypatch.chdir(tmp_path)
     names = run_page(DOCS / f"{name}.md")
     if name == "acting":
         names["agent"].close()

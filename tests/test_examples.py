@@ -29,8 +29,7 @@ def commands(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["maze", "calculator", "arithmetic", "lake", "wordle"])
-def test_its_commands_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_its_commands_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     shutil.copytree(EXAMPLES, "examples")
     path = EXAMPLES / f"{name}.py"

@@ -62,10 +62,7 @@ def test_many_episodes_wait_for_their_reader_at_once(tmp_path: Path) -> None:
     assert all(set(trajectory.turns[-1].info["answers"]) == {"unknown"} for trajectory in played)
 
 
-def test_an_evaluation_that_is_all_aborted_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_evaluation_that_is_all_aborted_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record_to_json(Record(conversation(number, 4, "short", 0), ())) for number in range(2)]
     write_json(tmp_path / "tasks.json", records)
     down = ["--reader", "local:m", "--reader-url", "http://127.0.0.1:9"]
@@ -149,8 +146,7 @@ EVALUATE = ["evaluate", "--env", "support", "--policy", "random", "--task-file",
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def written(tmp_path: Path) -> Path:
     write_json(tmp_path / "tasks.json", [record_to_json(Record(task, ())) for task in TASKS[:2]])
     return tmp_path
 

@@ -36,9 +36,8 @@ def folder_of(name: str) -> str:
 
 
 @pytest.fixture(params=TOLD)
-def env(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def env(request: pytest.FixtureRequest) -> str:
     """An env's name, in a folder with two of its problems as data.json and test.json."""
-    monkeypatch.chdir(tmp_path)
     name: str = request.param
     tasks = [task for task in listed(name, LEVELS[name]) if name != "corridor" or task.data["start"] < 4][:2]
     if name == "auto_explore":
@@ -202,10 +201,7 @@ def test_a_long_history_loses_its_middle_and_never_its_first_turn() -> None:
     assert short.prompt_tokens < playing_request(observation, context, history_tokens=400).prompt_tokens < 2_000
 
 
-def test_a_chat_model_answers_a_prompt_and_is_told_of_no_tools(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_chat_model_answers_a_prompt_and_is_told_of_no_tools(request: pytest.FixtureRequest) -> None:
     file = f"{own_module(request.node)}.py"
     Path(file).write_text("def exact(completions, answer, **more):\n    return [float(completions == answer)]\n")
     write_jsonl(Path("sums.jsonl"), [{"prompt": "2 + 3 =", "answer": "5"}])
@@ -238,9 +234,8 @@ def test_a_comment_that_names_the_right_action_is_refused(comment: str, action: 
         assert parse_comment(f"**Comment:** {comment}", MAP, action) == comment
 
 
-def test_a_teacher_that_gives_the_action_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_gives_the_action_away_is_asked_again() -> None:
     """Each second answer names it; a teacher that never stops doing so has its episodes set aside."""
-    monkeypatch.chdir(tmp_path)
     asked: dict[str, int] = {}
 
     def answer(body: dict[str, Any]) -> str:

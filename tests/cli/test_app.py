@@ -106,7 +106,6 @@ def test_neither_an_error_nor_a_traceback_shows_a_key(
     raising = f"        try:\n            raise KeyError('{key}')\n        except KeyError as error:\n"
     (tmp_path / "telling_keys.py").write_text(f"{text}{raising}            raise ValueError('{key[:20]}') from error\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     assert main(["--traceback", "play", "--env", "telling_keys:Telling", "--policy", "oracle", "--auto"]) == 2
     told = capsys.readouterr()
     assert "KeyError" in told.err
@@ -158,7 +157,6 @@ def test_an_environment_cannot_end_the_command_without_a_word(
 ) -> None:
     text = "from reflectkit.envs.corridor import Corridor\n\nclass Leaving(Corridor):\n    def step(self, action):\n"
     (tmp_path / "leaving.py").write_text(f"{text}        raise SystemExit(0)\n")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["play", "--env", "leaving:Leaving", "--policy", "oracle", "--auto"]) == 2
     assert "leaving.py, line 5" in capsys.readouterr().err

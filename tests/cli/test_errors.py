@@ -28,20 +28,12 @@ from tests.command_lines import error_of
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_and_code_2(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert message in error_of(arguments, capsys)
 
 
-def test_a_folder_that_is_almost_there_is_suggested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_that_is_almost_there_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results/tiny/reflect-rl/checkpoint-36").mkdir(parents=True)
     evaluate = ["evaluate", "--env", "taxi", "--policy"]
     assert "did you mean reflect-rl=results/tiny/reflect-rl?" in error_of([*evaluate, "reflect-lr"], capsys)
@@ -49,11 +41,8 @@ def test_a_folder_that_is_almost_there_is_suggested(
     assert "did you mean results/tiny/reflect-rl/checkpoint-36?" in told
 
 
-def test_a_level_without_problems_tells_the_flag_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_level_without_problems_tells_the_flag_of_another(capsys: pytest.CaptureFixture[str]) -> None:
     """Memory's default level is long. A split needs no demonstrations."""
-    monkeypatch.chdir(tmp_path)
     assert main(["gen-task", "--env", "memory", "--instances", "10", "--long-instances", "0"]) == 0
     assert "add --level short" in error_of(["gen-trajectory", "--env", "memory"], capsys)
     assert main(["split", "--env", "memory"]) == 0
@@ -66,7 +55,6 @@ def test_a_level_without_problems_tells_the_flag_of_another(
 def test_our_own_failures_exit_with_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(split, "read_records", divmod)
     (tmp_path / "x.json").write_text("[]")
     assert "internal error" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys, code=1)
@@ -82,7 +70,6 @@ def test_weights_that_do_not_fit_on_the_disk_tell_how_to_resume(
     def fail(*_: object) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: {reason}")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(split, "read_records", fail)
     (tmp_path / "x.json").write_text("[]")
     error = error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys)
@@ -94,7 +81,6 @@ def test_weights_that_do_not_fit_on_the_disk_tell_how_to_resume(
 def test_an_env_of_ones_own_that_fails_is_told_by_its_line(
     method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(".")
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     (tmp_path / "mine.py").write_text(

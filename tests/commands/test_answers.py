@@ -40,11 +40,8 @@ def checkpoint(text_rows: Path) -> Path:
     return sft.run(config, Quiet()).outputs[0]
 
 
-def test_a_checkpoint_answers_as_it_was_trained(
-    checkpoint: Path, taxi_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_answers_as_it_was_trained(checkpoint: Path, taxi_data: Path) -> None:
     """Through evaluate, rlft, export and load_agent, without being told."""
-    monkeypatch.chdir(tmp_path)
     assert model_facts(checkpoint)["answer"] == "text"
     common = ["--env", "taxi", "--device", "cpu", "--horizon", "2"]
     problems = ["--task-file", str(taxi_data / "test.json")]

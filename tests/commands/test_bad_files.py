@@ -33,9 +33,8 @@ TASK = b'{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"sta
     ],
 )
 def test_bad_records_are_one_line_and_nothing_is_overwritten(
-    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "taxi").mkdir(parents=True)
     (tmp_path / "data" / "taxi" / "sft.jsonl").write_text("mine")
     (tmp_path / "bad.json").write_bytes(content)
@@ -44,13 +43,8 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
 
 
 def test_unusable_models_are_one_line(
-    checkpoints: dict[str, Path],
-    taxi_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    checkpoints: dict[str, Path], taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     task_file = str(taxi_data / "test.json")
 
     def evaluate(policy: str) -> str:

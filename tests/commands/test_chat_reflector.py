@@ -19,9 +19,8 @@ PRICES = ["--price-in", "1", "--price-out", "2"]
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server() -> Iterator[Server]:
     """Never says the same twice."""
-    monkeypatch.chdir(tmp_path)
     numbers = itertools.count()
     with serve(lambda body: f"Comment: Go on to the right, step {next(numbers)}.") as server:
         yield server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import pytest
 import torch
 
 from reflectkit.agents.scripted import Demonstrator
@@ -117,9 +116,8 @@ LOGGED = [
 ]  # fmt: skip
 
 
-def test_logged_conversations_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logged_conversations_become_rows() -> None:
     """The words before a call are the comment. Calls are written as fine-tuned models do."""
-    monkeypatch.chdir(tmp_path)
     write_jsonl(Path("log"), LOGGED)
     assert main(["gen-sft", "--env", "program:true", "--log", "log"]) == 0
     first = {"prompt": "User: Which box?\nAgent:", "completion": ' look {"box": 2}'}

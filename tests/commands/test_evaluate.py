@@ -27,12 +27,6 @@ HERE = __name__
 TASKS = tuple(Corridor.taskset.tasks("long"))
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 class Interrupting(Quiet):
     """Presses Ctrl-C once three episodes have ended."""
 

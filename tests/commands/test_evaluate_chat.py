@@ -17,8 +17,7 @@ from tests.server import Server, serve
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path: Path) -> Path:
     write_json(
         tmp_path / "corridor.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")]
     )

@@ -5,7 +5,6 @@ toolkit's own files.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -182,7 +181,6 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.chdir(old)
     assert main(["filter-task", "--task-file", "data/auto_explore/tasks/"]) == 0
     kept = read_json(old / "data" / ENV / "tasks_filtered" / "data.json")
     assert [(record["question"], record["optimal_path"]) for record in kept] == [

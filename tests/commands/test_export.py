@@ -32,13 +32,8 @@ def adapter(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def test_a_merged_adapter_says_the_same(
-    adapter: Path,
-    checkpoints: dict[str, Path],
-    observations: list[Observation],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    adapter: Path, checkpoints: dict[str, Path], observations: list[Observation], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main(["export", "--policy", str(adapter), "--out-dir", "out"]) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
     before, base = load_player(adapter, "policy", device="cpu"), load_player(checkpoints["policy"], device="cpu")
@@ -55,9 +50,8 @@ def test_a_merged_adapter_says_the_same(
 
 
 def test_the_lines_of_the_card_act(
-    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     policy = load_player(checkpoints["policy"], device="cpu")
     save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "taxi", "reflector": str(checkpoints["reflection"])})
     assert main(["export", "--policy", "run/checkpoint-1", "--out-dir", "models/taxi"]) == 0
@@ -67,10 +61,7 @@ def test_the_lines_of_the_card_act(
     assert capsys.readouterr().out.split()[:1] in (["one"], ["another"])
 
 
-def test_nothing_of_a_persons_is_overwritten(
-    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_of_a_persons_is_overwritten(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for more in ([], ["--force"]):

@@ -37,8 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(tmp_path: Path) -> Path:
     write_json(tmp_path / "memory.json", [record_to_json(Record(conversation(0, CHUNKS, "short", 0), ()))])
     return tmp_path
 

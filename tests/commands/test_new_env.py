@@ -14,10 +14,7 @@ from tests.writing import writing_model
 
 
 @pytest.mark.parametrize("kind", ["choices", "tools", "prompts"])
-def test_what_it_writes_is_trained_by_the_command_that_it_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_it_writes_is_trained_by_the_command_that_it_prints(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     name = f"new_{kind}"
     assert main(["new", name, "--kind", kind]) == 0
     printed = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  reflectkit")]

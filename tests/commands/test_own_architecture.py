@@ -38,10 +38,7 @@ def command(model: Path, env: str) -> list[str]:
     return [*line.split(), "--task-file", str(rows), "--model", str(model)]
 
 
-def test_the_code_of_a_model_is_not_run(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_a_model_is_not_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "brings Python code along" in error_of(command(model, "corridor"), capsys)
     assert not (tmp_path / "ran").exists()
 

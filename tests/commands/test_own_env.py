@@ -180,7 +180,6 @@ def test_an_environment_is_named_by_its_file(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Its neighbours can be imported, its name is the class's, and both files are inputs of the run."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     name = own_module(request.node)
     folder = Path("folder") if "/" in form else Path()

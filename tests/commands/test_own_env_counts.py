@@ -44,7 +44,6 @@ class Drifting(Corridor):
 def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = own_module(request.node)
     (tmp_path / f"{name}.py").write_text(CODE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name
 

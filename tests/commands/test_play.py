@@ -30,9 +30,8 @@ class Keys(io.StringIO):
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def play(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs `reflectkit play` with what is typed; returns (exit code, what was shown, what was said of errors)."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
 
     def run(*arguments: str, typed: str | None = "") -> tuple[int, str, str]:

@@ -14,9 +14,8 @@ from tests.command_lines import error_of
 
 
 @pytest.fixture
-def runs(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
     """A policy's run with two checkpoints and a reflector's with one, in the working directory."""
-    monkeypatch.chdir(tmp_path)
     for place, role in (
         ("ours/checkpoint-9", "policy"),
         ("ours/checkpoint-10", "policy"),

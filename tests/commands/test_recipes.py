@@ -32,8 +32,7 @@ fast:
 
 
 @pytest.fixture(autouse=True)
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def recipe() -> None:
     Path("r.yaml").write_text(RECIPE + PARAMETERS)
 
 

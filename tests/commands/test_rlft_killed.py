@@ -79,7 +79,6 @@ ALGORITHM = replace(ALGORITHMS["reinforce"], estimate=estimate, loss=loss)
 def test_a_diverged_update_leaves_its_rows_and_a_good_checkpoint(
     corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "diverging.py").write_text(DIVERGING, encoding="utf-8")
     (tmp_path / "diverge").touch()
     monkeypatch.syspath_prepend(str(tmp_path))

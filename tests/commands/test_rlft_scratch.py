@@ -17,9 +17,8 @@ ENV = f"{test_problems.__name__}:Guess"
 
 
 def test_a_resumed_run_has_the_same_outcomes_on_held_out_problems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "2", "--episodes", "16", "--save-steps", "1",
                "--validate-problems", "12", "--device", "cpu", "--name", "run"]  # fmt: skip
     assert main(command) == 0
@@ -58,9 +57,8 @@ def test_a_run_takes_the_model_that_another_one_made_meanwhile(tmp_path: Path, m
 
 @pytest.mark.parametrize(("flat", "told"), [("0111", "updates 2 to 4"), ("1011", "")])
 def test_updates_in_a_row_that_teach_nothing_are_told(
-    flat: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flat: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     updates = iter(flat)
     monkeypatch.setattr("reflectkit.train.rl.is_flat", lambda played: next(updates) == "1")
     command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "4", "--episodes", "16", "--device", "cpu"]

@@ -31,9 +31,8 @@ JUDGED = "--reflector r --train-reflector 1"
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     env = [] if "--env" in more else ["--env", "corridor"]
     assert main(["rlft", *env, "--policy", "nowhere", "--episodes", "8", *more.split()]) == 2
     said = capsys.readouterr().err

@@ -77,8 +77,7 @@ def test_a_reset_picks_level_and_problem() -> None:
         assert httpx2.post(f"{url}/taxi/task", json=body).json()["task"]["id"] == tasks[5].id
 
 
-def test_tools_and_words_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_tools_and_words_to_the_user() -> None:
     assert run(["gen-task", "--env", "support"]) == 0
     with served(app("support", task_file=Path("data/support/data.json"))) as url:
         env = env_of(url)(horizon=9)

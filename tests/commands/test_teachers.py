@@ -75,7 +75,6 @@ def place(tmp_path: Path) -> Path:
     write_repository(folder)
     for path in PATHS:
         (folder / "library" / path).write_text(f"{path} holds this. {PROSE}\n")
-    os.chdir(tmp_path)
     return tmp_path / "data" / ENV
 
 

@@ -202,8 +202,7 @@ def of_desk(environments, completions, **kwargs):
 
 
 @pytest.fixture
-def rewards(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
+def rewards(request: pytest.FixtureRequest) -> str:
     name = f"{own_module(request.node)}.py"
     Path(name).write_text(REWARDS, encoding="utf-8")
     return name
@@ -261,8 +260,7 @@ ROWS = [{"prompt": "1 + 1 =", "answer": 2}, {"prompt": "2 + 2 =", "answer": 4}, 
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_rows_of_files_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_rows_of_files_are_problems(ending: str) -> None:
     path = Path(f"{ending}_sums.{ending}")
     if ending == "jsonl":
         write_jsonl(path, ROWS)
@@ -295,10 +293,7 @@ def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
     assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
 
 
-def test_a_module_or_file_registers_an_own_game(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_module_or_file_registers_an_own_game(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     name = own_module(request.node)
     Path(f"{name}.py").write_text(
         "import gymnasium\n"
@@ -354,14 +349,8 @@ class Untyped:
     ],
 )
 def test_mistakes_are_one_line(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    message: str,
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     file = f"{own_module(request.node)}.py"
     Path(file).write_text(BAD, encoding="utf-8")
     write_json(
@@ -375,9 +364,8 @@ def test_mistakes_are_one_line(
 
 
 def test_arguments_of_constructors_are_flags(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     file = f"{own_module(request.node)}.py"
     Path(file).write_text(inspect.getsource(Counter).replace("-> Any", ""), encoding="utf-8")
     write_json(Path("tasks.json"), [{"id": "1", "env": "counter", "level": "all", "group": "1", "data": {}}])

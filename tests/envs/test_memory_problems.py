@@ -51,8 +51,7 @@ def test_no_chunk_is_too_long_and_nothing_is_lost(text: str) -> None:
     assert "".join("".join(chunks).split()) == "".join(text.split())
 
 
-def test_from_a_folder_to_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_from_a_folder_to_an_evaluation(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     write(tmp_path / "texts", "book.md", BOOK, [{"question": "Who went to Rome?", "answer": "Anna"}])
     assert main(["gen-task", "--env", "memory", "--text", "texts", "--chunk-tokens", "16"]) == 0

@@ -74,10 +74,7 @@ def test_what_it_raises_aborts_the_episode(tmp_path: Path, monkeypatch: pytest.M
     assert "no search engine" in played.reason
 
 
-def test_the_rows_of_a_data_set_are_the_problems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_rows_of_a_data_set_are_the_problems(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(Path("rows.jsonl"), [ROW | {"n": n} for n in range(3)])
     kind: Any = env_of("gsm8k")
     tasks = kind.taskset.with_settings(kind.Settings(dataset="rows.jsonl")).tasks("all")

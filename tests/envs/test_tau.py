@@ -186,9 +186,8 @@ def test_problems_are_listed_by_domain_and_split_without_their_texts() -> None:
     assert "Ann" not in json.dumps([task.data for task in every()])
 
 
-def test_commands_from_problems_to_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_from_problems_to_demonstrations() -> None:
     """`split` keeps the package's own splits, so that no test task is trained on."""
-    monkeypatch.chdir(tmp_path)
     assert main(["gen-task", "--env", "tau"]) == 0
     assert main(["evaluate", "--env", "tau", "--policy", "oracle", "--task-file", "data/tau/data.json"]) == 0
     (path,) = Path("results").glob("*_evaluate/eval.json")

@@ -244,9 +244,8 @@ def test_an_adapter_of_all_linear_layers_has_those_of_the_recurrence(kind: str, 
 
 
 @pytest.fixture
-def qwen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def qwen() -> Any:
     """A checkpoint with images in the folder `qwen`, as Qwen publishes it."""
-    monkeypatch.chdir(tmp_path)
     sizes = {"vocab_size": WORDS, "hidden_size": 32, "initializer_range": 0.3, "tie_word_embeddings": True}
     pictures = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
     torch.manual_seed(0)

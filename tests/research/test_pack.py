@@ -61,8 +61,7 @@ PAIRS = ["--compare", "plain (evaluation) - ours", "--compare", "ours - random"]
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.chdir(tmp_path)
+def runs() -> list[str]:
     return [str(made(Path(f"seed{seed}"), seed)) for seed in (0, 1, 2)]
 
 

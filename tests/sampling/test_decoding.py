@@ -15,7 +15,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.sampling.decoding import GeneratedText, decode, sample_tokens
 from reflectkit.seeding import uniform
 
-PROMPTS, LONGEST = 10, 24
+PROMPTS, LONGEST = 10, 14
 KINDS = ["gpt2", "lfm2"]
 
 
@@ -39,7 +39,7 @@ def prompts(tokenizer: PreTrainedTokenizerFast, shared: int) -> list[list[int]]:
 
 def limits() -> list[int]:
     """Two rows write nothing, one a single token."""
-    return [LONGEST, 0, 5, 1, 17, LONGEST, 9, 0, 12, 3]
+    return [LONGEST, 0, 5, 1, 11, LONGEST, 9, 0, 12, 3]
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def test_every_width_writes_what_a_row_alone_without_cache_writes(
     ]
     assert len({tuple(line.token_ids) for line in expected}) >= 8  # of ten, two are empty
     assert any(line.token_ids and line.token_ids[-1] in stop_ids for line in expected)
-    assert any(len(line.token_ids) > 15 for line in expected)
+    assert any(len(line.token_ids) > 8 for line in expected)
     for width in (1, 3, 64):
         written = decode(
             model,
@@ -97,10 +97,10 @@ def test_a_row_fills_its_context_beside_one_that_goes_on(
     """GPT-2 has no position behind its last: a row that is done must not move on, nor may a late one's
     padding matter.
     """
-    rows, most = [[2 + row, 3] for row in range(5)] + [[2 + token for token in range(90)]], [60] * 5 + [6]
+    rows, most = [[2 + row, 3] for row in range(5)] + [[2 + token for token in range(90)]], [20] * 5 + [6]
     written = decode(models["gpt2"], rows, pad_id=1, stop_ids=frozenset(), max_new_tokens=most, width=64)
     assert [len(line.token_ids) for line in written] == most
-    for width in (2, 3):
+    for width in (3,):
         again = decode(models["gpt2"], rows, pad_id=1, stop_ids=frozenset(), max_new_tokens=most, width=width)
         assert [line.token_ids for line in again] == [line.token_ids for line in written]
 

@@ -90,25 +90,25 @@ def check_same(rows: list[GeneratedText], fresh: list[GeneratedText], rounding: 
 
 @pytest.mark.parametrize("make", [gpt2, lfm2, llama, qwen])
 def test_conversations_go_on_as_if_read_afresh(make: Any) -> None:
-    """Nine prompts of different lengths, four of them with one head, grow for five turns by what was written and more;
+    """Six prompts of different lengths, three of them with one head, grow for three turns by what was written and more;
     every other one is first cut by two tokens, as the reflector's are. At most four are decoded at once.
     """
     model, kept, draw = made(make), PrefixCache(), random.Random(0)
     head = [draw.randrange(4, WORDS) for _ in range(40)]
-    prompts = [[draw.randrange(4, WORDS) for _ in range(100 + 15 * row)] for row in range(5)]
-    prompts += [head + prompt for prompt in prompts[:4]]
-    for turn in range(5):
+    prompts = [[draw.randrange(4, WORDS) for _ in range(100 + 15 * row)] for row in range(3)]
+    prompts += [head + prompt for prompt in prompts]
+    for turn in range(3):
         with tokens_read(model) as afresh:
             fresh = written(model, prompts)
         with tokens_read(model) as sizes:
             rows = written(model, prompts, kept)
         check_same(rows, fresh, 1e-3 if make is qwen else 1e-5)  # its chunks of 64 tokens begin elsewhere
         if turn:
-            assert sum(sizes) < 0.4 * sum(afresh)
+            assert sum(sizes) < 0.5 * sum(afresh)
         for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
             prompt[:] = prompt[:-2] if number % 2 and make is not qwen else prompt + row.token_ids
             prompt += [draw.randrange(4, WORDS) for _ in range(draw.randrange(3, 30))]
-    assert len({tuple(row.token_ids) for row in rows}) > 5
+    assert len({tuple(row.token_ids) for row in rows}) > 4
 
 
 @pytest.mark.parametrize("make", [gpt2, lfm2])

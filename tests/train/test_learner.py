@@ -30,7 +30,7 @@ from tests.train.training import Spelling, favour, gradients_after, objective, p
 def test_ratio_starts_at_exactly_one(
     policy: LoadedModel, reflector_player: LoadedModel, with_reflector: bool, temperature: float
 ) -> None:
-    played = play(policy, reflector_player if with_reflector else None, 15, temperature=temperature, reflect_prob=0.5)
+    played = play(policy, reflector_player if with_reflector else None, temperature=temperature, reflect_prob=0.5)
     samples = rows_of(policy, played)
     learner = Learner(policy, Settings(learning_rate=1e-3, minibatch=10_000, temperature=temperature))
     figures = learner.update(samples, random.Random(0))

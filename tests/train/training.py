@@ -54,7 +54,7 @@ def decide_all(agent: Agent, observations: Sequence[Observation], contexts: Sequ
 def play(
     policy: LoadedModel,
     reflector: LoadedModel | None = None,
-    count: int = 12,
+    count: int = 6,
     critic: Critic | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
