@@ -88,19 +88,6 @@ def test_a_server_that_never_finishes_an_answer_does_not_hold_the_run(server: Se
 DOWN = [("status", 500, QUICK, {"message": "oops"})] * 7
 
 
-def test_an_item_that_the_server_cannot_answer_costs_that_item(server: Server, tmp_path: Path) -> None:
-    wanted = requests(4)
-    ask(server, tmp_path, wanted[:1])
-    server.faults = [("json", completion("first")), *DOWN]
-    outcomes, _ = ask(server, tmp_path, wanted[1:], concurrency=1)
-    assert [outcome.value for outcome in outcomes] == ["first", None, "echo item3"]
-    assert "keeps answering 500: oops" in outcomes[1].rejected.reason
-    server.faults = [("status", 400, {}, {"message": "too long"})]
-    outcomes, _ = ask(server, tmp_path, [*wanted, *requests(1, "long")], concurrency=1)  # the fault is for item2
-    assert [outcome.value for outcome in outcomes] == ["echo item0", "first", None, "echo item3", "echo long0"]
-    assert outcomes[2].rejected.reason == "no answer: too long"
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -214,20 +201,6 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
     outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(1.0))
     assert len(server.requests) == 40
     assert all(outcome.value for outcome in outcomes)
-
-
-def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
-    budget = Budget(10 * CALL_USD)
-    wanted = [Request(f"item{i}", (Message("user", f"item{i}"),), 100) for i in range(20)]
-    with (
-        open_client(Endpoint("local", "a", server.url), tmp_path / "a.jsonl", PRICES, budget=budget) as first,
-        open_client(Endpoint("local", "b", server.url), tmp_path / "b.jsonl", PRICES, budget=budget) as second,
-    ):
-        for outcomes in together(*(client.ask_all(wanted, lambda _, text: text) for client in (first, second))):
-            assert any(outcome.value is None and outcome.rejected is None for outcome in outcomes)
-    assert first.stopped
-    assert second.stopped
-    assert 8 <= server.answered <= 10
 
 
 def test_thinking_models_get_room_and_no_temperature(

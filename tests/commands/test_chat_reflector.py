@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.jsonl import read_json, read_jsonl
 from tests.command_lines import error_of
 from tests.kill import hashes
 from tests.server import Server, serve
@@ -30,32 +29,9 @@ def files(folder: Path) -> list[str]:
     return ["--env", "corridor", "--device", "cpu", "--task-file", str(folder / "train.json")]
 
 
-def evaluate(folder: Path, server: Server, *more: str) -> list[str]:
-    policy = f"A={folder / 'policy'}+local:m"
-    return ["evaluate", *files(folder), "--policy", policy, "--base-url", server.url, *more]
-
-
 def rlft(folder: Path, server: Server, *more: str) -> list[str]:
     return ["rlft", *files(folder), "--policy", str(folder / "policy"), "--reflector", "local:m",
         "--base-url", server.url, "--max-steps", "3", "--episodes", "8", "--save-steps", "1", *more]  # fmt: skip
-
-
-def test_evaluate_and_play_ask_a_chat_model_once_about_a_state(corridor_folder: Path, server: Server) -> None:
-    """It reads the env's rules, and no earlier turns; --force asks nothing again."""
-    assert main(evaluate(corridor_folder, server, "--name", "chat")) == 0
-    seen = [[message["content"] for message in body["messages"]] for body in server.requests]
-    assert all(len(messages) == 2 and "Goal: " in messages[0] and "End: " in messages[0] for messages in seen)
-    assert all(body["temperature"] == 0 for body in server.requests)
-    assert len({messages[1] for messages in seen}) == len(seen) > 1
-    turns = [turn for _, line in read_jsonl(Path("results/chat/episodes.jsonl")) for turn in line["turns"]]
-    assert {turn["reflection"][:21] for turn in turns} == {"Go on to the right, s"}
-    assert read_json(Path("results/chat/eval.json"))["asked"]["reflector local:m"]["calls"] == len(seen)
-    before = hashes(Path("results/chat"))["episodes.jsonl"]
-    assert main(evaluate(corridor_folder, server, "--name", "chat", "--force")) == 0
-    assert hashes(Path("results/chat"))["episodes.jsonl"] == before
-    policy = ["--policy", f"A={corridor_folder / 'policy'}+local:m", "--base-url", server.url]
-    assert main(["play", *files(corridor_folder), *policy, "--auto", "--level", "long"]) == 0
-    assert len(server.requests) == len(seen)
 
 
 def test_rlft_that_stops_in_the_middle_resumes_and_asks_nothing_twice(

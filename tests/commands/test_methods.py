@@ -11,29 +11,11 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.generate import conversation
-from reflectkit.envs.memory.store import SEMANTIC, Store, insertion
 from reflectkit.jsonl import read_json, read_jsonl, write_json
-from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.tools import plain_text
-from reflectkit.types import Task
 from tests.server import Server, serve
 
 CHUNKS = 4
-CHUNK = "Anna is in Rome now."
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model, whose context leaves it few words for an answer."""
-    folder = tmp_path_factory.mktemp("model")
-    method = METHODS["memagent"]
-    tokenizer = build_tokenizer([method.task, CHUNK], [], 600)
-    asked = tokenizer("".join(message.content for message in method.messages(Store(), CHUNK)))["input_ids"]
-    save_player(folder, LoadedModel(build_model(tokenizer, len(asked) + 40, 0), tokenizer, "plain"))
-    return folder
 
 
 @pytest.fixture
@@ -79,15 +61,3 @@ def test_both_are_scored_with_the_others_and_asked_once(here: Path, server: Serv
     assert episodes[0]["price_usd"] == pytest.approx(CHUNKS * (100 + 2 * 20) / 1e6)
     assert evaluate(*more, "--base-url", server.url, "--force") == 0
     assert len(server.requests) == 2 * CHUNKS, "a rerun costs nothing"
-
-
-def test_a_model_in_this_process_plays_too(here: Path, model: Path) -> None:
-    data = {"chunks": [CHUNK], "questions": [{"question": "Where is Anna?", "answer": "Rome", "kind": "contain"}]}
-    write_json(here / "memory.json", [record_to_json(Record(Task("t", "memory", "short", "t", data), ()))])
-    assert evaluate("--policy", f"memagent:{model}") == 0
-    told, (episode,) = found()
-    assert told["rows"][0]["name"] == f"memagent:{model}"
-    (turn,) = episode["turns"]
-    ((_, text),) = turn["info"]["memory"]["items"]
-    assert turn["tokens"] > 0
-    assert turn["said"] == plain_text([insertion(SEMANTIC, text)])

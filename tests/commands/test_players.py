@@ -1,4 +1,4 @@
-"""The models that --policy names: checkpoints, runs, and ids of a hub that cannot be reached."""
+"""A run stands for its last checkpoint; who comments for it, and comments of other states."""
 
 from __future__ import annotations
 
@@ -13,32 +13,12 @@ from reflectkit.models.load import load_player
 from tests.command_lines import error_of
 
 
-@pytest.fixture
-def runs(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """A policy's run with two checkpoints and a reflector's with one, in the working directory."""
-    for place, role in (
-        ("ours/checkpoint-9", "policy"),
-        ("ours/checkpoint-10", "policy"),
-        ("theirs/checkpoint-1", "reflection"),
-    ):
-        shutil.copytree(checkpoints[role], tmp_path / "results" / place)
-    for name in ("ours", "theirs"):
-        (tmp_path / "results" / name / "config.json").write_text('{"stage": "rlft", "settings": {}}')
-    return tmp_path
-
-
-def test_a_hub_id_goes_the_way_of_model(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_teacher_comments_in_a_reflectors_place(
+    checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the hub it is one line that says how to bring the model, before there is a run."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    line = error_of(["evaluate", "--env", "taxi", "--policy", "big=results/ours+gpt2-xl"], capsys)
-    assert "gpt2-xl is neither a folder nor a downloaded model" in line
-    assert "hf download" in line
-    assert sorted(path.name for path in Path("results").iterdir()) == ["ours", "theirs"]
-
-
-def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("checkpoint-9", "checkpoint-10"):
+        shutil.copytree(checkpoints["policy"], f"results/ours/{place}")
+    Path("results/ours/config.json").write_text('{"stage": "rlft", "settings": {}}')
     arguments = ["--env", "corridor", "--policy", "ours=results/ours+oracle"]
     assert main(["evaluate", *arguments]) == 0
     folder = next(Path("results").glob("*_evaluate"))

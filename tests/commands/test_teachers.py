@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -191,20 +190,3 @@ def test_files_cannot_speak_to_the_teacher_in_its_own_voice() -> None:
     assert all(line.startswith("| ") for line in shown)
     braces = question_messages("{excerpt}.md", "text", "{count} {path}", 3, FileContext("a newcomer", ""))[-1].content
     assert "| {count} {path}" in braces
-
-
-def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(server: Server, place: Path) -> None:
-    assert main(["gen-task", *teacher(server)]) == 0
-    assert main(["filter-task"]) == 0
-    server.answer = lambda body: (
-        writes(body) if re.search(r"number \d+[02468]\b", body["messages"][-1]["content"]) else "I do not know"
-    )
-    assert main(["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "0"]) == 0
-    records = read_json(place / "tasks_filtered" / "data_reflection_negative.json")
-    made = sum(bool(record["trajectories"]) for record in records)
-    rejected = [row for _, row in read_jsonl(place / "tasks_filtered" / "rejected.jsonl")]
-    assert 0 < made < 5
-    assert len(rejected) == 5 - made
-    assert all("step 0" in row["item"] and "I do not know" in row["reason"] for row in rejected)
-    report = json.loads(next(Path("results").glob("*_gen-trajectory/report.json")).read_text())
-    assert report["figures"]["aborted"] == 5 - made

@@ -87,13 +87,6 @@ def test_a_forced_answer_leaves_only_files_to_name_at_the_last_step(repos: Path)
     assert take(env, "id fees.py").terminated
 
 
-def test_an_answer_is_not_forced_where_there_is_no_file_to_name(repos: Path) -> None:
-    (repos / "library" / "app" / "fees.py").unlink()
-    env = start(repos, force_answer=True, horizon=2)
-    take(env, "cd app")
-    assert env.commands == ("cd ..", "cd rules")
-
-
 def test_a_huge_file_is_not_read_whole(repos: Path) -> None:
     path = repos / "library" / "docs" / "huge.csv"
     with path.open("wb") as file:

@@ -10,7 +10,6 @@ import pytest
 from reflectkit.env import Query
 from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.retrieval import Extractive, nearest
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
 from reflectkit.envs.memory.store import (
@@ -195,22 +194,6 @@ def test_rewards_reach_the_steps_and_what_is_shared_comes_last() -> None:
     assert last.reward == pytest.approx(1.1 + shared)
     assert last.terminated
     assert last.info["success"] is True
-
-
-def test_a_constant_text_that_names_everything_answers_nothing() -> None:
-    everything = [value for values in VALUES.values() for value in values]
-    lines = [" ".join([*PEOPLE, *VALUES, *everything, *EVENTS, *DAYS, "user name unknown"])]
-    lines += [
-        f"{person}'s {name} is {' or '.join(values)}." for person in PEOPLE[:2] for name, values in VALUES.items()
-    ]
-    for number in range(5):
-        task = conversation(number, 8, "short", 3)
-        for stuffed in (lines[0], " ".join(lines[1:])):
-            result = played(
-                task, lambda env, at, stuffed=stuffed: use(update(stuffed, None, CORE)) if at == 0 else use()
-            )
-            unknown = sum(question["answer"] == "unknown" for question in task.data["questions"])
-            assert result.info["figures"]["accuracy"] * len(task.data["questions"]) <= unknown
 
 
 # ------------------------------------------------------------------------------------------ players for comparison

@@ -11,7 +11,7 @@ from reflectkit.env import UserTurn
 from reflectkit.envs.support.env import Support, SupportTeacher, prove, untold
 from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
-from reflectkit.envs.support.shop import CUSTOMERS, PENDING, RETURN_DAYS, shop
+from reflectkit.envs.support.shop import CUSTOMERS, PENDING, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, TOOLS
 from reflectkit.envs.support.user import MANNERS
@@ -190,45 +190,6 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
 def test_what_counts_as_told(kind: Any, fact: str, reply: str, *, tells: bool) -> None:
     request = UserRequest(kind, "How many?", {"item": "toaster", "option": "two slots"}, told=((fact,),))
     assert (untold([request], [[heard(reply)]]) == []) == tells
-
-
-def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
-    """In how many of the tasks an agent succeeds that acts as the oracle does, but answers this about the stock."""
-    successes = 0
-    for task in tasks:
-        env, over = begun(task), False
-        while not over:
-            step, subject = SupportTeacher(env).need
-            guesses = subject == "product" if not looks else step == "answer"
-            guesses = guesses and env.persona.current.kind == "stock"
-            result = result_of(env.step(reply if guesses else env.teacher().action()))
-            over = result.terminated
-        successes += result.info["success"]
-    return successes
-
-
-def test_a_guess_at_the_stock_does_not_pay() -> None:
-    tasks = [task for number in range(80) if "stock" in (task := task_of(SEVERAL, number)).data["kind"].split("+")]
-    assert len(tasks) > 5
-    every = ToolUse("It is sold out, or 1, 2, 3 or 4 are left. Anything else?")
-    assert stock_answers(tasks, every, looks=False) == 0
-    assert stock_answers(tasks, every, looks=True) == 0
-    assert stock_answers(tasks, ToolUse("It is sold out. Anything else?"), looks=False) == 0
-
-
-def test_a_policy_breach_that_the_tools_allow_fails() -> None:
-    """The tools do not know the 30 days; the policy does."""
-    for number in range(400):
-        task = task_of(REFUSE, number)
-        facts = task.data["requests"][0]["facts"]
-        order = shop(3).tables["orders"][facts["order"]] if task.data["kind"] == "return" else {}
-        if (order.get("days_since_delivery") or 0) > RETURN_DAYS:
-            break
-    late = call("return_item", order=facts["order"], item=order["items"][0], payment=order["payment"])
-    info = verdict_of(ready(task), late, ToolUse(f"I cannot do more: {RETURN_DAYS} days have passed."))
-    assert wrong(info) == {"forbidden_change", "unconfirmed"}
-    assert {change["field"] for change in info["changes"]} == {"items", "returned", "refunded"}
-    assert info["expected"] == []
 
 
 def test_what_a_user_injects_stays_text() -> None:

@@ -208,22 +208,6 @@ def test_a_turn_with_marks_spelt_out_goes_on_exactly() -> None:
     assert then[: len(prompt) + len(written)] == (*prompt, *written)
 
 
-def test_the_comment_closes_the_last_message_that_is_not_the_models() -> None:
-    seen = Observation(
-        (RULES, REQUEST, Message("assistant", "", (ToolCall("refund", {}),)), Message("tool", "Paid.")), tools=TOOLS
-    )
-    for name, shown in [
-        ("qwen", "<tool_response>\nPaid.\nReflection: Say so.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
-        ("llama", '"Paid.\\nReflection: Say so."<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'),
-        ("mistral", "refund {}</s>[INST] Result of the call: Paid.\nReflection: Say so. [/INST]"),
-    ]:
-        assert dialogue_of(name).text(seen, "Say\nso.").endswith(shown)
-    assert (
-        dialogue_of("qwen").text(Observation((RULES,), tools=TOOLS), "Ask.").count("user\nReflection: Ask.<|im_end|>")
-        == 1
-    )
-
-
 @pytest.mark.parametrize("name", ["qwen", None])
 def test_the_policy_writes_calls(name: str | None) -> None:
     tokenizer = make_tokenizer(name)
