@@ -77,11 +77,14 @@ def lora(player: LoadedModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_an_adapter_loads_from_any_folder(project: Path, tmp_path: Path, older: bool) -> None:
+def test_an_adapter_loads_from_any_folder(
+    project: Path, tmp_path: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = load_player(ADAPTER, device="cpu")
     assert base_of(ADAPTER) == str(BASE)  # the same words as before
     if older:
         forget(project / ADAPTER)
+    monkeypatch.chdir(tmp_path)
     for folder in (Path("project") / ADAPTER, project / ADAPTER):
         assert base_of(folder) == str(project / BASE)
         assert context_of(folder) == here.context
