@@ -21,8 +21,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.integrations.slime import generate, normalise_rewards
 from reflectkit.integrations.slime.__main__ import prompt_row
-from reflectkit.integrations.slime.episodes import reflector_of, to_samples
-from reflectkit.integrations.slime.router import RouterAnswer, read_answer
+from reflectkit.integrations.slime.episodes import RouterAnswer, read_answer, reflector_of, to_samples
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 from tests.integrations.slime_samples import FakeSample

@@ -157,27 +157,27 @@ class Solution:
     reason: str = ""
 
 
-async def find_solution(folder: Path, seconds: float = SECONDS) -> Solution:
+async def find_solution(folder: Path) -> Solution:
     """Play the game in `folder`: the handcoded expert, and if it does not win, the planner's plan.
 
-    seconds: for each answer of the engine. Raises ConfigError if the packages are not installed.
+    Raises ConfigError if the packages are not installed.
     """
     reason = ""
     for _ in range(2):  # the second time with a new engine, as the first or the machine failed
         engine = pool().take(folder)
         try:
-            state = await engine.reset(folder, HANDCODED, seconds)
+            state = await engine.reset(folder, HANDCODED, SECONDS)
             played: list[str] = []
             while not state.won and len(played) < STEPS:
                 assert state.advice is not None
                 played.append(state.advice)
-                state = await engine.step(state.advice, seconds)
+                state = await engine.step(state.advice, SECONDS)
             if state.won:
                 return Solution(tuple(played), HANDCODED)
-            state = await engine.reset(folder, None, seconds)
-            plan = await engine.plan(seconds)
+            state = await engine.reset(folder, None, SECONDS)
+            plan = await engine.plan(SECONDS)
             for command in plan[:STEPS]:
-                state = await engine.step(command, seconds)
+                state = await engine.step(command, SECONDS)
             if state.won:
                 return Solution(tuple(plan), PLANNER)
             return Solution(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")

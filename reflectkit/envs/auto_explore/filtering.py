@@ -154,12 +154,10 @@ def repository_name(path: Path) -> str:
     return path.name[: len(path.name) - len(suffix)]
 
 
-def filter_repository(
-    source: Path, target: Path, max_bytes: int, advance: Callable[[], None] = lambda: None
-) -> Filtered:
+def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
     """Copy the selected files of `source` into the new folder `target`, which appears complete or not at all.
 
-    max_bytes: larger files are dropped. advance: called for each file inspected.
+    max_bytes: larger files are dropped.
     """
     result = Filtered(repository_name(source))
     staging = target.with_name(f".reflectkit-tmp-{target.name}")
@@ -169,7 +167,6 @@ def filter_repository(
         try:
             with contextlib.closing((_folder_files if source.is_dir() else _archive_files)(source, result)) as files:
                 for path, open_file in files:
-                    advance()
                     _copy(path, open_file, staging, max_bytes, result)
         except RepositoryRefusedError as error:
             return Filtered(result.name, why_not=str(error))
