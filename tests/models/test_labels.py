@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -17,7 +16,6 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
 from reflectkit.prompts import policy_prompt
-from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.learner import Learner, Settings, score, units
@@ -57,13 +55,6 @@ def brute(model: torch.nn.Module, prompt: list[int], labels: tuple[Path, ...], t
             total = total + torch.log_softmax(logits, dim=-1)[legal.index(label[place])]
         logprobs.append(total)
     return torch.stack(logprobs)
-
-
-def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
-    async def gathered() -> list[SampleOutput]:
-        return await asyncio.gather(*map(sampler.sample, asks))
-
-    return run_sync(gathered())
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizers

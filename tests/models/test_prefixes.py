@@ -7,28 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import hidden_at, right_pad, tree_of, trunk_of
 from reflectkit.train import learner
 from reflectkit.train.learner import Learner, Settings, Unit
+from tests.models.test_scoring import gpt2, llama
 from tests.train.training import gradients_after, play, rows_of
-
-SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}
-
-
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=60, n_positions=256, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, **SPECIAL)
-    ).eval()
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=1, initializer_range=0.3, **SPECIAL)).eval()
 
 
 def transcripts() -> list[list[int]]:

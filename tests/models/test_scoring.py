@@ -18,7 +18,7 @@ def gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY,
-        n_positions=64,
+        n_positions=128,
         n_embd=32,
         n_layer=2,
         n_head=2,
@@ -33,7 +33,7 @@ def llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -50,7 +50,7 @@ def lfm2() -> Lfm2ForCausalLM:
     torch.manual_seed(0)
     config = Lfm2Config(
         vocab_size=VOCABULARY,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
         hidden_size=32,
         intermediate_size=64,
         block_auto_adjust_ff_dim=False,

@@ -14,11 +14,11 @@ from reflectkit.errors import CheckpointError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import Path, label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel
-from reflectkit.sampling.base import SampleOutput, SampleRequest, Truncation, draw, truncated_rows
+from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest, Truncation, draw, truncated_rows
 from reflectkit.sampling.hf import LocalSampler
 
 
-def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
+def sample(sampler: Sampler, *asks: SampleRequest) -> list[SampleOutput]:
     async def gathered() -> list[SampleOutput]:
         return await asyncio.gather(*map(sampler.sample, asks))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import math
 from collections.abc import Iterator
@@ -19,12 +18,13 @@ from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.sampling.base import Opening, SampleOutput, SampleRequest
+from reflectkit.sampling.base import Opening, SampleRequest
 from reflectkit.sampling.config import backend
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.sampling.server import ServerSampler
 from reflectkit.sampling.wire import RefusedError, Wire
 from tests.fakes.inference import Inference, serve_model
+from tests.sampling.test_local import sample
 from tests.server import serve
 
 KINDS = ("vllm", "sglang")
@@ -51,13 +51,6 @@ def opened(kind: str, server: Inference, base: Path, player: Any = None, **setti
     return sampler  # type: ignore[return-value]
 
 
-def ask_all(sampler: Any, *asks: SampleRequest) -> list[SampleOutput]:
-    async def gathered() -> list[SampleOutput]:
-        return await asyncio.gather(*map(sampler.sample, asks))
-
-    return run_sync(gathered())
-
-
 def asks_of(player: LoadedModel, temperature: float = 1.0, text: str = "a taxi") -> list[SampleRequest]:
     prompt = tuple(prompt_ids(player.tokenizer, text))
     one = label_ids(player.tokenizer, 4)
@@ -76,8 +69,8 @@ def test_choices_are_those_of_this_process(
     """Whatever the server's log-probabilities mean: they are normalised here, at the ask's own temperature."""
     server.processed = processed
     asks = asks_of(policy, temperature)
-    here = ask_all(LocalSampler(policy), *asks)
-    there = ask_all(opened(kind, server, base), *asks)
+    here = sample(LocalSampler(policy), *asks)
+    there = sample(opened(kind, server, base), *asks)
     for one, other in zip(here, there, strict=True):
         assert other.label_logprobs == pytest.approx(one.label_logprobs, abs=1e-4)
         assert math.fsum(map(math.exp, other.label_logprobs)) == pytest.approx(1, abs=1e-9)
@@ -87,8 +80,8 @@ def test_choices_are_those_of_this_process(
 def test_equal_requests_are_sent_once(policy: LoadedModel, server: Inference, base: Path) -> None:
     asks = asks_of(policy)[:6]
     sampler = opened("vllm", server, base)
-    ask_all(sampler, *asks)
-    ask_all(sampler, *asks)
+    sample(sampler, *asks)
+    sample(sampler, *asks)
     assert len(server.bodies) == 1
     assert server.bodies[0]["prompt"] == list(asks[0].prompt_ids)
     assert sampler.tokens == len(asks[0].prompt_ids) + 1
@@ -99,7 +92,7 @@ def test_text_has_the_log_probs_of_its_sampling(kind: str, policy: LoadedModel, 
     server.processed, temperature = True, 0.5
     prompt = tuple(prompt_ids(policy.tokenizer, "a taxi"))
     ask = SampleRequest(prompt, (), 12, temperature, 3, frozenset({0}))
-    (sampled,) = ask_all(opened(kind, server, base), ask)
+    (sampled,) = sample(opened(kind, server, base), ask)
     row = [*prompt, *sampled.token_ids]
     mask = [0] * len(prompt) + [1] * len(sampled.token_ids)
     with torch.no_grad():
@@ -128,7 +121,7 @@ def test_an_adapter_is_published_after_each_update(
         moved(player, 0.05 * version)
         run_sync(sampler.publish(player, version))
         run_sync(local.publish(player, version))
-        (there,), (here,) = ask_all(sampler, ask), ask_all(local, ask)
+        (there,), (here,) = sample(sampler, ask), sample(local, ask)
         assert there.version == version
         assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
         rows.append(there.label_logprobs)
@@ -145,13 +138,13 @@ def test_whole_models_are_for_sglang(policy: LoadedModel, server: Inference, bas
         with torch.no_grad():
             policy.model.get_output_embeddings().weight.mul_(1.5)
         run_sync(sampler.publish(policy, version))
-        (here,) = ask_all(LocalSampler(policy), asks_of(policy)[0])
-        (there,) = ask_all(sampler, asks_of(policy)[0])
+        (here,) = sample(LocalSampler(policy), asks_of(policy)[0])
+        (there,) = sample(sampler, asks_of(policy)[0])
         assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
         assert there.version == version
     server.kill()
-    (after,) = ask_all(sampler, asks_of(policy, text="another taxi")[0])
-    (here,) = ask_all(LocalSampler(policy), asks_of(policy, text="another taxi")[0])
+    (after,) = sample(sampler, asks_of(policy, text="another taxi")[0])
+    (here,) = sample(LocalSampler(policy), asks_of(policy, text="another taxi")[0])
     assert after.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
     assert sampler.restored == 1
     with pytest.raises(ConfigError, match="loads adapters while it runs, but no whole models; train an adapter"):
@@ -168,7 +161,7 @@ def test_a_restarted_server_gets_its_weights_before_it_is_asked(
     run_sync(sampler.publish(player, 7))
     server.faults = ["kill"]
     asks = [ask for text in ("a", "b", "c", "d") for ask in asks_of(player, text=text)]
-    there, here = ask_all(sampler, *asks), ask_all(LocalSampler(player), *asks)
+    there, here = sample(sampler, *asks), sample(LocalSampler(player), *asks)
     for one, other in zip(there, here, strict=True):
         assert one.label_logprobs == pytest.approx(other.label_logprobs, abs=1e-4)
     assert (server.kills, sampler.restored) == (1, 1)
@@ -185,8 +178,8 @@ def test_passing_faults_are_waited_out(
     if fault == "hang":
         wire.timeout_s = 1.0
     server.faults = [fault] * (1 if fault == "hang" else 2)
-    (there,) = ask_all(sampler, asks_of(policy)[0])
-    (here,) = ask_all(LocalSampler(policy), asks_of(policy)[0])
+    (there,) = sample(sampler, asks_of(policy)[0])
+    (here,) = sample(LocalSampler(policy), asks_of(policy)[0])
     assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
     assert server.faults == []
     assert wire.retries >= 1
@@ -240,10 +233,10 @@ def test_a_checkpoint_that_is_an_adapter_is_loaded(
     moved(player, 0.1)
     save_player(tmp_path / "adapter", player)
     sampler = opened("vllm", server, tmp_path / "adapter")
-    (there,), (here,) = ask_all(sampler, asks_of(policy)[0]), ask_all(LocalSampler(player), asks_of(policy)[0])
+    (there,), (here,) = sample(sampler, asks_of(policy)[0]), sample(LocalSampler(player), asks_of(policy)[0])
     assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
     server.kill()
-    assert ask_all(sampler, asks_of(policy, text="b")[0])[0].token_ids  # and loaded again
+    assert sample(sampler, asks_of(policy, text="b")[0])[0].token_ids  # and loaded again
     server.weights.clear()
     with pytest.raises(ConfigError, match="cannot load the adapter /there/reflectkit-"):  # it has no such folder
         opened("vllm", server, tmp_path / "adapter", adapter_dir=tmp_path / "seen", server_adapter_dir="/there")
@@ -259,12 +252,12 @@ def test_the_key_goes_to_this_address_alone(
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # nothing listens there
-    ask_all(opened("vllm", server, base), asks_of(policy)[0])
+    sample(opened("vllm", server, base), asks_of(policy)[0])
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     assert "secret" in secrets()  # which are removed from what is shown
     server.headers.clear()
     monkeypatch.delenv("VLLM_API_KEY")
-    ask_all(opened("vllm", server, base), asks_of(policy)[0])
+    sample(opened("vllm", server, base), asks_of(policy)[0])
     assert {headers["Authorization"] for headers in server.headers} == {None}
 
 
