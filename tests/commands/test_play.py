@@ -15,11 +15,10 @@ from reflectkit.agents.human import PersonUser
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.env import Context
-from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.support.env import Support
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
-from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory
 
 
 class Keys(io.StringIO):
@@ -93,39 +92,6 @@ def test_a_checkpoint_shows_its_comment_and_probabilities(play: Any, checkpoints
     first, second = episodes()
     assert first["task"] != second["task"]
     assert abs(sum(first["turns"][0]["probabilities"]) - 1) < 1e-3
-
-
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
-
-
-class Rude:
-    """An env whose every text tries to steer the terminal; it has no oracle."""
-
-    name, levels, horizons = "rude", ("only",), {"only": 2}
-
-    def reset(self, task: Task, seed: int) -> Any:
-        from reflectkit.types import Message, Observation
-
-        return Observation((Message("system", EVIL), Message("user", EVIL)), (EVIL, "b\rYour move: "))
-
-    def step(self, action: Any) -> Any:
-        from reflectkit.env import StepResult
-
-        return StepResult(self.reset(Corridor.taskset.tasks("short")[0], 0), 0.0, False)
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        return [Task(f"rude{EVIL[:-2]}", "rude", "only", "g", {})]
-
-
-def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
-    code, shown, _ = play("--env", "tests.commands.test_play:Rude", typed="o\n\x1b[2J\nb\n0\n")
-    assert code == 0
-    assert all(character == "\n" or character.isprintable() for character in shown)
-    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r[red]x[/red]\\ud800\\\n" in shown
-    assert "   1  b Your move:" in shown
-    assert "has no oracle" in shown
-    assert "Out of steps" in shown
 
 
 LOOK = ToolUse("list_products {}", (ToolCall("list_products", {}),))

@@ -16,12 +16,11 @@ import pytest
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.commands import view
 from reflectkit.console import Quiet
-from reflectkit.data.episodes import episode_to_json, read_episodes
-from reflectkit.env import BaseEnv, Context, StepResult
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.envs.support.env import Support
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
-from reflectkit.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.types import Status, Trajectory
 from tests.episodes import HOSTILE, episode, write
 
 
@@ -168,37 +167,3 @@ def test_what_was_seen_can_be_put_together_again() -> None:
     calls = [line["calls"] for line in row["turns"] if "calls" in line]
     assert calls
     assert all(call.keys() == {"name", "arguments"} for (call,) in calls)
-
-
-class Forgetful(BaseEnv):
-    """Shows the last four messages only, and what the agent wrote in capitals."""
-
-    name = "forgetful"
-    levels = ("full",)
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        self.messages = [Message("user", "Hello.")]
-        return self._observe()
-
-    def step(self, action: int | str | ToolUse) -> StepResult:
-        self.messages += [Message("assistant", str(action).upper()), Message("user", f"{len(self.messages)}")]
-        return StepResult(self._observe(), 0.0, len(self.messages) > 6, info={"success": False})
-
-    def _observe(self) -> Observation:
-        return Observation(tuple(self.messages[-4:]), replies=True)
-
-
-class Saying:
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        return Decision("yes")
-
-
-def test_a_conversation_that_its_env_rewrote_is_stored_again(tmp_path: Path) -> None:
-    (trajectory,) = rollout([Episode(Task("t", "forgetful", "full", "t", {}), 0)], Forgetful, Saying())
-    row = episode_to_json("x", trajectory)
-    shown = [[message["content"] for message in turn["messages"]] for turn in row["turns"]]
-    assert shown == [["Hello."], ["YES", "1"], ["YES", "1", "YES", "3"]]
-    assert [turn.get("anew", False) for turn in row["turns"]] == [False, False, True]
-    (again,) = read_episodes(write(tmp_path, [row]))
-    assert [turn.anew for turn in again.turns] == [False, False, True]
-    assert [message.content for message in again.ending] == ["YES", "3", "YES", "5"]

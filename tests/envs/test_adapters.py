@@ -228,14 +228,6 @@ def test_reward_functions_are_called_as_by_trl_and_added_by_weight(rewards: str)
     ]
 
 
-def test_an_answer_to_a_prompt_may_have_several_lines(rewards: str) -> None:
-    env: Any = env_class("prompts")(reward=(f"{rewards}:exact",))
-    seen = env.reset(Task("1", "prompts", "all", "1", {"prompt": "2 + 3 =", "answer": "2 + 3\n= 5"}), 0)
-    assert seen.replies  # so a chat model reads it in its template, and its turn ends the answer
-    for action in ("2 + 3\n= 5", ToolUse("2 + 3\n= 5")):
-        assert step(env, action).reward == 1
-
-
 def test_reward_functions_see_the_environments(rewards: str) -> None:
     env = make(Desk, reward=(f"{rewards}:of_desk=2",))
     env.reset(task_of(env), 3)

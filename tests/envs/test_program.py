@@ -242,17 +242,6 @@ def test_a_conversation_is_one_row_of_the_sampled_tokens(play: Play) -> None:
     assert "unmatched" not in episode.figures
 
 
-def test_requests_at_once_are_answered_one_after_the_other(play: Play) -> None:
-    code = """
-    from concurrent.futures import ThreadPoolExecutor
-    with ThreadPoolExecutor(5) as pool:
-        list(pool.map(lambda number: ask([{"role": "user", "content": str(number)}]), range(5)))
-    print(1)
-    """
-    (episode,) = play(code, Scripted(WORDS))
-    assert sorted(turn.observation.text for turn in episode.turns) == [f"User: {number}" for number in range(5)]
-
-
 def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:
     """The supervisor notices that its input was closed."""
     code = f"""

@@ -227,13 +227,3 @@ def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> 
         assert use.errors or use.calls or "keep_it" not in answer
         text, _ = turn.then(Message("tool", "No such call."), answer=answer)
         assert text.count("No such call.") == 1
-
-
-def test_what_the_user_hears() -> None:
-    for said in (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
-        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hello.",
-        "<|channel>thought\nHm.\n<channel|>Hello.",
-        "Hm.\n</think>\n\nHello.",
-    ):
-        assert spoken(said) == "Hello."

@@ -220,12 +220,3 @@ def test_a_damaged_config_is_an_error_and_no_second_run(tmp_path: Path, content:
     assert finish(config(tmp_path, force=True), [], tmp_path / "out").folder.name == "2_example"
     path.write_text(whole)
     assert finish(config(tmp_path), [], tmp_path / "out").skipped
-
-
-def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
-    with runs.open_run("example", config(tmp_path)) as run:
-        recorded = json.loads((run.folder / "config.json").read_text())
-        assert not (run.folder / "report.json").exists()
-    assert recorded["settings"]["size"] == 3
-    assert recorded["versions"]["torch"]
-    assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit", "sha256"}
