@@ -45,14 +45,6 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-class GetUserDetails(Tool):
-    """Shows a user."""
-    name, properties = "get_user_details", {"user_id": {"type": "string"}}
-    @staticmethod
-    def invoke(data, user_id):
-        return json.dumps(data["users"][user_id]) if user_id in data["users"] else "Error: user not found"
-
-
 class FindUser(Tool):
     """Finds a user by name."""
     name, properties = "find_user", {"name": {"type": "string"}}
@@ -131,7 +123,7 @@ def load():
 def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
     if task_split not in TASKS[env_name]:
         raise ValueError(f"Unknown task split: {task_split}")
-    tools = [GetUserDetails, FindUser, CancelOrder, SetPrice, Calculate, Transfer]
+    tools = [FindUser, CancelOrder, SetPrice, Calculate, Transfer]
     return SimpleNamespace(
         wiki=f"Policy of the {env_name} domain: be kind.", data=load(), tasks=TASKS[env_name][task_split],
         tools_info=[tool.get_info() for tool in tools], tools_map={tool.name: tool for tool in tools},
