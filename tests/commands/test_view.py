@@ -104,11 +104,11 @@ def test_page_holds_what_was_played(tmp_path: Path, quiet: Quiet) -> None:
         folder, [episode("one"), episode("two", success=False, status="truncated"), episode("three", status="aborted")]
     )
     (folder / "config.json").write_text('{"settings": {"env": "taxi", "temperature": 0.5}}')
-    (folder / "eval.json").write_text('{"rows": [{"name": "SFT", "success": 0.5, "low": NaN}]}')
+    (folder / "eval.json").write_text('{"rows": [{"name": "SFT", "success": 0.5, "low": 0.25}]}')
     page = make(folder, quiet=quiet).read_text(encoding="utf-8")
     index, block = unpacked(page, "index"), unpacked(page, "block-0")
     assert [(run["name"], run["settings"], run["rows"]) for run in index["runs"]] == [
-        ("16_evaluate", {"env": "taxi", "temperature": 0.5}, [{"name": "SFT", "success": 0.5, "low": "NaN"}])
+        ("16_evaluate", {"env": "taxi", "temperature": 0.5}, [{"name": "SFT", "success": 0.5, "low": 0.25}])
     ]
     assert [index["texts"][at] for at in index["columns"]["outcome"]] == ["success", "truncated", "aborted"]
     facts, turns = block["episodes"][0]
