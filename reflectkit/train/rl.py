@@ -468,11 +468,12 @@ def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progr
             ' {"LEVEL": N} to the env'
         )
     if flat == min(FLAT_UPDATES, config.max_steps) and not all(trajectory.success for trajectory in played):
+        first = "--no-normalize, if steps cost and success is rare; " if config.algo.normalize else ""
         progress.news(
             f"nothing to learn: all rewards are equal in each group of updates {trainer.step - flat + 1} to"
-            f" {trainer.step} (mean return {fmean(trajectory.total_return for trajectory in played):.3g}); try easier"
-            " problems, a reward for partial success, a larger --group-size or --temperature, or a better starting"
-            " model"
+            f" {trainer.step} (mean return {fmean(trajectory.total_return for trajectory in played):.3g});"
+            f" try {first}easier problems, a reward for partial success, a larger --group-size or --temperature, or a"
+            " better starting model"
         )
 
 
