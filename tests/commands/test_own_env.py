@@ -63,25 +63,10 @@ class Taken(Corridor):
     class Settings(Config):
         policy: str = option("", help="")
 
-class Nothing:
-    name = "nothing"
-
-number = 3
-
-class OneLevel(Lock):
-    levels = ("one-digit")
-
 class Twice(Lock):
     @classmethod
     def tasks(cls, level):
         return [Task("a", cls.name, level, "a", {"digit": 1, "wanted": 2})] * 2
-
-class Asked(Lock):
-    def tasks(self, level):
-        return []
-
-class Endless(Lock):
-    horizons = {"one-digit": 0}
 
 class Sized(Lock):
     def __init__(self, size, **settings):
