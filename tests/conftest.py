@@ -38,8 +38,8 @@ tiny.GPT2Config = lambda **sizes: GPT2Config(**sizes | {"n_layer": 2})  # half t
 _frozen_at = 0  # modules that were imported when the memory was frozen
 
 
-LONGEST = ("test_rlft_resumed.py", "test_lying_servers.py", "test_sft.py", "test_rlft_both_players.py", "test_run.py",
-    "test_requests.py", "test_rlft_algorithms.py")  # fmt: skip
+LONGEST = ("test_run.py", "test_docs.py", "test_app.py", "test_rlft.py", "test_lying_servers.py",
+    "test_rlft_distill.py", "test_bad_values.py")  # fmt: skip
 """Files that take longest, in this order."""
 SLOW = ("research", "benchmarks")
 """Folders whose tests are all slow: what they test is not part of the wheel."""

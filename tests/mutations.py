@@ -122,7 +122,7 @@ MUTATIONS = (
         "optimizer-not-restored",
         'self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": nested(tensors)})',
         "nested(tensors)",
-        ("tests/commands/test_rlft_resumed.py",),
+        ("tests/commands/test_rlft.py::test_going_on_from_another_run_is_as_if_never_stopped",),
     ),
     Mutation(
         "level-off-by-one",

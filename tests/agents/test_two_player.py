@@ -1,8 +1,9 @@
-"""The two players: comments, their memo, decisions in words, and a tokenizer with a token for each digit."""
+"""The two players: comments, whose they are and their memo, decisions in words, and a tokenizer of single digits."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.agents.two_player import NoComments, Reflector, ShuffledComments, TeacherComments, TwoPlayerAgent
 from reflectkit.env import Context
-from reflectkit.envs import make
+from reflectkit.envs import env_class, make
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel
@@ -100,3 +101,25 @@ def test_a_tokenizer_of_single_digits_plays_and_learns(tmp_path: Path, form: str
     assert figures["ratio_deviation"] < 1e-4  # the update begins from the probabilities that were sampled with
     assert figures["gradient_norm"] > 0
     assert learner.update(samples, random.Random(0))["ratio_deviation"] > 1e-3
+
+
+def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> None:
+    env = make("corridor")
+    agent = TwoPlayerAgent(LocalSampler(policy), TeacherComments())
+    assert agent.reflector is None
+    for task in env_class("corridor").taskset.tasks("long"):
+        seen = env.reset(task, 0)
+        said = run_sync(agent.decide(seen, Context(task.data["start"], env))).reflection
+        steps = 6 - task.data["start"]
+        assert f" {steps} cell" in said
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_the_comments_is_on_other_states(share: float, observations: list[Observation]) -> None:
+    swapped = ShuffledComments(NoComments(), ["a", "b"], share)
+    env = make("taxi")
+    said = [run_sync(swapped.remark(observations[0], Context(seed, env))) for seed in range(400)]
+    assert said == [run_sync(swapped.remark(observations[1], Context(seed, env))) for seed in range(400)]
+    counts = Counter(said)
+    assert abs(1 - counts[""] / 400 - share) <= 3 * (share * (1 - share) / 400) ** 0.5
+    assert share == 0 or abs(counts["a"] - counts["b"]) <= 3 * (400 * share) ** 0.5

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 from reflectkit.cli.main import main
 from reflectkit.commands import split
+from reflectkit.errors import ReflectkitError, memory_explained
 from reflectkit.jsonl import read_json
 from tests.command_lines import error_of
 
@@ -89,3 +92,16 @@ def test_an_env_of_ones_own_that_fails_is_told_by_its_line(
     )
     told = error_of(["play", "--env", "mine:Mine", "--policy", "oracle", "--auto"], capsys)
     assert "mine.py, line 6: KeyError: 'wall'" in told
+
+
+def full_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB\nGPU 0 has …")
+
+
+@pytest.mark.parametrize(
+    "fails", [lambda: torch.empty(2**50), lambda: torch.empty(2**62), lambda: bytearray(2**60), full_gpu]
+)
+def test_no_memory_is_one_line_with_advice(fails: Callable[[], object]) -> None:
+    with pytest.raises(ReflectkitError) as caught:
+        memory_explained("lower --max-concurrency")(fails)()
+    assert str(caught.value) == "out of memory; lower --max-concurrency"

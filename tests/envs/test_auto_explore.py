@@ -1,6 +1,4 @@
-"""AutoExplore: the tree, the commands, costs, prompts, the oracle; and that nothing outside the repository can be
-named.
-"""
+"""AutoExplore: tree, commands, costs, prompts, oracle, questions; and nothing outside the repository can be named."""
 
 from __future__ import annotations
 
@@ -13,10 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectkit.envs.auto_explore.env import AutoExplore
+from reflectkit.envs.auto_explore.filtering import kind_of
+from reflectkit.envs.auto_explore.oracle import ask, leaks
 from reflectkit.envs.auto_explore.repository import UP, Walk, open_repository, shortest_path
 from reflectkit.errors import IllegalActionError
+from reflectkit.files import included_repositories
 from reflectkit.prompts import policy_prompt
-from reflectkit.text import count_tokens
+from reflectkit.text import count_tokens, keywords
 from tests.explore import LONG, explore_task, write_repository
 
 
@@ -187,3 +188,25 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
         assert env.teacher().note() == "good"
     assert done == ["cd ..", "cd app", "cd rules", "cat fees.py", "id fees.py"]
     assert last.info["success"]
+
+
+BOXED = included_repositories()
+
+
+def test_a_question_is_answered_by_its_file_alone() -> None:
+    name = "bookshop"
+    files = {
+        path.relative_to(BOXED / name).as_posix(): path.read_text("utf-8")
+        for path in sorted((BOXED / name).rglob("*"))
+        if path.is_file() and kind_of(path.name)
+    }
+    asked = ask(name, files, files, 10)
+    assert asked == ask(name, files, files, 10)
+    questions = [question for of_file in asked.values() for question in of_file]
+    assert len(questions) > 100
+    assert len({tuple(sorted(keywords(one.question))) for one in questions}) == len(questions)
+    for one in questions:
+        assert set(keywords(one.question)) <= set(keywords(files[one.filename])), one.question
+        assert not leaks(one.question, one.filename)
+        assert one.question.endswith(("?", '?"'))
+        assert "this:" not in one.question

@@ -1,17 +1,24 @@
-"""Env memory: what calls do to the memory, what is shown and found, how it is rewarded, and players for comparison."""
+"""Env memory: its calls, what is shown and found, rewards, scores of answers by hand, problems, and other players."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from reflectkit.env import Query
+from reflectkit.cli.main import main
+from reflectkit.env import Claim, Query
 from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.problems import answers_of, chunked, read_parquet, read_text, source_of, text_files
 from reflectkit.envs.memory.retrieval import Extractive, nearest
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
+from reflectkit.envs.memory.scoring import Question, score, scores
 from reflectkit.envs.memory.store import (
     CORE,
     CORE_TOKENS,
@@ -25,6 +32,8 @@ from reflectkit.envs.memory.store import (
     apply,
 )
 from reflectkit.errors import ConfigError
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import read_json
 from reflectkit.text import count_tokens
 from reflectkit.types import Task, ToolCall, ToolUse
 
@@ -221,3 +230,175 @@ def test_a_method_rewrites_a_text_that_is_read_whole(name: str) -> None:
     assert reader.shown == [["Anna is in Oslo."]], "the text has no word of the question, and is shown all the same"
     assert result.info["success"] is True
     assert result.info["figures"]["memory_tokens"] == count_tokens("Anna is in Oslo.")
+
+
+TITLES = {"1": "Heat", "2": "Toy Story", "3": "Alien", "4": "Aliens", "5": "Jaws", "6": "Up", "7": "Big"}
+
+# source, right answer as published, answer, score. Each score follows from the rule of its source in Mem-α's code.
+CASES = [
+    ("squad", "1912", "In 1912.", 1.0),
+    ("squad", "Rome", "It was ROME, then.", 1.0),
+    ("squad", "Rome", "Oslo", 0.0),
+    ("squad", {"text": "Rome"}, "rome", 1.0),
+    ("squad", ["Rome", "Roma"], "roma", 1.0),  # a list is of alternatives
+    ("squad", "Rome", "<think>Rome? No.</think>Oslo", 0.0),  # reasoning is no answer
+    ("squad", "Rome", "<think>It may be Rome", 0.0),  # nor is reasoning without an end
+    ("hotpotqa", "yes", "Yes, both are.", 1.0),
+    ("hotpotqa", "the Danube", "Danube", 0.0),  # contained as it stands, article and all
+    ("booksum", "whale, ship, Ahab", "Ahab hunts a white whale.", 2 / 3),
+    ("booksum", ["whale", "ship"], "a ship", 1 / 2),
+    ("infbench_sum_eng_shots2", ["a, b", "ship"], "a, b", 1 / 2),  # a list is not cut again
+    ("pubmed-rct", "3", r"It reports results: \boxed{3}", 1.0),
+    ("pubmed-rct", "3", "3", 1.0),
+    ("pubmed-rct", "3", '"3"', 1.0),
+    ("pubmed-rct", "3", "It is 3", 0.0),  # not a number alone
+    ("pubmed-rct", "3", r"\boxed{label 3}", 0.0),
+    ("pubmed-rct", 3, r"\boxed{13}", 0.0),
+    ("ttl_train", "12", r"\boxed{ 12 }", 1.0),
+    ("icl_banking77_5900shot_balance", ["28"], r"label: \boxed{28}", 1.0),
+    ("icl_trec_fine_6400shot_balance", ["28"], "label: 28", 0.0),
+    ("perltqa", "Anna", "It was anna.", 1.0),
+    ("perltqa", "tea; milk;", "Tea", 1 / 2),
+    ("lme_train", "The user prefers short flights", "Short flights, as you prefer them.", 3 / 4),  # user not named
+    ("longmemeval_s*", ["GPS"], "Your GPS broke.", 1.0),
+    ("eventqa_full", ["He left the inn.", "rain"], "he left the inn. Rain fell.", 1.0),
+    ("eventqa_full", ["He left the inn.", "rain"], "He left the inn.", 0.0),  # all or nothing
+    ("ruler_niah_multi", ["one", "two"], "Two of them", 1 / 2),
+    ("ruler_qa1_197K", ["the Normans", "Norman"], "It was the Norman's.", 1.0),  # no punctuation or articles
+    ("ruler_qa1_197K", ["1912"], "In 1912.", 1.0),
+    ("ruler_qa2_421K", ["Rome"], "Oslo", 0.0),
+    ("ruler_qa2_421K", ["A"], "Oslo", 0.0),  # an article alone is nothing when normalised, and is not in everything
+    ("detectiveqa", ["B"], r"The butler: \boxed{B}", 1.0),
+    ("detectiveqa", ["B"], "B", 1.0),
+    ("detectiveqa", ["B"], r"\boxed{A or B}", 0.0),
+    ("recsys_redial_full", ["1", "3"], "You may like:\n1. Heat (1995)\n2. Alein", 1.0),  # the nearest title
+    ("recsys_redial_full", ["1", "3"], "Heat, Jaws", 1 / 2),
+    ("recsys_redial_full", ["7"], "1. Heat\n2. Jaws\n3. Up\n4. Alien\n5. Aliens\n6. Big", 0.0),  # the sixth
+    ("mine", "Rome", "Rome", 1.0),
+    ("mine", "Rome", "Romeo", 0.0),  # whole words, where the source is not known
+]
+
+
+def question_of(source: str, right: Any) -> Question:
+    kind = source_of(source)
+    return Question("?", tuple(answers_of({"answer": right}, kind, TITLES)), kind.kind, titles=tuple(TITLES.values()))
+
+
+@pytest.mark.parametrize(("source", "right", "answer", "expected"), CASES)
+def test_scores_of_each_source_by_hand(source: str, right: Any, answer: str, expected: float) -> None:
+    assert score(question_of(source, right), answer) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "answer", "expected"),
+    [
+        ("contain", "Rome", "It is ROME.", 1.0),
+        ("contain", "Rome", "Romeo", 0.0),
+        ("contain", "(a+", "what (a+ is", 1.0),
+        ("exact", "3", "3.", 1.0),
+        ("exact", "3", "it is 3", 0.0),
+        ("keywords", "cat; dog", "a dog and a bird", 0.5),
+    ],
+)
+def test_scores_of_our_own_rules_by_hand(kind: str, right: str, answer: str, expected: float) -> None:
+    assert score(Question("?", (right,), kind), answer) == expected
+    assert score(Question("?", (right,), kind, wrong=(answer,)), answer) == 0.0
+
+
+class Says:
+    """A judge who says yes where the answer holds the rubric's first word."""
+
+    def __init__(self) -> None:
+        self.asked: list[Claim] = []
+
+    async def verdicts(self, claims: Any) -> list[bool]:
+        self.asked += claims
+        return [claim.rubric.split()[0] in claim.answer for claim in claims]
+
+
+def test_a_judge_is_asked_about_rubrics_alone() -> None:
+    judge = Says()
+    rubrics = [("lme_train", "short flights"), ("squad", "Rome"), ("lme_train", "tea")]
+    questions = [question_of(source, right) for source, right in rubrics]
+    answers = ["short ones", "in Rome", "<think>tea</think>coffee"]
+    assert run_sync(scores(questions, answers, judge)) == [1.0, 1.0, 0.0]
+    asked = [(claim.rubric, claim.answer) for claim in judge.asked]
+    assert asked == [("short flights", "short ones"), ("tea", "coffee")]
+    assert scores(questions[1:2], answers[1:2], judge) == [1.0]  # without a rubric, nothing is awaited
+
+
+BOOK = "Anna went to Rome.\nShe liked it.\n\nBen stayed in Oslo! Did he like it? Nobody knows."
+CHAT = [{"role": "user", "content": "I live in Rome."}, {"speaker": "assistant", "text": "Noted\nthat."}]
+ASKED = [{"question": "Where did Anna go?", "answer": ["Rome", "Roma"], "kind": "substring", "note": "dropped"}]
+
+
+def write(folder: Path, name: str, content: Any, questions: Any = ASKED) -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.with_name(f"{path.stem}.questions.json").write_text(json.dumps(questions))
+    return path
+
+
+def test_books_are_cut_between_sentences_and_chats_between_messages(tmp_path: Path) -> None:
+    book, chat = write(tmp_path, "book.txt", BOOK), write(tmp_path, "chat.json", CHAT)
+    assert text_files(tmp_path) == [book, chat]
+    task = read_text(book, 12)
+    assert task.data["chunks"] == [
+        "Anna went to Rome. She liked it.",
+        "Ben stayed in Oslo! Did he like it?",
+        "Nobody knows.",
+    ]
+    assert task.data["questions"] == [
+        {"question": ASKED[0]["question"], "answer": ["Rome", "Roma"], "kind": "substring"}
+    ]
+    assert read_text(chat, 500).data["chunks"] == ["user: I live in Rome.\nassistant: Noted that."]
+    assert read_text(chat, 16).level == "short"
+
+
+@pytest.mark.parametrize("text", ["word " * 500, "x" * 3000, "罗马" * 300, "One. " * 300])
+def test_no_chunk_is_too_long_and_nothing_is_lost(text: str) -> None:
+    chunks = list(chunked([text], 40, " "))
+    assert max(map(count_tokens, chunks)) <= 40
+    assert "".join("".join(chunks).split()) == "".join(text.split())
+
+
+def test_from_a_folder_to_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    write(tmp_path / "texts", "book.md", BOOK, [{"question": "Who went to Rome?", "answer": "Anna"}])
+    assert main(["gen-task", "--env", "memory", "--text", "texts", "--chunk-tokens", "16"]) == 0
+    (record,) = read_json(tmp_path / "data" / "memory" / "data.json")
+    assert record["id"] == "book.md"
+    playing = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "data/memory/data.json"]
+    assert main([*playing, "--policy", "keep-everything"]) == 0
+    (path,) = tmp_path.glob("results/*_evaluate/eval.json")
+    assert read_json(path)["rows"][0]["success"] == 1.0
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def published(source: str, asked: list[dict[str, Any]], chunks: int = 1) -> dict[str, Any]:
+    texts = [f"text {number}" for number in range(chunks)]
+    return {"data_source": source, "chunks": json.dumps(texts), "questions_and_answers": json.dumps(asked)}
+
+
+def test_published_rows_carry_rule_advice_and_length(tmp_path: Path) -> None:
+    several = [{"question": "Who?", "answer": "Anna"}, {"question": "", "answer": "x"}, {"question": "?", "answer": ""}]
+    rows = [
+        published("squad", several),
+        published("icl_nlu_8296shot_balance", [{"question": "Which?", "answers": ["3"]}], chunks=12),
+        published("booksum", [{"question": "Sum it up.", "answer": "whale,ship, "}]),
+        published("ruler_qa1_197K", [{"question": "Where?", "answer": [["Rome"], ["Roma"]]}]),
+    ]
+    squad, icl, book, ruler = read_parquet(table(tmp_path / "a.parquet", rows), {})
+    assert squad.data["questions"] == [{"question": "Who?", "answer": "Anna", "kind": "substring"}]
+    assert "query" not in squad.data
+    assert (squad.level, icl.level) == ("short", "long")
+    assert icl.data["questions"] == [{"question": "Which?", "answer": "3", "kind": "label"}]
+    assert "\\boxed" in icl.data["query"]["advice"]
+    assert (book.data["questions"][0]["answer"], book.data["query"]["tokens"]) == (["whale", "ship"], 2048)
+    assert ruler.data["questions"][0]["answer"] == ["Rome", "Roma"]
+    for task in (squad, icl, book, ruler):
+        Memory().reset(task, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from reflectkit.envs.support.policy import CHANGES, RULES, UserRequest
 from reflectkit.envs.support.shop import CUSTOMERS, PENDING, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, TOOLS
-from reflectkit.envs.support.user import MANNERS
+from reflectkit.envs.support.user import MANNERS, Mood, Persona, UserIdentity
 from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
+from reflectkit.seeding import generator
 from reflectkit.tools import PLAIN, parse
 from reflectkit.types import Task, ToolUse, from_json
 
@@ -222,3 +224,86 @@ def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
         assert following.startswith(f"{prompt} {action.text}{TURN_END}\n")
     assert "Reflection: Note 0." in prompt
     assert "Note 1." not in prompt
+
+
+CANCELLING = UserRequest(
+    "cancel",
+    "I want to cancel an order.",
+    {"order": "W1234", "reason": "no longer needed"},
+    {"reason": "ordered by mistake"},
+    told=(("28",),),
+)
+
+
+def persona(mood: Mood = "terse", request: UserRequest = CANCELLING, *, informed: bool = False) -> Persona:
+    """informed: the agent knows who it is and all the facts."""
+    anna = UserIdentity("Anna Klein", "Bern", "anna.klein11@mail.example", mood)
+    user = Persona(anna, [request], generator(0, "persona"))
+    if informed:
+        user.identified, user.revealed = True, dict(request.facts)
+    return user
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("What is your email?", "anna.klein11@mail.example"),
+        ("Which order would you like to cancel?", "W1234"),
+        ("Is it no longer needed or ordered by mistake?", "no longer needed"),
+        ("Anything else?", "I do not understand. I want to cancel an order."),
+        ("Shall I cancel it?", "You have not asked who I am."),
+        ("I cannot cancel it, it is shipped.", "Bye."),
+        ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
+    ],
+)
+def test_the_user_understands_words_that_agents_use(said: str, answer: str) -> None:
+    assert persona().answer(said).text == answer
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        "I'm sorry to hear that. Shall I cancel order W1234?",
+        "I will cancel order W1234. OK?",
+    ],
+)
+def test_a_proposal_is_understood_in_many_words(proposal: str) -> None:
+    assert persona(request=replace(CANCELLING, revised={}), informed=True).answer(proposal) == UserTurn("Yes.")
+    changed = persona(informed=True)
+    assert changed.answer(proposal).text == "Wait, I have changed my mind. ordered by mistake"
+    assert changed.answer(proposal) == UserTurn("Yes.")
+
+
+def test_a_yes_comes_only_when_it_is_clear_to_what() -> None:
+    user = persona(request=replace(CANCELLING, revised={}))
+    user.identified = True
+    assert user.answer("Shall I cancel order W9999?").text == "No, I mean order W1234."
+    assert user.answer("Shall I cancel order W1234?").text == "no longer needed"
+    assert not user.confirmed
+    assert user.answer("Shall I cancel order W1234?").text == "Yes."
+    assert user.confirmed
+    named = persona(request=replace(CANCELLING, revised={}))
+    named.identified = True
+    assert named.answer("Shall I cancel order W1234, which is no longer needed?").text == "Yes."
+
+
+def test_who_wavers_changes_their_mind_once() -> None:
+    wavering = persona("wavering", informed=True)
+    assert "changed my mind" in wavering.answer("Shall I cancel it?").text
+    assert wavering.answer("Shall I cancel it, then?") == UserTurn("Yes, please.")
+
+
+def test_who_pushes_insists_twice() -> None:
+    pushy = persona("pushy", replace(CANCELLING, rule="shipped", revised={}))
+    answers = [pushy.answer("I cannot do that: it is shipped. Anything else?") for _ in range(3)]
+    assert [answer.over for answer in answers] == [False, False, True]
+
+
+@pytest.mark.parametrize("said", ["Where should I send it?", "Please confirm the new address.", "What is the address?"])
+def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> None:
+    address = "5 Elm Street, Ulm"
+    moving = persona("terse", replace(CANCELLING, facts={"order": "W1234", "address": address}, revised={}))
+    moving.identified = True
+    assert moving.answer(said).text == address
+    assert not moving.confirmed
+    assert moving.answer(f"Shall I send order W1234 to the new address {address}?").text == "Yes."

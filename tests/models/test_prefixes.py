@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import hidden_at, right_pad, tree_of, trunk_of
+from reflectkit.sampling.decoding import ROOM, reserve
 from reflectkit.train import learner
 from reflectkit.train.learner import Learner, Settings, Unit
 from tests.models.test_scoring import gpt2, llama
@@ -97,3 +99,26 @@ def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     assert max(float(gradient.abs().max()) for gradient in plain.values()) > 1e-3
     for name, gradient in shared.items():
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
+
+
+def cache_of(rows: int, columns: int) -> DynamicCache:
+    cache = DynamicCache()
+    cache.update(torch.randn(rows, 4, columns, 8), torch.randn(rows, 4, columns, 8), 0)
+    return cache
+
+
+def test_a_reserved_cache_grows_like_a_plain_one() -> None:
+    """Through several reallocations, and after its rows were replaced."""
+    torch.manual_seed(0)
+    plain, reserved = DynamicCache(), cache_of(2, 4)
+    plain.update(reserved.layers[0].keys, reserved.layers[0].values, 0)
+    reserve(reserved)
+    for step in range(2 * ROOM + 3):
+        if step == 5:  # a row has left
+            for cache in (plain, reserved):
+                layer = cache.layers[0]
+                layer.keys, layer.values = layer.keys[:1], layer.values[:1]
+        new = torch.randn(2 if step < 5 else 1, 4, 1, 8)
+        ours, theirs = (cache.update(new, 2 * new, 0) for cache in (reserved, plain))
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])

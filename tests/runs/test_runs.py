@@ -1,8 +1,12 @@
-"""Runs: when they are finished, where they go, what is in their way, and how they are found again."""
+"""Runs: when they are finished, where they go, how they are found again; sealed folders; locks."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,10 @@ from typing import Any
 import pytest
 
 from reflectkit.config import Config, build, option
-from reflectkit.errors import ConfigError, DataError
+from reflectkit.errors import CheckpointError, ConfigError, DataError
+from reflectkit.jsonl import is_locked, locked, take
 from reflectkit.runs import run as runs
-from reflectkit.runs.run import RunConfig
+from reflectkit.runs.run import CHECKSUMS, RunConfig, refuse_damage, seal, verify
 
 
 class Example(Config):
@@ -220,3 +225,107 @@ def test_a_damaged_config_is_an_error_and_no_second_run(tmp_path: Path, content:
     assert finish(config(tmp_path, force=True), [], tmp_path / "out").folder.name == "2_example"
     path.write_text(whole)
     assert finish(config(tmp_path), [], tmp_path / "out").skipped
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint-1"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("a.json", "b.bin", "deep/c.json"):
+        (folder / name).write_bytes(name.encode() * 3)
+    seal(folder)
+    return folder
+
+
+def test_an_unchanged_folder_passes_and_a_resealed_one(sealed: Path) -> None:
+    verify(sealed)
+    (sealed / "a.json").write_bytes(b"other")
+    seal(sealed)
+    verify(sealed)
+
+
+@pytest.mark.parametrize("name", ["deep/c.json", CHECKSUMS])
+def test_every_flipped_bit_is_noticed(sealed: Path, name: str) -> None:
+    path = sealed / name
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError) as caught:
+            verify(sealed)
+        assert str(sealed) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_loaded_may_have_more_or_fewer_files_but_no_changed_one(sealed: Path) -> None:
+    (sealed / "note.txt").write_text("mine")
+    (sealed / "a.json").unlink()
+    refuse_damage(sealed)
+    refuse_damage(sealed / "deep")
+    (sealed / "deep" / "c.json").write_bytes(b"other")
+    for folder in (sealed, sealed / "deep"):
+        with pytest.raises(CheckpointError, match=r"c\.json is damaged: .*; train it again"):
+            refuse_damage(folder)
+
+
+HOLD = """
+import sys, pathlib
+from reflectkit.jsonl import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print(1, flush=True)
+    input()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock of `folder` until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    return process
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path)
+    with holder(tmp_path) as process:
+        assert is_locked(tmp_path)
+        with pytest.raises(ConfigError, match="another process is working on"), locked(tmp_path, patience_s=0):
+            raise AssertionError
+        process.send_signal(signal.SIGKILL)
+    assert not is_locked(tmp_path)
+    with locked(tmp_path, patience_s=0):
+        assert is_locked(tmp_path)
+
+
+def test_a_lock_is_of_the_folder_that_is_there_now(tmp_path: Path) -> None:
+    """The holder's folder is renamed away and another put in its place: who waited holds the new one."""
+    run, aside = tmp_path / "run", tmp_path / "aside"
+    run.mkdir()
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with locked(run, patience_s=60):
+            entered.set()
+            leave.wait(60)
+
+    with holder(run) as process:
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        run.rename(aside)
+        run.mkdir()
+        assert entered.wait(60)
+        assert is_locked(run)
+        leave.set()
+        waiter.join()
+        assert not is_locked(run)
+        assert is_locked(aside)
+        process.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="Linux only")
+def test_a_file_system_without_locks_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    file = os.fdopen(os.open(tmp_path / ".lock", os.O_PATH), closefd=True)  # flock refuses it
+    with file, pytest.raises(ConfigError, match=r"cannot lock files \(.+\); use a folder on a local disk"):
+        take(file)

@@ -26,6 +26,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from reflectkit.sampling.base import ScoreMemo
 from reflectkit.sampling.decoding import LONG, GeneratedText, PrefixCache, Read, decode, serves
 
 WORDS = 60
@@ -203,3 +204,16 @@ def test_what_was_used_least_recently_goes_first() -> None:
     assert kept.size == kept.capacity
     kept.clear()
     assert (kept.size, kept.longest(episodes[0].tokens).length) == (0, 0)
+
+
+def test_beyond_its_capacity_it_starts_again() -> None:
+    memo, labels = ScoreMemo(10_000), ((5,), (6,))
+    most = 0
+    for number in range(500):
+        memo.trim()
+        memo.keep(labels, [number] * 100, 1.0, (-0.5, -0.9))
+        assert memo.get(labels, [number] * 100, 1.0) == (-0.5, -0.9)
+        most = max(most, memo.size)
+    assert 5_000 < most < 11_000
+    assert memo.get(labels, [0] * 100, 1.0) is None
+    assert memo.get(labels, [499] * 100, 0.7) is None

@@ -1,0 +1,274 @@
+"""rlft: what it refuses and warns of, every algorithm, adapters, resumed runs, and problems that are held out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.commands import rlft
+from reflectkit.envs.corridor import Corridor
+from reflectkit.errors import CheckpointError, ConfigError, ReflectkitError
+from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.load import load_player
+from reflectkit.models.tiny import build_tokenizer
+from reflectkit.types import Observation, Task
+from tests import sft_runs as sft
+from tests.data import test_problems
+from tests.kill import hashes
+from tests.rlft_runs import arguments, same, train
+
+JUDGED = "--reflector r --train-reflector 1"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--algo grpo --group-size 4 --replay-size 5", "in no current group"),
+        ("--algo grpo --group-size 5", "--episodes 8 is not a multiple of the group size 5; use 10"),
+        ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
+        (f"{JUDGED} --processes 2", "runs in one process; leave out --processes"),
+        ("--reflector nothing", "'nothing' is no model"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, message: str
+) -> None:
+    env = [] if "--env" in more else ["--env", "corridor"]
+    assert main(["rlft", *env, "--policy", "nowhere", "--episodes", "8", *more.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    for name, change in (("short", {"n_positions": 20}), ("whole", {})):
+        shutil.copytree(corridor_folder / "policy", tmp_path / name)
+        write_json(tmp_path / name / "config.json", read_json(tmp_path / name / "config.json") | change)
+        (tmp_path / name / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"is \d+ tokens, and .*short reads 20"):
+        train(corridor_folder, tmp_path / "results", policy=tmp_path / "short")
+    tokenizer = build_tokenizer(["Actions"], [], vocabulary=260)  # bytes alone: " 0" is two tokens, and "0" one
+    tokenizer.add_tokens(["unused"])
+    tokenizer.save_pretrained(tmp_path / "whole")
+    with pytest.raises(ReflectkitError):  # its labels do; its weights are what is missing
+        train(corridor_folder, tmp_path / "results", policy=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        ({}, [("pickup",), ("dropoff",), ("full",)]),
+        ({"merge_first_two": True}, [("pickup", "dropoff"), ("full",)]),
+        ({"merge_after": 1}, [("pickup",), ("dropoff", "full")]),
+    ],
+)
+def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: list[tuple[str, ...]]) -> None:
+    config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
+    assert config.curriculum.stages("full") == stages
+
+
+def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_runs(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(corridor_folder / "policy", tmp_path / "model")
+
+    def warnings(**settings: Any) -> list[str]:
+        progress = sft.Interrupting()
+        config = rlft.RLConfig.from_flat(
+            **arguments(corridor_folder, policy=model, plan=True, results_dir=tmp_path, **settings)
+        )
+        rlft.run(config, progress)
+        return [line for line in progress.lines if line.startswith("warning: ")]
+
+    (said,) = warnings()
+    assert "was trained with comments but plays without; add --reflector" in said
+    assert not warnings(reflector=corridor_folder / "reflection")
+    facts = {"role": "policy", "env": "corridor"}
+    write_json(model / "reflectkit.json", facts)
+    (older,) = warnings(reflector=corridor_folder / "reflection")
+    assert "version 0 of the prompts" in older
+    write_json(model / "reflectkit.json", facts | {"prompts": Corridor.prompt_version})
+    assert not warnings(reflector=corridor_folder / "reflection")
+
+
+class Torn(Corridor):
+    """Shows half a surrogate pair, as a file name that is not UTF-8 may hold."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        observation = super().reset(task, seed)
+        first, *rest = observation.messages
+        return replace(observation, messages=(replace(first, content=f"\ud800 {first.content}"), *rest))
+
+
+def test_text_that_is_not_unicode_is_played_learnt_from_saved_and_restored(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    settings = {
+        "env": "tests.commands.test_rlft:Torn",
+        "reflector": corridor_folder / "reflection",
+        "replay_size": 4,
+        "keep_episodes": 2,
+        "episodes": 16,
+    }
+    made = train(corridor_folder, tmp_path, **settings)
+    saved = hashes(made)
+    held = [row for _, row in read_jsonl(made / "replay.jsonl")]
+    assert any("\ud800" in turn["observation"]["messages"][0]["content"] for row in held for turn in row["turns"])
+    (made.parent / "report.json").unlink()
+    assert hashes(train(corridor_folder, tmp_path, **settings)) == saved
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algo": "grpo", "group_size": 4, "kl_coef": 0.1, "step_groups": 0.5},
+        {"algo": "ppo", "critic": "mlp", "critic_trunk": "separate", "value_clip": 0.2, "target_kl": 0.1, "epochs": 2},
+        {"baseline": "leave-one-out", "group_size": 2, "loss_mean": "row"},
+        {
+            "replay_size": 10,
+            "gradient_checkpointing": True,
+            "max_tokens_per_batch": 200,
+            "merge_first_two": True,
+            "curriculum": ("short", "long"),
+        },
+    ],
+)
+def test_every_algorithm_runs_and_moves_the_policy(
+    corridor_folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    made = train(corridor_folder, tmp_path, **settings)
+    assert not same(made, corridor_folder / "policy")
+    rows = [row for _, row in read_jsonl(made.parent / "metrics.jsonl")]
+    assert rows[0]["ratio_deviation"] < 1e-5 or settings.get("epochs")  # the mean over all passes
+    assert {row["level"] for row in rows} == ({"short+long"} if "curriculum" in settings else {"long"})
+    assert load_player(made, "policy", device="cpu").role == "policy"
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_adapter_trains_alone_and_its_reference_is_where_it_started(
+    corridor_folder: Path, tmp_path: Path, fresh: bool
+) -> None:
+    """That of a trained one is a copy of it, which is not saved: its base alone would be another policy."""
+    start: dict[str, Any] = {"policy": corridor_folder / "policy-adapter"}
+    if fresh:
+        start = {"policy": None, "model": str(corridor_folder / "base"), "lora_r": 4}
+    made = train(corridor_folder, tmp_path, **start, kl_coef=0.1)
+    assert (made / "adapter_model.safetensors").is_file()
+    assert not (made / "model.safetensors").exists()
+    assert [path for path in made.iterdir() if path.is_dir()] == []
+    rows = [row for _, row in read_jsonl(made.parent / "metrics.jsonl")]
+    assert abs(rows[0]["kl_to_start"]) < 1e-6
+    assert rows[-1]["kl_to_start"] > 0
+
+
+def test_two_adapters_on_one_base_hold_it_once(corridor_folder: Path) -> None:
+    from reflectkit.models.load import load_pair
+
+    policy, reflector = load_pair(
+        corridor_folder / "policy-adapter", corridor_folder / "reflection-adapter", device="cpu"
+    )
+    assert policy.model is reflector.model
+    base = sum(weight.numel() for weight in load_player(corridor_folder / "base", device="cpu").model.parameters())
+    both = sum(weight.numel() for weight in policy.model.parameters())
+    assert both < 1.1 * base
+    policy.activate()
+    trained = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
+    assert trained
+    assert all(".default." in name for name in trained)
+
+
+def test_pickles_are_not_opened(corridor_folder: Path, tmp_path: Path) -> None:
+    for source, name in (("policy-adapter", "adapter_model"), ("policy", "model")):
+        shutil.copytree(corridor_folder / source, tmp_path / source)
+        torch.save({}, tmp_path / source / ("adapter_model.bin" if "adapter" in name else "pytorch_model.bin"))
+        (tmp_path / source / f"{name}.safetensors").unlink()
+        with pytest.raises(CheckpointError):
+            train(corridor_folder, tmp_path / "results", policy=tmp_path / source)
+
+
+def test_going_on_from_another_run_is_as_if_never_stopped(corridor_folder: Path, tmp_path: Path) -> None:
+    settings = {"schedule": "constant", "save_steps": 1, "algo": "ppo"}
+    whole = train(corridor_folder, tmp_path / "whole", **settings, max_steps=4)
+    half = train(corridor_folder, tmp_path / "half", **settings, max_steps=2)
+    gone_on = train(corridor_folder, tmp_path / "half", **settings, max_steps=4, resume_from=half)
+    assert same(whole, gone_on)
+    assert gone_on.parent != half.parent
+    assert [row["step"] for _, row in read_jsonl(gone_on.parent / "metrics.jsonl")] == [3, 4]
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(corridor_folder: Path, tmp_path: Path) -> None:
+    made = train(corridor_folder, tmp_path, algo="ppo")
+    with pytest.raises(CheckpointError, match=r"clip is 0.2 there and 0.3 here; gamma is 1.0 there and 0.9 here"):
+        train(corridor_folder, tmp_path, algo="ppo", resume_from=made, gamma=0.9, clip=0.3)
+    with pytest.raises(CheckpointError, match="max_steps is 3 there and 6 here"):  # the linear schedule depends on it
+        train(corridor_folder, tmp_path, algo="ppo", resume_from=made, max_steps=6)
+    other = tmp_path / "other.json"
+    write_json(other, read_json(corridor_folder / "train.json")[4:])
+    with pytest.raises(CheckpointError, match="problems is"):
+        train(corridor_folder, tmp_path, algo="ppo", resume_from=made, task_file=other)
+
+
+ENV = f"{test_problems.__name__}:Guess"
+
+
+def test_a_resumed_run_has_the_same_outcomes_on_held_out_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "2", "--episodes", "16", "--save-steps", "1",
+               "--validate-problems", "12", "--device", "cpu", "--name", "run"]  # fmt: skip
+    assert main(command) == 0
+    run = tmp_path / "results" / "run"
+    outcomes = read_json(run / "held_out.json")
+    assert {name: len(rows) for name, rows in outcomes.items()} == {"before": 12, "random": 12, "after": 12}
+    figures = read_json(run / "report.json")["figures"]["held_out"]
+    wins = [row["return"] for row in outcomes["after"]]
+    assert figures["after"]["return"] == pytest.approx(sum(wins) / 12)  # as the env reports no success
+    before = (run / "held_out.json").read_bytes()
+    shutil.rmtree(run / "checkpoint-2")
+    (run / "report.json").unlink()
+    assert main(command) == 0
+    assert (run / "held_out.json").read_bytes() == before
+    assert main(["evaluate", "--env", ENV, "--policy", "results/run", "--problems", "5", "--name", "test"]) == 0
+    assert "Held-out" in (tmp_path / "results" / "test" / "eval.md").read_text()
+
+
+def test_a_run_takes_the_model_that_another_one_made_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "1", "--episodes", "8", "--device", "cpu",
+               "--validate-problems", "0", "--name"]  # fmt: skip
+    assert main([*command, "one"]) == 0
+    (made,) = (tmp_path / "data").glob("*/models/tiny-*")
+    made.rename(tmp_path / "made")
+
+    @contextmanager
+    def waited(folder: Path) -> Iterator[None]:
+        (tmp_path / "made").rename(folder / made.name)
+        yield
+
+    monkeypatch.setattr("reflectkit.train.scratch.locked", waited)
+    monkeypatch.delattr("reflectkit.train.scratch.save_player")
+    assert main([*command, "other"]) == 0
+
+
+@pytest.mark.parametrize(("flat", "told"), [("0111", "updates 2 to 4"), ("1011", "")])
+def test_updates_in_a_row_that_teach_nothing_are_told(
+    flat: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    updates = iter(flat)
+    monkeypatch.setattr("reflectkit.train.rl.is_flat", lambda played: next(updates) == "1")
+    command = ["rlft", "--env", ENV, "--model", "tiny", "--max-steps", "4", "--episodes", "16", "--device", "cpu"]
+    assert main([*command, "--validate-problems", "0"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "nothing to learn" in line]
+    assert len(lines) == bool(told)
+    assert told in "".join(lines)
