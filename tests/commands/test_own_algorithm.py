@@ -1,9 +1,8 @@
-"""An RL algorithm in a file of its own: the example in CONTRIBUTING learns, and mistakes in such a file are
-one line.
-"""
+"""An RL algorithm and a sampler in files of their own: the examples in CONTRIBUTING, and mistakes in one line."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,11 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.commands import rlft
 from reflectkit.config import build
+from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.models.labels import label_ids, prompt_ids
+from reflectkit.sampling.base import Opening, SampleRequest
+from reflectkit.sampling.config import backend
 from tests.examples import own_module, save_example
 
 
@@ -59,3 +62,44 @@ def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsy
     )
     assert main(["run", "mine.yaml"]) == 2
     assert "did you mean 'upper_clip'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def policy(corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An untrained policy of the corridor; the working directory has the example."""
+    save_example("my_sampler", "my_sampler", tmp_path, monkeypatch)
+    return corridor_folder / "policy"
+
+
+def test_the_example_trains_and_its_setting_is_a_flag(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rlft", "--env", "corridor", "--task-file", str(policy.parent / "train.json"), "--device", "cpu",
+               "--policy", str(policy), "--algo", "reinforce", "--episodes", "8", "--name", "own", "--horizon", "16",
+               "--sampler", "my_sampler:BACKEND"]  # fmt: skip
+    assert main([*command, "--epsilon", "0.2", "--max-steps", "2"]) == 0
+    rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
+    assert rows[0]["ratio_deviation"] > 0.01  # the ratio starts from the mixture's log-probabilities, not the policy's
+    assert read_json(Path("results/own/config.json"))["settings"]["epsilon"] == 0.2
+    capsys.readouterr()
+    assert main([*command, "--help"]) == 0
+    assert "--epsilon" in capsys.readouterr().out
+    assert main([*command[:-2], "--epsilon", "0.2"]) == 2
+    assert "--epsilon" in capsys.readouterr().err
+    assert main([*command, "--epsilon", "2"]) == 2
+    assert "--epsilon must be less than or equal to 1" in capsys.readouterr().err
+    play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2"]
+    play += ["--task-file", str(policy.parent / "train.json")]
+    assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
+
+
+def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
+    row = backend("my_sampler:BACKEND")
+    sampler = row.open(Opening(str(policy), "cpu"), row.settings(epsilon=0.5))
+    local = backend("local").open(Opening(str(policy), "cpu"), None)
+    prompt = tuple(prompt_ids(sampler.tokenizer, "Cell 3 of 6."))
+    labels = label_ids(sampler.tokenizer, 2)
+    mixed = run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1)))
+    plain = run_sync(local.sample(SampleRequest(prompt, labels, seed=1)))
+    expected = [math.log(0.5 * math.exp(one) + 0.25) for one in plain.label_logprobs]
+    assert mixed.label_logprobs == pytest.approx(expected)
+    run_sync(sampler.publish(None, 7))
+    assert run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1))).version == 7

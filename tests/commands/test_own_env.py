@@ -1,9 +1,10 @@
-"""An environment in a file of its own: the example in CONTRIBUTING runs, its setting is a flag, an environment without
-a base works, packages offer environments and players, and mistakes in such a file are one line.
+"""An environment in a file of its own: the example in CONTRIBUTING and what `new` writes run, its setting is a flag, an
+environment without a base works, packages offer environments and players, and mistakes in such a file are one line.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.envs import env_class
 from reflectkit.jsonl import read_json, write_json
 from tests.examples import own_module, save_example
+from tests.writing import writing_model
 
 
 @pytest.fixture
@@ -206,3 +209,22 @@ def test_packages_offer_environments_and_players(
     assert "did you mean 'lock'" in capsys.readouterr().err
     assert main(["evaluate", "--env", "lock", "--policy", "frist"]) == 2
     assert "or one of oracle, random, first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["choices", "tools", "prompts"])
+def test_what_it_writes_is_trained_by_the_command_that_it_prints(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    name = f"new_{kind}"
+    assert main(["new", name, "--kind", kind]) == 0
+    printed = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  reflectkit")]
+    assert [command[0] for command in printed] == ["play", "rlft"]
+    model = str(writing_model(Path("model")))
+    train = [re.sub(r"Qwen/\S+", model, argument) for argument in printed[1]]
+    few = ["--max-steps", "1", "--episodes", "8", "--validate-problems", "0", "--max-new-tokens", "8"]
+    assert main([*train, *few, "--name", "rl"]) == 0
+    inputs = read_json(Path("results/rl/config.json"))["inputs"]
+    written = {f"{name}.py"} | ({f"{name}.jsonl"} if kind == "prompts" else set())
+    assert written <= inputs.keys()
+    if kind != "prompts":
+        assert env_class(f"{name}.py").__name__ == f"New{kind.capitalize()}"
+        play = [*printed[0], "--policy", "random", "--auto"]
+        assert main(play) == 0
