@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import socket
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from reflectkit.tools import (
     tools_text,
 )
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
-from tests.alarm import alarm
 
 FORMS = (PLAIN, HERMES, LLAMA, *CALL_FORMS)
 
@@ -100,11 +100,12 @@ def test_calls_come_back(form: Form, calls: list[ToolCall]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_long_texts_are_read_in_time(form: Form) -> None:
     """Quadratic reading would take minutes."""
-    with alarm(60):
-        for unit in ("[", "{", "<tool_call>", "{;", "cancel {}\n", "</think>", "\ud800", *BEGINNINGS):
-            text = unit * (2 * 10**5 // len(unit))
-            for begun in (text, "note {" + text, "<tool_call>" + text, "{" + text):
-                check_errors(parse(begun, TOOLS, form).errors)
+    faulthandler.dump_traceback_later(60, exit=True)
+    for unit in ("[", "{", "<tool_call>", "{;", "cancel {}\n", "</think>", "\ud800", *BEGINNINGS):
+        text = unit * (2 * 10**5 // len(unit))
+        for begun in (text, "note {" + text, "<tool_call>" + text, "{" + text):
+            check_errors(parse(begun, TOOLS, form).errors)
+    faulthandler.cancel_dump_traceback_later()
 
 
 def test_the_three_forms() -> None:

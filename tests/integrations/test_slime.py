@@ -7,6 +7,8 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,8 +26,41 @@ from reflectkit.integrations.slime.__main__ import prompt_row
 from reflectkit.integrations.slime.episodes import RouterAnswer, read_answer, reflector_of, to_samples
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
-from tests.integrations.slime_samples import FakeSample
 from tests.models.test_chat import byte_by_byte, make_tokenizer
+
+
+@dataclass
+class Cache:
+    total_prompt_tokens: int = 0
+
+    def add(self, meta: dict[str, Any]) -> None:
+        self.total_prompt_tokens += meta.get("prompt_tokens", 0)
+
+
+@dataclass
+class FakeSample:
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    reward: Any = None
+    loss_mask: list[int] | None = None
+    rollout_log_probs: list[float] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    remove_sample: bool = False
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+    prefix_cache_info: Cache = field(default_factory=Cache)
+
 
 TASK = Task("t", "support", "one", "g", {})
 STATUS = FakeSample.Status
