@@ -14,7 +14,6 @@ from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, ToolC
 
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")
-KEYS, ORACLE_KEY = "h or ?: help; q: leave", "o: what the oracle would do"
 SAYING_KEYS = "Write what you say. i: your instructions; e: say goodbye, which ends the conversation; q: leave"
 
 
@@ -142,8 +141,13 @@ def help_text(observation: Observation, env: Env) -> str:
         answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text."
     else:
         answers = "Write a line."
-    keys = f"{KEYS}; {ORACLE_KEY}" if env.teacher().has("action") else KEYS
-    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys}.".lstrip()
+    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys_of(env)}.".lstrip()
+
+
+def keys_of(env: Any) -> str:
+    """The letters that are keys, and what they do."""
+    oracle = "o: what the oracle would do; " if env.teacher().has("action") else ""
+    return f"h or ?: help; {oracle}q: leave"
 
 
 def oracle_text(observation: Observation, env: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.human import HELP_KEYS, KEYS, LEFT, Human, PersonUser, action_text
+from reflectkit.agents.human import HELP_KEYS, LEFT, Human, PersonUser, action_text, keys_of
 from reflectkit.agents.players import (
     TEACHER,
     Player,
@@ -88,7 +88,7 @@ class Narrator:
         self.see(f"Step {self.steps}", observation)
         person = isinstance(self.agent, Human)
         if self.steps == 1 and person:
-            self.progress.news(f"Keys: {KEYS}")
+            self.progress.news(f"Keys: {keys_of(context.env)}")
         comment = None if self.comment is None else one_line(await self.comment(observation, context))
         if comment is not None:
             self.progress.news(f"Reflection: {comment}")

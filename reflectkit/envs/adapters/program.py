@@ -241,7 +241,7 @@ class Program(Env):
         return await self._in_thread(self._begin(task, seed))
 
     async def step(self, action: Action) -> StepResult:
-        """EndpointAnswer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
+        """Answer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
         return await self._in_thread(self._act(action if isinstance(action, ToolUse) else ToolUse(str(action))))
 
     def close(self) -> None:
