@@ -11,9 +11,10 @@ from the repository's root:
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,6 +118,11 @@ NEW_ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
 """Flags of each SFT of experiment A, and of one that starts from the pretrained model."""
 PLAYERS = ("plain", "think", "two")
 """The arms of experiment A in the order in which they run."""
+MEASURED = (
+    "start", *ARMS, *(f"evaluation-{group[0]}" for group in GROUPS),
+    "plain", "think", "reflector", "both", "policy", "evaluation", "swapped",
+)  # fmt: skip
+"""The commands whose costs are told."""
 
 
 def say(text: str) -> None:
@@ -124,33 +130,40 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {time.process_time():6.0f} s  {text}", flush=True)
 
 
-def run_step(folder: Path, data: Path, seed: int, name: str, command: str, *flags: object) -> None:
-    """One command, unless it is finished, with its processor time beside its results."""
-    if (folder / name / "report.json").is_file():
-        return
-    say(f"{folder.name}: {name}")
-    before = time.process_time()
-    line = [command, *flags, "--seed", seed, "--data-dir", data, "--results-dir", folder, "--name", name]
-    if code := main([str(part) for part in line]):
-        sys.exit(code)
-    write_json(folder / name / "cost.json", {"processor_seconds": round(time.process_time() - before, 1)})
+class Commands:
+    """The commands of one seed of an env, by name. folder: their results. data: their data. rows: the env's own. fast:
+    a few steps of everything.
+    """
 
-
-class Steps:
-    """The commands of one seed of one world. folder: its results. data: its data."""
-
-    def __init__(self, world: str, seed: int, fast: bool) -> None:
-        name = f"{world}-{seed}{'-fast' if fast else ''}"
-        self.world, self.seed, self.fast = WORLDS[world], seed, fast
-        self.folder, self.data = RESULTS / name, DATA / name
-        kind = env_class(self.world.env)
-        self.setup = EnvSetup(self.world.env, self.data, kind.Settings(brief=True))
+    def __init__(self, name: str, env: str, seed: int, fast: bool, **settings: object) -> None:
+        self.env, self.seed, self.fast = env, seed, fast
+        self.folder, self.data = (path / f"{name}-{seed}{'-fast' if fast else ''}" for path in (RESULTS, DATA))
+        self.setup = EnvSetup(env, self.data, env_class(env).Settings(**settings))
         self.rows = self.setup.folder
 
-    def run(self, name: str, command: str, *flags: object, plays: bool = True) -> None:
-        """One command, unless it is finished. plays: whether it makes envs."""
-        brief = ["--brief"] if plays else []
-        run_step(self.folder, self.data, self.seed, name, command, "--env", self.world.env, *brief, *flags)
+    def run(self, name: str, command: str, *flags: object) -> None:
+        """One command, unless it is finished, with its processor time beside its results."""
+        if (self.folder / name / "report.json").is_file():
+            return
+        say(f"{self.folder.name}: {name}")
+        before = time.process_time()
+        shared = ["--seed", self.seed, "--data-dir", self.data, "--results-dir", self.folder, "--name", name]
+        if code := main([str(part) for part in (command, "--env", self.env, *flags, *shared)]):
+            sys.exit(code)
+        seconds = {"processor_seconds": round(time.process_time() - before, 1)}
+        write_json(self.folder / name / "cost.json", seconds)
+
+
+class Observed(Commands):
+    """Experiment B, one seed of one world."""
+
+    def __init__(self, world: str, seed: int, fast: bool) -> None:
+        self.world = WORLDS[world]
+        super().__init__(world, self.world.env, seed, fast, brief=True)
+
+    def play(self, name: str, command: str, *flags: object) -> None:
+        """A command that makes envs."""
+        self.run(name, command, "--brief", *flags)
 
     def made(self, path: Path, make: Callable[[], None]) -> None:
         """A file, unless it is there."""
@@ -162,20 +175,20 @@ class Steps:
         """Problems, demonstrations, rows of both kinds, and the start: a policy that acts with and without comments."""
         world, rows = self.world, self.rows
         count = ["--instances", 40] if self.fast else []
-        self.run("tasks", "gen-task", *world.tasks.split(), *count, plays=False)
+        self.run("tasks", "gen-task", *world.tasks.split(), *count)
         problems = rows / PROBLEMS
         listed = read_json(problems)
         if any(task["level"] not in world.kept for task in listed):
             write_json(problems, [task for task in listed if task["level"] in world.kept])
-        self.run("demonstrations", "gen-trajectory", "--level", world.level)
-        self.run("split", "split", plays=False)
-        self.run("rows", "gen-sft")
+        self.play("demonstrations", "gen-trajectory", "--level", world.level)
+        self.run("split", "split")
+        self.play("rows", "gen-sft")
         both = rows / "sft_both.jsonl"
         plain, commented = rows / FILE_OF_ROLE["plain"], rows / FILE_OF_ROLE["policy"]
         self.made(both, lambda: write_rows(both, _read(plain), _read(commented)))
         small = ["--copy-steps", 5, "--max-steps", 10] if self.fast else []
         start = [*world.start.split(), *world.sft.split(), *small]
-        self.run("start", "sft", "--role", "policy", "--task-file", both, *start, plays=False)
+        self.run("start", "sft", "--role", "policy", "--task-file", both, *start)
 
     def train(self, arm: str) -> None:
         """One arm, from the start."""
@@ -188,7 +201,7 @@ class Steps:
                 self.made(file, lambda: write_rows(file, _read(plain), self._visited()))
             steps = 10 if self.fast else world.steps
             flags = [*world.sft.split(), "--max-steps", steps, "--learning-rate", "1e-3"]
-            self.run(arm, "sft", "--role", "plain", "--model", start, "--task-file", file, *flags, plays=False)
+            self.run(arm, "sft", "--role", "plain", "--model", start, "--task-file", file, *flags)
             return
         flags = ["--policy", start, *world.rl.split(), "--validate-problems", 0, "--entropy-coef", 0]
         flags += ["--curriculum", world.level]
@@ -199,7 +212,7 @@ class Steps:
             flags += ["--algo", "grpo", "--group-size", 4, "--learning-rate", "3e-4"]
             flags += {"grpo-distilled": [*taught, 0.5], "grpo-kl": ["--kl-coef", 0.5]}.get(arm, [])
         updates = 2 if self.fast else world.updates * (3 if "distilled" in arm else 4) // 3
-        self.run(arm, "rlft", *flags, "--max-steps", updates)
+        self.play(arm, "rlft", *flags, "--max-steps", updates)
 
     def _visited(self) -> Sequence[object]:
         (start,) = (self.folder / "start").glob("checkpoint-*")
@@ -218,21 +231,14 @@ class Steps:
         flags = [part for player in players for part in ("--policy", player)]
         flags += [part for level in self.world.kept for part in ("--level", level)]
         flags += ["--max-new-tokens", 64, *(["--problems", 8] if self.fast else [])]
-        self.run(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / "validate.json", *flags)
+        self.play(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / "validate.json", *flags)
 
 
-class Explore:
-    """Experiment A, one seed. fast: a few steps of everything."""
+class Explore(Commands):
+    """Experiment A, one seed."""
 
     def __init__(self, seed: int, fast: bool) -> None:
-        name = f"explore-{seed}{'-fast' if fast else ''}"
-        self.seed, self.fast = seed, fast
-        self.folder, self.data = RESULTS / name, DATA / name
-        self.rows = EnvSetup(SEEN, self.data, env_class(SEEN).Settings()).folder
-
-    def run(self, name: str, command: str, *flags: object) -> None:
-        """One command, unless it is finished."""
-        run_step(self.folder, self.data, self.seed, name, command, "--env", SEEN, *flags)
+        super().__init__("explore", SEEN, seed, fast)
 
     def prepare(self) -> None:
         """Questions, demonstrations and rows."""
@@ -280,10 +286,10 @@ def _read(path: Path) -> list[object]:
     return [row for _, row in read_jsonl(path)]
 
 
-def costs(folder: Path, arms: Iterable[str]) -> list[str]:
-    """Processor time and trained tokens of each arm that has run, as rows of a table."""
+def costs(folder: Path) -> list[str]:
+    """Processor time and trained tokens of each arm and evaluation that has run, as rows of a table."""
     lines = []
-    for arm in ("start", *arms, *(f"evaluation-{group[0]}" for group in GROUPS)):
+    for arm in MEASURED:
         if not (folder / arm / "cost.json").is_file():
             continue
         seconds = read_json(folder / arm / "cost.json")["processor_seconds"]
@@ -318,32 +324,42 @@ def run() -> None:
     parser.add_argument("--only", choices=WORLDS, action="append", help="worlds to run; default: all, in order")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="training seeds, in order")
     parser.add_argument("--arms", choices=(*PLAYERS, *ARMS), nargs="+", help="arms to run; default: all")
-    parser.add_argument("--table", action="store_true", help="run nothing; pack what is finished, and print its costs")
+    parser.add_argument(
+        "--table", action="store_true", help="run nothing; print the costs of what is finished, and pack B"
+    )
     parser.add_argument("--fast", action="store_true", help="a few steps of everything, to try it")
     given = parser.parse_args()
     arms = given.arms or (*PLAYERS, *ARMS)
-    for seed in given.seeds if given.experiment == "A" else ():
-        explore = Explore(seed, given.fast)
-        explore.prepare()
-        for arm in (arm for arm in PLAYERS if arm in arms):
-            explore.train(arm)
-        if set(PLAYERS) <= set(arms):
-            explore.compare()
-    for seed in given.seeds if given.experiment == "B" else ():
-        for world in given.only or WORLDS:
-            steps = Steps(world, seed, given.fast)
-            if given.table:
-                print("\n".join(costs(steps.folder, ARMS)))
-                continue
-            steps.prepare()
-            for group in GROUPS:
-                for arm in (arm for arm in group if arm in arms):
-                    steps.train(arm)
-                if set(group) <= set(arms):
-                    steps.evaluate(group)
+    worlds = ["explore"] if given.experiment == "A" else given.only or [*WORLDS]
+    for seed, world in itertools.product(given.seeds, worlds):
+        if given.table:
+            print("\n".join(costs(RESULTS / f"{world}-{seed}")))
+        elif world == "explore":
+            explore(Explore(seed, given.fast), arms)
+        else:
+            observe(Observed(world, seed, given.fast), arms)
     if given.table and given.experiment == "B":
-        for world in given.only or WORLDS:
+        for world in worlds:
             pack(world, given.seeds)
+
+
+def explore(seed: Explore, arms: Sequence[str]) -> None:
+    """Experiment A with one seed."""
+    seed.prepare()
+    for arm in (arm for arm in PLAYERS if arm in arms):
+        seed.train(arm)
+    if set(PLAYERS) <= set(arms):
+        seed.compare()
+
+
+def observe(seed: Observed, arms: Sequence[str]) -> None:
+    """Experiment B with one seed of one world."""
+    seed.prepare()
+    for group in GROUPS:
+        for arm in (arm for arm in group if arm in arms):
+            seed.train(arm)
+        if set(group) <= set(arms):
+            seed.evaluate(group)
 
 
 if __name__ == "__main__":
