@@ -79,7 +79,7 @@ def commands(line: str) -> Iterator[list[str]]:
     """The reflectkit commands in a line of a shell, without `reflectkit` itself."""
     if not re.match(r"(?:reflectkit|torchrun|accelerate) ", line):
         return
-    words = shlex.split(line, comments=True)
+    words = shlex.split(line.removesuffix(" &"), comments=True)
     while "reflectkit" in words:
         words = words[words.index("reflectkit") + 1 :]
         end = words.index("&&") if "&&" in words else len(words)

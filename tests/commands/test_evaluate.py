@@ -89,7 +89,7 @@ class Watching(Quiet):
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         self.ended += amount
-        if self.ended == 60:
+        if self.ended == 120:
             self.alive = sum(isinstance(one, Trajectory) for one in gc.get_objects())
 
 
@@ -102,12 +102,12 @@ def test_memory_does_not_grow_with_the_episodes(tmp_path: Path) -> None:
     watching = Watching()
     gc.collect()
     tracemalloc.start()
-    report = evaluate.run(config(tmp_path, 10), watching)
+    report = evaluate.run(config(tmp_path, 20), watching)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert watching.alive <= 4
     written = report.folder / "episodes.jsonl"
-    assert written.stat().st_size > 60 * LENGTH * 2
+    assert written.stat().st_size > 120 * LENGTH * 2
     assert peak < written.stat().st_size / 4
     (figures,) = read_json(report.folder / "eval.json")["rows"]
     whole = [dict(one) for _, one in read_jsonl(written)]
