@@ -102,7 +102,9 @@ PARTS = (
     Part("rlft", f"{HERE}:learn", {"lora_r": 16}, LORA),
     Part("decoding", f"{PASSES}:decoding"),
     Part("bench-rl", f"{PASSES}:bench_rl"),
-    Part("gpt2-xl-update", f"{PASSES}:xl_update", needs=LORA),
+    Part("half-billion-lora", f"{PASSES}:half_update", {"lora_r": 16}, LORA),
+    Part("half-billion", f"{PASSES}:half_update"),
+    Part("half-billion-decoding", f"{PASSES}:half_decoding"),
     Part("rlft-all-weights", f"{HERE}:learn"),
     Part("sft", f"{HERE}:train", needs=TRAINER),
     Part("two-processes", f"{HERE}:launched", {"config": "multi_gpu", "processes": 2}),
@@ -114,7 +116,6 @@ PARTS = (
     Part("sft-4bit", f"{HERE}:train", {"quantize": "4bit"}, (*TRAINER, "bitsandbytes")),
     Part("fsdp2-one", f"{HERE}:launched", {"config": "fsdp2", "processes": 1}, not_on_cpu=SHARDED),
     Part("fsdp2-two", f"{HERE}:launched", {"config": "fsdp2", "processes": 2}, not_on_cpu=SHARDED),
-    Part("gpt2-xl-decoding", f"{PASSES}:xl_decoding"),
     Part("pipeline", f"{HERE}:pipeline", needs=TRAINER, limit_s=60 * MINUTES, shows_memory=False),
 )
 """In this order, the most important first; `setup` makes the data and the model of most others."""

@@ -1,8 +1,9 @@
-"""The parts of `bench gpu` that time a model's operations: decoding, rollouts and updates; and a large model's."""
+"""The parts of `bench gpu` that time a model's operations: decoding, rollouts and updates."""
 
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,6 @@ from benchmarks.gpu import Bench, Measured
 from benchmarks.gpu_parts import (
     ENV,
     PROMPTS,
-    RANK,
     bare_passes,
     need_setup,
     reflector_rows,
@@ -73,12 +73,16 @@ def bench_rl(bench: Bench) -> Measured:
     )
 
 
-def xl_update(bench: Bench) -> Measured:
-    """An update of GPT-2 XL's shape with a LoRA adapter in bf16, against bare forward and backward passes."""
+def half_update(bench: Bench, lora_r: int = 0) -> Measured:
+    """An update of a model of half a billion parameters in bf16, with a LoRA adapter or of all weights, against bare
+    forward and backward passes.
+    """
     from reflectkit.train.learner import Learner, Settings
 
-    player = with_adapter(_xl(bench), RANK, RANK, bench.seed)
-    rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (16, 512, 64, 4, 3)
+    player = _half_billion(bench)
+    if lora_r:
+        player = with_adapter(player, lora_r, lora_r, bench.seed)
+    rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (64, 1024, 128, 16, 3)
     samples = _samples(player, rows, length, learnt)
     learner = Learner(player, Settings(learning_rate=1e-5, minibatch=rows, max_tokens=width * length))
     clock = Clock()
@@ -89,9 +93,36 @@ def xl_update(bench: Bench) -> Measured:
             bare_passes(player, [sample.tokens for sample in samples], width)
         if number == 0:
             clock.seconds.clear()
-    rate = rounds * rows * length / sum(clock.seconds["update"])
-    note = f"{_billions(player)}, bf16, LoRA: update with {rows} rows of {length} tokens, {width} at once"
-    return Measured(rate, clock.ratio("bare", "update"), note)
+    seconds = statistics.median(clock.seconds["update"])
+    note = f"{_size(player)}, bf16, {'LoRA' if lora_r else 'all weights'}: {rows} rows of {length:,} tokens"
+    if peak := PEAK_TFLOPS.get(device_name(bench)):
+        work = flops(player, rows, length, learnt, bool(lora_r)) / seconds / 1e12
+        note += f"; {work:,.0f} TFLOP/s, MFU {work / peak:.0%}"
+    return Measured(rows * length / seconds, clock.ratio("bare", "update"), note)
+
+
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0}
+"""Of dense bfloat16 products, by the words of a GPU's name (NVIDIA's data sheets)."""
+
+
+def device_name(bench: Bench) -> str:
+    """The word of the GPU's name that PEAK_TFLOPS has; empty if none."""
+    name = torch.cuda.get_device_name() if bench.device == "cuda" else ""
+    return next((word for word in PEAK_TFLOPS if word in name), "")
+
+
+def flops(player: LoadedModel, rows: int, length: int, learnt: int, adapter: bool) -> float:
+    """Floating-point operations of an update, without recomputation: 2 for each weight and token forward, as many
+    backward for the activations, and as many for the gradients of weights that are trained; the head only where a token
+    is trained; and attention's products over the tokens before each.
+    """
+    config = player.model.config.get_text_config()
+    head = config.vocab_size * config.hidden_size
+    weights = {name: weight for name, weight in player.model.named_parameters() if weight.dim() == 2}
+    trunk = sum(weight.numel() for name, weight in weights.items() if "embed" not in name and "lm_head" not in name)
+    passes = 4 if adapter else 6
+    attention = 2 * 2 * config.num_hidden_layers * config.hidden_size * length / 2 * 3
+    return rows * (length * (passes * trunk + attention) + learnt * passes * head)
 
 
 def _samples(player: LoadedModel, rows: int, length: int, learnt: int) -> list[Sample]:
@@ -116,30 +147,30 @@ def _samples(player: LoadedModel, rows: int, length: int, learnt: int) -> list[S
     ]
 
 
-def xl_decoding(bench: Bench) -> Measured:
-    """Decoding with GPT-2 XL's shape in bf16, against the bare cached passes."""
-    player = _xl(bench)
-    rows, length, written = (4, 12, 4) if bench.fast else (32, 256, 64)
+def half_decoding(bench: Bench) -> Measured:
+    """Decoding with a model of half a billion parameters in bf16, against the bare cached passes."""
+    player = _half_billion(bench)
+    rows, length, written = (4, 12, 4) if bench.fast else (128, 256, 64)
     prompts = [sample.tokens for sample in _samples(player, rows, length, 1)]
     rate, share = _decoding(player, prompts, [written] * rows, rows, rounds=1 if bench.fast else 3)
-    note = f"{_billions(player)}, bf16: {rows} prompts of {length} tokens, {written} written after each"
-    return Measured(rate, share, note)
+    return Measured(rate, share, f"{_size(player)}, bf16: {rows} prompts of {length} tokens, {written} written")
 
 
-def _xl(bench: Bench) -> LoadedModel:
-    """GPT-2 XL's shape with random weights in bf16, in evaluation mode; a padding id instead of a tokenizer."""
-    from transformers import AutoModelForCausalLM, GPT2Config
+def _half_billion(bench: Bench) -> LoadedModel:
+    """The shape of Qwen2.5-0.5B with random weights in bf16, in evaluation mode; a padding id for a tokenizer."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
 
     silence_libraries()
-    shape = {"n_embd": 1600, "n_layer": 48, "n_head": 25}
+    shape: dict[str, Any] = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+        "tie_word_embeddings": True}  # fmt: skip
     if bench.fast:
-        shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300}
+        shape |= {"hidden_size": 28, "intermediate_size": 56, "num_hidden_layers": 2, "vocab_size": 300}
     torch.manual_seed(bench.seed)
     with torch.device(bench.device):
-        model = AutoModelForCausalLM.from_config(GPT2Config(**shape), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(Qwen2Config(**shape), dtype=torch.bfloat16)
     return LoadedModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0), None, dtype="bfloat16")
 
 
-def _billions(player: LoadedModel) -> str:
-    count = sum(weight.numel() for weight in player.model.parameters())
-    return f"{count / 1e9:.2f} B parameters" if count > 10**8 else f"{count / 1e6:.2f} M parameters"
+def _size(player: LoadedModel) -> str:
+    return f"{sum(weight.numel() for weight in player.model.parameters()) / 1e6:,.0f} M parameters"

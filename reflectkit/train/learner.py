@@ -22,7 +22,6 @@ from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
 from reflectkit.models.scoring import can_share, choice_logprobs, right_pad, shared_length, token_logprobs, tree_of
-from reflectkit.sampling.checks import disagreement
 from reflectkit.train import algorithms
 from reflectkit.train.algorithms import entropy
 from reflectkit.train.batch import commented_row
@@ -446,7 +445,11 @@ class Learner:
         change_N = torch.cat([part for part in everyone if part is not None])
         self._mismatch = algorithms.mismatch(change_N)
         sampler = self.settings.agrees_with
-        if sampler and (apart := disagreement(change_N, self.settings.temperature)):
+        if not sampler:
+            return
+        from reflectkit.sampling.checks import disagreement
+
+        if apart := disagreement(change_N, self.settings.temperature):
             raise MismatchError(
                 f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
                 " not made; see that the server has the same base, unquantised, and loads the adapter of each update"

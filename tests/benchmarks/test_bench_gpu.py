@@ -55,7 +55,7 @@ def test_every_part_has_figures_or_a_reason_and_a_broken_one_ends_no_other(
         if part.name not in ("setup", "pipeline"):
             assert row.tokens_per_second is not None
             assert row.tokens_per_second > 0
-        if part.name.startswith(("sft", "decoding", "bench-rl", "gpt2-xl")):
+        if part.name.startswith(("sft", "decoding", "bench-rl", "half")):
             assert row.share is not None
             assert row.share > 0
     assert "this part is broken" in (tmp_path / "check/broken.log").read_text()
