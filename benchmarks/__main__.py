@@ -19,6 +19,8 @@ from benchmarks.scenes import SCENES, Bench
 from reflectkit.console import Quiet
 from reflectkit.models.hub import silence_libraries
 
+DTYPES = ("float32", "bfloat16")
+
 
 def main() -> None:
     """Measure, and print each line as it is there."""
@@ -26,6 +28,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="tiny, or as in `rlft --model`, with LoRA of rank 16")
     parser.add_argument("--only", choices=SCENES, nargs="*", default=SCENES, help="parts of the table")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each line")
+    parser.add_argument("--device", default="cpu", help="cpu, with one thread, or cuda")
+    parser.add_argument("--dtype", choices=DTYPES, nargs="*", default=DTYPES, help="types of the weights")
+    parser.add_argument("--scale", type=int, default=1, help="times as many episodes and rows of a micro-batch")
     parser.add_argument("--seed", type=int, default=0, help="of the episodes")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where a packaged model is converted")
     parser.add_argument("--original", type=Path, help="checkout of github.com/zhourunlong/Reflect-RL")
@@ -35,13 +40,14 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*rollout_func.*")  # that it is experimental
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))
-    for dtype in ("float32",) if given.model == "tiny" else ("float32", "bfloat16"):
-        if dtype == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+    where = torch.cuda.get_device_name() if given.device == "cuda" else "one thread"
+    for dtype in ("float32",) if given.model == "tiny" else given.dtype:
+        if dtype == "bfloat16" and given.device == "cpu" and not torch.cpu._is_avx512_bf16_supported():
             print("bfloat16: skipped, since this CPU has no AVX-512 BF16")
             break
-        print(f"{given.model}, {dtype}; {versions}; {datetime.date.today()}; one thread; {given.rounds} rounds")
+        print(f"{given.model}, {dtype}; {versions}; {datetime.date.today()}; {where}; {given.rounds} rounds")
         print(HEAD, flush=True)
-        bench = Bench(given.model, given.rounds, given.seed, given.data_dir, Quiet(), dtype)
+        bench = Bench(given.model, given.rounds, given.seed, given.data_dir, Quiet(), dtype, given.device, given.scale)
         for name in given.only:
             for line in SCENES[name](bench):
                 print(line, flush=True)

@@ -1,9 +1,9 @@
 """What all comparisons share: the players, our side of a round, the figures of a round, and the table.
 
 A round is one update: episodes are played, then learnt from. Both sides have the same weights, environment, prompts and
-tokens, and take turns in one process with one thread. Time is CPU time, so that other work on the machine counts as
-little as possible. The learning rate is 0: all the work of an update is done, and every round starts from the same
-weights.
+tokens, and take turns in one process. On a CPU, with one thread, time is CPU time, so that other work on the machine
+counts as little as possible; on a GPU it is wall time until the GPU has done its work, and memory is the GPU's. The
+learning rate is 0: all the work of an update is done, and every round starts from the same weights.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
+import torch
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
@@ -59,17 +60,17 @@ class Rounds:
         trim()
         before = resident()
         with Watch() as watch:
-            started = time.process_time()
+            started = now()
             yield
-            self.seconds[side][part].append(time.process_time() - started)
+            self.seconds[side][part].append(now() - started)
         self.peaks[side][part].append(max(0, watch.highest - before))
 
     def compare(self, part: str, passes: Callable[[], None]) -> None:
         """Add the time of the bare `passes`, divided by ours of the last round."""
         trim()
-        started = time.process_time()
+        started = now()
         passes()
-        self.bare[part].append((time.process_time() - started) / self.seconds["ours"][part][-1])
+        self.bare[part].append((now() - started) / self.seconds["ours"][part][-1])
 
     def ratios(self, *parts: str) -> list[float]:
         """Their time divided by ours, in each round, over the sum of `parts`."""
@@ -197,8 +198,18 @@ def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple:
     raise SystemExit(f"no group of {size} episodes has 2 turns or more on average, in all a multiple of {multiple}")
 
 
+def now() -> float:
+    """CPU seconds of this process; where it uses a GPU, seconds on the clock when all work given to it is done."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Bytes of this process in memory; where it uses a GPU, of its tensors there."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.memory_allocated()
     return int(psutil.Process().memory_info().rss)
 
 
@@ -209,10 +220,14 @@ def trim() -> None:
 
 
 class Watch:
-    """Looks at the memory every 10 ms while the context is open. highest: the most that was seen, in bytes."""
+    """Looks at the memory every 10 ms while the context is open. highest: the most that was seen, in bytes; a GPU's
+    peak is known.
+    """
 
     def __enter__(self) -> Watch:
         self.highest, self._over = 0, threading.Event()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.reset_peak_memory_stats()
         self._looks = threading.Thread(target=self._look, daemon=True)
         self._looks.start()
         return self
@@ -220,6 +235,8 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._looks.join()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.highest = torch.cuda.max_memory_allocated()
 
     def _look(self) -> None:
         while not self._over.wait(0.01):
@@ -227,7 +244,7 @@ class Watch:
 
 
 COLUMNS = (
-    "theirs / ours", "rollout", "update", "both", "CPU seconds a round", "tokens/s", "peak memory, MiB",
+    "theirs / ours", "rollout", "update", "both", "seconds a round", "tokens/s", "peak memory, MiB",
     "bare passes / our rollout", "bare passes / our update",
 )  # fmt: skip
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"

@@ -23,8 +23,9 @@ from reflectkit.types import Sample
 @torch.no_grad()
 def rollout(player: LoadedModel, samples: Sequence[Sample], max_tokens: int) -> None:
     """Read the prompts, and write the texts."""
+    device = next(player.model.parameters()).device
     for micro in packed([unit for unit in units(samples) if unit.choices], max_tokens):
-        input_ids_BT = right_pad([unit.tokens for unit in micro], player.pad_id, torch.device("cpu"))
+        input_ids_BT = right_pad([unit.tokens for unit in micro], player.pad_id, device)
         player.model(input_ids=input_ids_BT, use_cache=False, logits_to_keep=1)
     read, written = (
         [
@@ -40,6 +41,7 @@ def rollout(player: LoadedModel, samples: Sequence[Sample], max_tokens: int) -> 
 
 def update(player: LoadedModel, samples: Sequence[Sample], max_tokens: int) -> None:
     """Learn from the rows, without an optimizer."""
+    device = next(player.model.parameters()).device
     for micro in packed(units(samples), max_tokens):
         rows = [samples[unit.rows[0]] for unit in micro]
         ignored = [
@@ -49,9 +51,9 @@ def update(player: LoadedModel, samples: Sequence[Sample], max_tokens: int) -> N
         bare_pass(
             player.model,
             {
-                "input_ids": right_pad([row.tokens for row in rows], player.pad_id, torch.device("cpu")),
-                "attention_mask": right_pad([[1] * len(row.tokens) for row in rows], 0, torch.device("cpu")),
-                "labels": right_pad(ignored, -100, torch.device("cpu")),
+                "input_ids": right_pad([row.tokens for row in rows], player.pad_id, device),
+                "attention_mask": right_pad([[1] * len(row.tokens) for row in rows], 0, device),
+                "labels": right_pad(ignored, -100, device),
             },
         )
     player.model.zero_grad()

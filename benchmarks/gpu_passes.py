@@ -122,7 +122,7 @@ def flops(player: LoadedModel, rows: int, length: int, learnt: int, adapter: boo
     trunk = sum(weight.numel() for name, weight in weights.items() if "embed" not in name and "lm_head" not in name)
     passes = 4 if adapter else 6
     attention = 2 * 2 * config.num_hidden_layers * config.hidden_size * length / 2 * 3
-    return rows * (length * (passes * trunk + attention) + learnt * passes * head)
+    return float(rows * (length * (passes * trunk + attention) + learnt * passes * head))
 
 
 def _samples(player: LoadedModel, rows: int, length: int, learnt: int) -> list[Sample]:

@@ -53,13 +53,16 @@ class Bench:
     data_dir: Path
     progress: Progress
     dtype: str = "float32"
+    device: str = "cpu"
+    scale: int = 1
+    """How many times as many episodes, and rows of a micro-batch, as one core has."""
 
     def player(self, tasks: Sequence[Task], new: Callable[[], Env]) -> LoadedModel:
         """A new copy of the model; all are equal. The vocabulary of the tiny one is made for the tasks."""
         if self.model == "tiny":
-            return player("tiny", tasks, new, self.seed)
+            return player("tiny", tasks, new, self.seed, self.device)
         source = model_source(self.model, self.data_dir, self.progress)
-        loaded = load_player(source, device="cpu", dtype=self.dtype)
+        loaded = load_player(source, device=self.device, dtype=self.dtype)
         return with_adapter(loaded, RANK, 2 * RANK, self.seed)
 
     def sides(self, tasks: Sequence[Task], new: Callable[[], Env]) -> tuple[LoadedModel, LoadedModel]:
@@ -74,15 +77,16 @@ def taxi(bench: Bench, grouped: bool = False) -> Iterator[str]:
     tasks = kind.taskset.tasks(level)
     new = partial(make, "taxi", kind.horizons[level])
     mine, other = bench.sides(tasks, new)
-    ours, theirs = Ours(mine, new, max_tokens=MICRO * 96), Chooser(other, new)
+    starts, group, micro = (count * bench.scale for count in (STARTS, GROUP, MICRO))
+    ours, theirs = Ours(mine, new, max_tokens=micro * 96), Chooser(other, new)
     if grouped:
-        name = f"one group of {GROUP}"
-        batches = [one_group(ours, tasks, GROUP, bench.seed, MICRO)] * (bench.rounds + 1)
+        name = f"one group of {group}"
+        batches = [one_group(ours, tasks, group, bench.seed, micro)] * (bench.rounds + 1)
     else:
-        name = f"{STARTS} different starts"
-        batches = different_starts(ours, tasks, STARTS, bench.rounds + 1, bench.seed, MICRO)
+        name = f"{starts} different starts"
+        batches = different_starts(ours, tasks, starts, bench.rounds + 1, bench.seed, micro)
     prompts = [len(turn.decision.prompt_ids) for played in ours.play(batches[0]) for turn in played.turns]
-    rounds = measure(theirs, ours, batches, len(prompts), MICRO)
+    rounds = measure(theirs, ours, batches, len(prompts), micro)
     yield row(f"taxi, {name}: {len(prompts)} turns, prompts ≤ {max(prompts)} tokens", rounds)
 
 
@@ -111,30 +115,32 @@ def single_turn() -> Env:
     return make("prompts", 1, reward=("benchmarks.scenes:distinct_words",))
 
 
-def answering(policy: LoadedModel, tokens: int) -> Ours:
+def answering(policy: LoadedModel, tokens: int, micro: int) -> Ours:
     """Our side, which answers single-turn prompts with so many tokens; nothing ends an answer early."""
-    ours = Ours(policy, single_turn, max_tokens=MICRO * 256, max_new_tokens=tokens)
+    ours = Ours(policy, single_turn, max_tokens=micro * 256, max_new_tokens=tokens)
     ours.agent.dialogue.stop_ids = ours.agent._stop_ids = frozenset()
     return ours
 
 
 def answers(bench: Bench) -> Iterator[str]:
     """Single-turn prompts with answers of a fixed length, by sampling at temperature 1."""
-    tasks = sums(PROMPTS, bench.seed)
+    prompts, micro = PROMPTS * bench.scale, MICRO * bench.scale
+    tasks = sums(prompts, bench.seed)
     mine, other = bench.sides(tasks, single_turn)
-    ours = answering(mine, TOKENS)
+    ours = answering(mine, TOKENS, micro)
     batches = [
         [Episode(task, derive(bench.seed, number, task.id)) for task in tasks] for number in range(bench.rounds + 1)
     ]
-    rounds = measure(Writer(other, ours.agent.labels), ours, batches, PROMPTS, MICRO)
-    yield row(f"{PROMPTS} single-turn prompts, {TOKENS} tokens each, theirs by `generate`", rounds)
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, prompts, micro)
+    yield row(f"{prompts} single-turn prompts, {TOKENS} tokens each, theirs by `generate`", rounds)
 
 
 def batching(bench: Bench) -> Iterator[str]:
     """Rollouts alone, against transformers' continuous batching."""
-    tasks = sums(BATCHED, bench.seed)
+    prompts = BATCHED * bench.scale
+    tasks = sums(prompts, bench.seed)
     mine, other = bench.sides(tasks, single_turn)
-    ours = answering(mine, BATCHED_TOKENS)
+    ours = answering(mine, BATCHED_TOKENS, MICRO)
     episodes = [Episode(task, derive(bench.seed, task.id)) for task in tasks]
     theirs, rounds = Writer(other, ours.agent.labels, continuous=True), Rounds()
     for number in range(bench.rounds + 1):
@@ -144,28 +150,29 @@ def batching(bench: Bench) -> Iterator[str]:
             theirs.play(other.model, played)
         if number == 0:  # a warm-up
             rounds.clear()
-    rounds.tokens = BATCHED * BATCHED_TOKENS
-    yield row(f"{BATCHED} single-turn prompts, {BATCHED_TOKENS} tokens each, theirs by `generate_batch`", rounds)
+    rounds.tokens = prompts * BATCHED_TOKENS
+    yield row(f"{prompts} single-turn prompts, {BATCHED_TOKENS} tokens each, theirs by `generate_batch`", rounds)
 
 
 def explore(bench: Bench) -> Iterator[str]:
     """Choices in AutoExplore's included repositories, from different starts; some labels are two tokens."""
     chance = random.Random(bench.seed)
     tasks = []
-    for repository in sorted(included_repositories().iterdir()):
+    few, micro = FEW * bench.scale, MICRO * bench.scale
+    for number, repository in enumerate(sorted(included_repositories().iterdir()) * bench.scale):
         file = chance.choice(sorted(path for path in repository.glob("*/*") if path.is_file()))
         line = max(file.read_text(encoding="utf-8").splitlines(), key=len)[:80]
         data = {"question": f"Where does it say {line}?", "filename": f"{file.parent.name}/{file.name}"}
-        tasks.append(Task(repository.name, "auto_explore", "1", repository.name, data | {"root": repository.name}))
+        tasks.append(Task(str(number), "auto_explore", "1", repository.name, data | {"root": repository.name}))
     new = partial(make, "auto_explore", STEPS, repos_dir=included_repositories())
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
-    batches = different_starts(ours, tasks, FEW, bench.rounds + 1, bench.seed, MICRO)
+    batches = different_starts(ours, tasks, few, bench.rounds + 1, bench.seed, micro)
     turns = [turn for played in ours.play(batches[0]) for turn in played.turns]
     longest = max(len(turn.decision.prompt_ids) for turn in turns)
-    ours.learner.max_tokens = MICRO * longest
-    rounds = measure(Writer(other, ours.agent.labels), ours, batches, len(turns), MICRO)
-    yield row(f"auto_explore, {FEW} different starts: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
+    ours.learner.max_tokens = micro * longest
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, len(turns), micro)
+    yield row(f"auto_explore, {few} different starts: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
 
 
 def service_desk(bench: Bench) -> Iterator[str]:
@@ -177,6 +184,7 @@ def service_desk(bench: Bench) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         tasks, _ = problems_of(env_class("support"), Path(folder), 0, bench.seed, Quiet())
     new = partial(make, "support", TALK)
+    few = FEW * bench.scale
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
     follower = Follower(ours.sampler, {})
@@ -185,7 +193,7 @@ def service_desk(bench: Bench) -> Iterator[str]:
     batches = []
     for number in range(bench.rounds + 1):
         task, begin = tasks[number], derive(bench.seed, number)
-        episodes = [Episode(task, derive(begin, index), task.id, start=begin) for index in range(FEW)]
+        episodes = [Episode(task, derive(begin, index), task.id, start=begin) for index in range(few)]
         batches.append(episodes)
         for trajectory in rollout(episodes, new, Demonstrator(MISTAKES)):
             for place, turn in enumerate(trajectory.turns):
@@ -193,9 +201,9 @@ def service_desk(bench: Bench) -> Iterator[str]:
                 ids = completion_ids(mine.tokenizer, action.text if isinstance(action, ToolUse) else str(action))
                 follower.taken[derive(derive(trajectory.seed, "turn", place), "text")] = (*ids, end)
     lengths = [len(sample.tokens) for sample in ours.rows(ours.play(batches[0]))]
-    ours.learner.max_tokens = max(lengths)
-    rounds = measure(Writer(other, ours.agent.labels), ours, batches, FEW, micro=1)
-    yield row(f"support, one group of {FEW}: transcripts ≤ {max(lengths):,} tokens", rounds)
+    ours.learner.max_tokens = max(lengths) * bench.scale
+    rounds = measure(Writer(other, ours.agent.labels), ours, batches, few, micro=bench.scale)
+    yield row(f"support, one group of {few}: transcripts ≤ {max(lengths):,} tokens", rounds)
 
 
 SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {

@@ -43,7 +43,8 @@ from reflectkit.sampling.decoding import left_pad, position_ids
 from reflectkit.seeding import derive
 from reflectkit.types import Observation, Sample, Trajectory
 
-AGREE = 1e-3  # nats: rows padded otherwise are rounded otherwise
+AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Most nats between two log-probabilities of a token, by the type of the weights: padding changes the rounding."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Chooser:
 
     def _scores(self, model: Any, prompts: list[list[int]], seen: Sequence[Observation]) -> list[list[float]]:
         """Log-probabilities of the legal labels after each prompt."""
-        input_ids, mask = left_pad(prompts, self.policy.pad_id, torch.device("cpu"))
+        input_ids, mask = left_pad(prompts, self.policy.pad_id, model.device)
         output = model(
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False, logits_to_keep=1
         )
@@ -134,7 +135,7 @@ class Writer:
         model.train(was_training)
 
     def _generate(self, model: Any, prompts: list[list[int]], longest: int, labels: Sequence[tuple[Path, ...]]) -> None:
-        input_ids, mask = left_pad(prompts, self.policy.pad_id, torch.device("cpu"))
+        input_ids, mask = left_pad(prompts, self.policy.pad_id, model.device)
         width, pad_id = input_ids.shape[1], self.policy.pad_id
 
         def allowed(row: int, ids: torch.Tensor) -> list[int]:
@@ -188,7 +189,7 @@ class Turns(TrainerCallback):  # type: ignore[misc]
         rows = [trl_row(sample) for sample in self.ours.rows(self.played)]
         with self.rounds.measure("theirs", "rollout"):
             theirs = self.theirs.play(model, episodes if isinstance(self.theirs, Chooser) else self.played)
-        self.alike = theirs is None or alike(theirs, rows)
+        self.alike = theirs is None or alike(theirs, rows, AGREE[model.dtype])
         self.update = self.rounds.measure("theirs", "update")
         self.update.__enter__()
         return {
@@ -219,11 +220,11 @@ class Turns(TrainerCallback):  # type: ignore[misc]
         self.number += 1
 
 
-def alike(theirs: Sequence[Row], ours: Sequence[Row]) -> bool:
-    """Whether both have chosen the same actions after the same prompts, with the same log-probabilities."""
+def alike(theirs: Sequence[Row], ours: Sequence[Row], apart: float) -> bool:
+    """Whether both have chosen the same actions after the same prompts, with log-probabilities `apart` at most."""
     sides = [[(row.prompt_ids, row.completion_ids) for row in rows] for rows in (theirs, ours)]
     return sides[0] == sides[1] and all(
-        math.isclose(their.logprobs[0], our.logprobs[0], abs_tol=AGREE) for their, our in zip(theirs, ours, strict=True)
+        math.isclose(their.logprobs[0], our.logprobs[0], abs_tol=apart) for their, our in zip(theirs, ours, strict=True)
     )
 
 
@@ -233,7 +234,8 @@ def measure(theirs: Any, ours: Ours, batches: Sequence[Sequence[Episode]], rows:
     turns = Turns(theirs, ours, batches, rounds)
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, max_steps=len(batches), learning_rate=0.0, beta=0.0,
+            output_dir=folder, use_cpu=theirs.policy.model.device.type == "cpu", bf16=False,
+            max_steps=len(batches), learning_rate=0.0, beta=0.0,
             per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro, num_generations=rows,
             loss_type="bnpo", scale_rewards="none", max_grad_norm=0.3, optim="adamw_torch_fused",
             activation_checkpointing=False, logging_strategy="no", save_strategy="no", report_to="none",
