@@ -113,11 +113,24 @@ SEEN = "research.observed:ObservedAutoExplore"
 """The env of experiment A."""
 ASKS = ("--result-tokens", 80, "--prompt-tokens", 340)
 """Its prompts."""
-ADAPTED = "--max-length 640 --batch-size 4 --learning-rate 1e-3 --group-by-length --save-steps 20"
+ADAPTED = "--max-length 640 --batch-size 8 --learning-rate 1e-3 --dtype bfloat16 --group-by-length --save-steps 50"
 NEW_ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
 """Flags of each SFT of experiment A, and of one that starts from the pretrained model."""
-PLAYERS = ("plain", "think", "two")
+DISTILLED = "--algo none --reflector oracle --distill-comments 1 --learning-rate 5e-4 --entropy-coef 0"
+"""Flags of the updates of its last arm."""
+PLAYERS = ("plain", "think", "two", "distilled")
 """The arms of experiment A in the order in which they run."""
+SECOND: tuple[str, ...] = (
+    "two players - think first",
+    "two players - plain",
+    "distilled - plain",
+    "two players - keyword",
+    "think first - plain",
+    "two players - two players with others' comments",
+    "two players - two players with empty comments",
+    "two players with the teacher's comments - two players",
+)
+"""What experiment A compares; the first two are primary."""
 MEASURED = (
     "start", *ARMS, *(f"evaluation-{group[0]}" for group in GROUPS),
     "plain", "think", "reflector", "both", "policy", "evaluation", "swapped",
@@ -153,6 +166,20 @@ class Commands:
         seconds = {"processor_seconds": round(time.process_time() - before, 1)}
         write_json(self.folder / name / "cost.json", seconds)
 
+    def made(self, name: str, make: Callable[[], Sequence[object]]) -> Path:
+        """A file of the demonstrations' rows without comments, and of others that `make` returns, if it is not there
+        yet.
+        """
+        path = self.rows / f"sft_{name}.jsonl"
+        if not path.is_file():
+            say(f"{self.folder.name}: {path.name}")
+            write_rows(path, _read(self.rows / FILE_OF_ROLE["plain"]), make())
+        return path
+
+    def both(self) -> Path:
+        """The file of each demonstration's rows, without comments and with them."""
+        return self.made("both", lambda: _read(self.rows / FILE_OF_ROLE["policy"]))
+
 
 class Observed(Commands):
     """Experiment B, one seed of one world."""
@@ -164,12 +191,6 @@ class Observed(Commands):
     def play(self, name: str, command: str, *flags: object) -> None:
         """A command that makes envs."""
         self.run(name, command, "--brief", *flags)
-
-    def made(self, path: Path, make: Callable[[], None]) -> None:
-        """A file, unless it is there."""
-        if not path.is_file():
-            say(f"{self.folder.name}: {path.name}")
-            make()
 
     def prepare(self) -> None:
         """Problems, demonstrations, rows of both kinds, and the start: a policy that acts with and without comments."""
@@ -183,22 +204,15 @@ class Observed(Commands):
         self.play("demonstrations", "gen-trajectory", "--level", world.level)
         self.run("split", "split")
         self.play("rows", "gen-sft")
-        both = rows / "sft_both.jsonl"
-        plain, commented = rows / FILE_OF_ROLE["plain"], rows / FILE_OF_ROLE["policy"]
-        self.made(both, lambda: write_rows(both, _read(plain), _read(commented)))
         small = ["--copy-steps", 5, "--max-steps", 10] if self.fast else []
         start = [*world.start.split(), *world.sft.split(), *small]
-        self.run("start", "sft", "--role", "policy", "--task-file", both, *start)
+        self.run("start", "sft", "--role", "policy", "--task-file", self.both(), *start)
 
     def train(self, arm: str) -> None:
         """One arm, from the start."""
-        world, rows = self.world, self.rows
-        start, plain = self.folder / "start", rows / FILE_OF_ROLE["plain"]
+        world, start = self.world, self.folder / "start"
         if arm in ("sft", "dagger"):
-            file = plain
-            if arm == "dagger":
-                file = rows / "sft_dagger.jsonl"
-                self.made(file, lambda: write_rows(file, _read(plain), self._visited()))
+            file = self.rows / FILE_OF_ROLE["plain"] if arm == "sft" else self.made(arm, self._visited)
             steps = 10 if self.fast else world.steps
             flags = [*world.sft.split(), "--max-steps", steps, "--learning-rate", "1e-3"]
             self.run(arm, "sft", "--role", "plain", "--model", start, "--task-file", file, *flags)
@@ -228,7 +242,7 @@ class Observed(Commands):
             model = self.folder / arm
             players += [f"{NAMES[arm]}={model}"]
             players += [f"{NAMES[arm]} with comments={model}+oracle"] if arm in ("start", "distilled") else []
-        flags = [part for player in players for part in ("--policy", player)]
+        flags: list[object] = [part for player in players for part in ("--policy", player)]
         flags += [part for level in self.world.kept for part in ("--level", level)]
         flags += ["--max-new-tokens", 64, *(["--problems", 8] if self.fast else [])]
         self.play(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / "validate.json", *flags)
@@ -255,16 +269,24 @@ class Explore(Commands):
         self.run(name, "sft", "--role", role, *ADAPTED.split(), "--max-steps", 4 if self.fast else steps, *flags)
 
     def train(self, arm: str) -> None:
-        """One arm. Two players: the reflector, and a policy from its weights, which reads comments of both kinds."""
-        if arm != "two":
+        """One arm. Two players: the reflector, and a policy from its weights, which reads comments of both kinds.
+        Distilled: a policy that acts with and without the teacher's comments, and then is its own teacher.
+        """
+        if arm == "two":
+            self.sft("reflector", "reflection", 240, *NEW_ADAPTER.split())
+            reflector, mixed = self.folder / "reflector", self.rows / "both"
+            some = ["--demonstrations", 4 if self.fast else 40, "--comments", "both", "--mismatch", 0.2]
+            flags = [*some, "--reflector", reflector, "--out-dir", mixed]
+            self.run("both", "gen-sft", *ASKS, "--answer", "text", *flags)
+            rows = ["--task-file", mixed / FILE_OF_ROLE["policy"]]
+            self.sft("policy", "policy", 60, "--model", reflector, *rows)
+        elif arm == "distilled":
+            self.sft("start", "policy", 200, *NEW_ADAPTER.split(), "--task-file", self.both())
+            played = ["--episodes", 12, "--minibatch", 8, "--max-steps", 1 if self.fast else 5]
+            played += ["--validate-problems", 0, "--horizon", 10, "--force-answer"]
+            self.run(arm, "rlft", *ASKS, "--policy", self.folder / "start", *DISTILLED.split(), *played)
+        else:
             self.sft(arm, arm, 300, *NEW_ADAPTER.split())
-            return
-        self.sft("reflector", "reflection", 240, *NEW_ADAPTER.split())
-        reflector, both = self.folder / "reflector", self.rows / "both"
-        some = ["--demonstrations", 4 if self.fast else 40, "--comments", "both", "--reflector", reflector]
-        self.run("both", "gen-sft", *ASKS, "--answer", "text", *some, "--mismatch", 0.2, "--out-dir", both)
-        rows = ["--task-file", both / FILE_OF_ROLE["policy"]]
-        self.sft("policy", "policy", 60, "--model", reflector, *rows)
 
     def evaluate(self, name: str, *players: str, flags: Sequence[object] = ()) -> None:
         """Play the held-out questions, with a forced answer."""
@@ -275,11 +297,14 @@ class Explore(Commands):
     def compare(self) -> None:
         """All players, and two players whose comments are on other states."""
         policy, reflector = self.folder / "policy", self.folder / "reflector"
-        two = f"two players={policy}+{reflector}"
-        alone = [f"{arm}={self.folder / arm}" for arm in PLAYERS[:2]]
-        others = [f"two players, teacher's comments={policy}+oracle", f"two players, no comments={policy}+nothing"]
-        self.evaluate("evaluation", "random", "keyword", *alone, two, *others)
-        self.evaluate("swapped", two, flags=["--swap-comments", 1])
+        alone = ("plain", "think", "distilled")
+        players = [f"{'think first' if arm == 'think' else arm}={self.folder / arm}" for arm in alone]
+        players += [f"two players={policy}+{reflector}"]
+        players += [f"two players with the teacher's comments={policy}+oracle"]
+        players += [f"two players with empty comments={policy}+nothing"]
+        self.evaluate("evaluation", "random", "keyword", *players)
+        swapped = f"two players with others' comments={policy}+{reflector}"
+        self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
 
 
 def _read(path: Path) -> list[object]:
@@ -304,15 +329,16 @@ def costs(folder: Path) -> list[str]:
 
 def pack(world: str, seeds: Sequence[int]) -> None:
     """Keep the episodes of the finished seeds."""
+    title, last, measure, pairs = "Two players or one", "swapped", "", SECOND
+    if spec := WORLDS.get(world):
+        title, last, measure, pairs = f"Comments as a teacher: {spec.title}", "evaluation-sft", spec.measure, ()
     done = [RESULTS / f"{world}-{seed}" for seed in seeds]
-    done = [folder for folder in done if (folder / "evaluation-sft" / "report.json").is_file()]
-    spec = WORLDS[world]
-    finished = [
-        arm for arm in COMPARED if any((folder / f"evaluation-{arm}" / "report.json").is_file() for folder in done)
-    ]
-    flags = ["--title", f"Comments as a teacher: {spec.title}"]
-    flags += [part for arm in finished for pair in COMPARED[arm] for part in ("--compare", pair)]
-    flags += ["--measure", spec.measure] if spec.measure else []
+    done = [folder for folder in done if (folder / last / "report.json").is_file()]
+    for arm, compared in COMPARED.items():
+        if any((folder / f"evaluation-{arm}" / "report.json").is_file() for folder in done):
+            pairs = (*pairs, *compared)
+    flags = ["--title", title, *(part for pair in pairs for part in ("--compare", pair))]
+    flags += ["--measure", measure] if measure else []
     if done and main(["research.pack", *map(str, done), "--out", str(PACKS / f"settle-{world}"), *flags]):
         sys.exit("the pack was not written")
 
@@ -325,7 +351,7 @@ def run() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="training seeds, in order")
     parser.add_argument("--arms", choices=(*PLAYERS, *ARMS), nargs="+", help="arms to run; default: all")
     parser.add_argument(
-        "--table", action="store_true", help="run nothing; print the costs of what is finished, and pack B"
+        "--table", action="store_true", help="run nothing; print the costs of what is finished, and pack its episodes"
     )
     parser.add_argument("--fast", action="store_true", help="a few steps of everything, to try it")
     given = parser.parse_args()
@@ -338,7 +364,7 @@ def run() -> None:
             explore(Explore(seed, given.fast), arms)
         else:
             observe(Observed(world, seed, given.fast), arms)
-    if given.table and given.experiment == "B":
+    if given.table:
         for world in worlds:
             pack(world, given.seeds)
 
