@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 PIECE = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|\n+|[^\sA-Za-z\d]|[ \t]{2,}")
 LEFT_OUT = "\n[cut]\n"
@@ -123,3 +125,22 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return list(map(str, folders))
+
+
+def bm25(texts: Sequence[Sequence[str]]) -> Any:
+    """An index of texts, each given as its words: `get_scores(words)` has the score of each text.
+
+    By BM25 (Robertson and Zaragoza 2009), with Lucene's idf, k1 1.5 and b 0.75. Where JAX is installed, the library's
+    import would have it take most of a GPU's memory, for a function that is not used here.
+    """
+    jax = sys.modules.get("jax")
+    sys.modules["jax"] = None  # type: ignore[assignment]
+    try:
+        import bm25s
+    finally:
+        del sys.modules["jax"]
+        if jax is not None:
+            sys.modules["jax"] = jax
+    index = bm25s.BM25()
+    index.index([list(words) for words in texts], show_progress=False)
+    return index

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from reflectkit.env import Claim, Query
 from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.problems import answers_of, chunked, read_parquet, read_text, source_of, text_files
-from reflectkit.envs.memory.retrieval import Extractive, nearest
+from reflectkit.envs.memory.retrieval import Extractive, nearest, related
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
 from reflectkit.envs.memory.scoring import Question, score, scores
 from reflectkit.envs.memory.store import (
@@ -121,6 +123,16 @@ def test_changes_by_hand() -> None:
     assert apply(store, update("Its name\nis Tom.", None, CORE), 2).ok
     assert apply(store, update("Its name is Tom.", None, CORE), 2).counts is False
     assert [store.core, *(item.text for item in store.items.values())] == ["Its name is Tom.", "one", "three"]
+
+
+def test_retrieval_by_words_leaves_jax_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = ModuleType("jax.lax")
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "jax.lax", jax)  # without the functions that would take memory of a GPU
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bm25s"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert related(["a red cat", "a dog", "the cat and a cat"], "Which cat?", 3) == [2, 0]
+    assert sys.modules["jax"] is jax
 
 
 def test_retrieval_by_meaning_is_by_the_angle_of_the_vectors() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from reflectkit.envs.auto_explore.repository import shortest_path
 from reflectkit.errors import DataError
-from reflectkit.text import keywords
+from reflectkit.text import bm25, keywords
 from reflectkit.types import Task, from_json
 
 ENV = "auto_explore"
@@ -134,18 +134,13 @@ def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
 
 def found_by_words(questions: Sequence[FileQuestion], files: Mapping[str, str]) -> int:
     """Number of `questions` whose keywords rank their own file first among `files` (path → text), before all others: a
-    measure of how much like quotations they are.
-
-    By BM25 (Robertson and Zaragoza 2009), with Lucene's idf, k1 1.5 and b 0.75; of the texts, not of their names.
+    measure of how much like quotations they are. By BM25 of the texts, not of their names.
     """
-    import bm25s
-
     paths = sorted(files)
     words = [keywords(files[path]) for path in paths]
     if not questions or not any(words):
         return 0
-    index = bm25s.BM25()
-    index.index(words, show_progress=False)
+    index = bm25(words)
     found = 0
     for question in questions:
         asked = keywords(question.question)

@@ -14,7 +14,7 @@ import numpy as np
 from reflectkit.env import Query
 from reflectkit.envs.memory.store import LISTS, Store
 from reflectkit.registry import resolve
-from reflectkit.text import STOP_WORDS, count_tokens, stem
+from reflectkit.text import STOP_WORDS, bm25, count_tokens, stem
 
 SCRIPTS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 UNSPACED = re.compile(f"[{SCRIPTS}]")
@@ -72,10 +72,7 @@ def nearest(embed: Callable[[Sequence[str]], Any], texts: Sequence[str], query: 
 
 
 def related(texts: Sequence[str], query: str, limit: int) -> list[int]:
-    """Indices of up to `limit` texts that share a word with `query`, best first; ties in their order.
-
-    Robertson and Zaragoza 2009, with Lucene's idf, k1 1.5 and b 0.75.
-    """
+    """Indices of up to `limit` texts that share a word with `query`, best first; ties in their order."""
     query_words = words(query)
     if limit <= 0 or not query_words or not any(map(words, texts)):
         return []
@@ -86,11 +83,7 @@ def related(texts: Sequence[str], query: str, limit: int) -> list[int]:
 
 @lru_cache(maxsize=512)
 def _index(texts: tuple[str, ...]) -> Any:
-    import bm25s
-
-    index = bm25s.BM25()
-    index.index([list(words(text)) for text in texts], show_progress=False)
-    return index
+    return bm25([words(text) for text in texts])
 
 
 def most_related(store: Store, limit: int, retrieve: Related, question: str) -> list[str]:
