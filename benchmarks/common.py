@@ -101,7 +101,8 @@ def _empty() -> dict[str, dict[str, list[float]]]:
 class Ours:
     """Our side of the rounds: what `rlft` runs.
 
-    width: episodes played at once; 0: all. max_tokens: of a micro-batch. max_new_tokens: of a text.
+    width: episodes played at once; 0: all. max_tokens: of a micro-batch. max_new_tokens: of a text. server: who
+    samples, if not this process.
     """
 
     policy: LoadedModel
@@ -109,11 +110,12 @@ class Ours:
     width: int = 0
     max_tokens: int = 16384
     max_new_tokens: int = 64
+    server: Sampler | None = None
 
     def __post_init__(self) -> None:
         settings = Settings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
         self.learner = Learner(self.policy, settings)
-        self.sampler: Sampler = LocalSampler(self.policy)
+        self.sampler: Sampler = self.server or LocalSampler(self.policy)
         self.agent = TwoPlayerAgent(self.sampler, max_new_tokens=self.max_new_tokens)
         self.version = 0
 
@@ -199,18 +201,22 @@ def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple:
 
 
 def now() -> float:
-    """CPU seconds of this process; where it uses a GPU, seconds on the clock when all work given to it is done."""
+    """CPU seconds of this process and of a server that it has started; where it uses a GPU, seconds on the clock when
+    all work given to it is done.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return time.process_time()
+        served = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+        return time.process_time() + float(sum(times.user + times.system for times in served))
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def resident() -> int:
-    """Bytes of this process in memory; where it uses a GPU, of its tensors there."""
+    """Bytes of this process, and of a server that it has started; where it uses a GPU, of its tensors there."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.memory_allocated()
-    return int(psutil.Process().memory_info().rss)
+    here = psutil.Process()
+    return sum(int(process.memory_info().rss) for process in (here, *here.children(recursive=True)))
 
 
 def trim() -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +31,8 @@ from reflectkit.models.labels import completion_ids
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.models.packaged import model_source
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.base import Opening, Sampler, ServerSettings
+from reflectkit.sampling.config import backend
 from reflectkit.seeding import derive
 from reflectkit.types import Task, ToolUse
 
@@ -115,9 +125,9 @@ def single_turn() -> Env:
     return make("prompts", 1, reward=("benchmarks.scenes:distinct_words",))
 
 
-def answering(policy: LoadedModel, tokens: int, micro: int) -> Ours:
+def answering(policy: LoadedModel, tokens: int, micro: int, server: Sampler | None = None) -> Ours:
     """Our side, which answers single-turn prompts with so many tokens; nothing ends an answer early."""
-    ours = Ours(policy, single_turn, max_tokens=micro * 256, max_new_tokens=tokens)
+    ours = Ours(policy, single_turn, max_tokens=micro * 256, max_new_tokens=tokens, server=server)
     ours.agent.dialogue.stop_ids = ours.agent._stop_ids = frozenset()
     return ours
 
@@ -152,6 +162,58 @@ def batching(bench: Bench) -> Iterator[str]:
             rounds.clear()
     rounds.tokens = prompts * BATCHED_TOKENS
     yield row(f"{prompts} single-turn prompts, {BATCHED_TOKENS} tokens each, theirs by `generate_batch`", rounds)
+
+
+def vllm(bench: Bench) -> Iterator[str]:
+    """Rollouts alone, in this process and by a vLLM server with the adapter; nothing without the variable VLLM_PYTHON,
+    the Python of the server's environment.
+    """
+    python = os.environ.get("VLLM_PYTHON")
+    if not python:
+        return
+    prompts = PROMPTS * bench.scale
+    tasks = sums(prompts, bench.seed)
+    policy = bench.player(tasks, single_turn)
+    ours, rounds = answering(policy, TOKENS, MICRO), Rounds()
+    episodes = [Episode(task, derive(bench.seed, task.id)) for task in tasks]
+    with tempfile.TemporaryDirectory() as folder:
+        source = model_source(bench.model, bench.data_dir, bench.progress)
+        with vllm_server(python, source, bench.dtype, Path(folder)) as url:
+            opening, settings = Opening(source, player=policy), ServerSettings(adapter_dir=Path(folder))
+            theirs = answering(policy, TOKENS, MICRO, backend(f"vllm:{url}").open(opening, settings))
+            for number in range(bench.rounds + 1):
+                for name, side in (("ours", ours), ("theirs", theirs)):
+                    with rounds.measure(name, "rollout"):
+                        side.play(episodes)
+                if number == 0:  # a warm-up
+                    rounds.clear()
+    rounds.tokens = prompts * TOKENS
+    yield row(f"{prompts} single-turn prompts, {TOKENS} tokens each, theirs by vLLM", rounds)
+
+
+@contextlib.contextmanager
+def vllm_server(python: str, model: str, dtype: str, folder: Path) -> Iterator[str]:
+    """The address of a vLLM server of the model, with its log in `folder`, until the context ends."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", dtype, "--host",
+        "127.0.0.1", "--port", str(port), "--enable-lora", "--max-lora-rank", str(RANK)]  # fmt: skip
+    more = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1"}  # fmt: skip
+    with (folder / "vllm.log").open("wb") as log:
+        server = subprocess.Popen(command, env=os.environ | more, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while server.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=1):
+                yield url
+                return
+            time.sleep(1)
+        sys.exit((folder / "vllm.log").read_text("utf-8", "replace")[-2000:])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def explore(bench: Bench) -> Iterator[str]:
@@ -213,4 +275,5 @@ SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
     "desk": service_desk,
     "answers": answers,
     "batching": batching,
+    "vllm": vllm,
 }

@@ -126,7 +126,7 @@ SECOND: tuple[str, ...] = (
     "distilled - plain",
     "two players - keyword",
     "think first - plain",
-    "two players - two players with others' comments",
+    "two players - two players with comments on other states",
     "two players - two players with empty comments",
     "two players with the teacher's comments - two players",
 )
@@ -303,7 +303,7 @@ class Explore(Commands):
         players += [f"two players with the teacher's comments={policy}+oracle"]
         players += [f"two players with empty comments={policy}+nothing"]
         self.evaluate("evaluation", "random", "keyword", *players)
-        swapped = f"two players with others' comments={policy}+{reflector}"
+        swapped = f"two players with comments on other states={policy}+{reflector}"
         self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
 
 
