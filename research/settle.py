@@ -120,7 +120,7 @@ DISTILLED = "--algo none --reflector oracle --distill-comments 1 --learning-rate
 """Flags of the updates of its last arm."""
 PLAYERS = ("plain", "think", "two", "distilled")
 """The arms of experiment A in the order in which they run."""
-SECOND: tuple[str, ...] = (
+COMPARED_A: tuple[str, ...] = (
     "two players - think first",
     "two players - plain",
     "distilled - plain",
@@ -329,7 +329,7 @@ def costs(folder: Path) -> list[str]:
 
 def pack(world: str, seeds: Sequence[int]) -> None:
     """Keep the episodes of the finished seeds."""
-    title, last, measure, pairs = "Two players or one", "swapped", "", SECOND
+    title, last, measure, pairs = "Two players or one", "swapped", "", COMPARED_A
     if spec := WORLDS.get(world):
         title, last, measure, pairs = f"Comments as a teacher: {spec.title}", "evaluation-sft", spec.measure, ()
     done = [RESULTS / f"{world}-{seed}" for seed in seeds]
