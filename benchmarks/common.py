@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.rl import wall
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
 from reflectkit.eventloop import run_sync
@@ -205,23 +206,16 @@ def now() -> float:
     all work given to it is done.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return time.process_time() + sum(_served(lambda process: sum(process.cpu_times()[:2])))
-    torch.cuda.synchronize()
-    return time.perf_counter()
+        served = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+        return time.process_time() + float(sum(times.user + times.system for times in served))
+    return wall()
 
 
 def resident() -> int:
-    """Bytes of this process, and of a server that it has started; where it uses a GPU, of its tensors there."""
+    """Bytes of this process in memory; where it uses a GPU, of its tensors there."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.memory_allocated()
-    return int(psutil.Process().memory_info().rss + sum(_served(lambda process: process.memory_info().rss)))
-
-
-def _served(figure: Callable[[psutil.Process], float]) -> Iterator[float]:
-    """The figure of each process that this one has started and that still runs."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            yield figure(process)
+    return int(psutil.Process().memory_info().rss)
 
 
 def trim() -> None:

@@ -27,6 +27,9 @@ from reflectkit.models.hub import silence_libraries
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.types import Sample
 
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0}
+"""Of dense bfloat16 products, by a word of the GPU's name (NVIDIA's data sheets)."""
+
 
 def decoding(bench: Bench) -> Measured:
     """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
@@ -95,20 +98,11 @@ def half_update(bench: Bench, lora_r: int = 0) -> Measured:
             clock.seconds.clear()
     seconds = statistics.median(clock.seconds["update"])
     note = f"{_size(player)}, bf16, {'LoRA' if lora_r else 'all weights'}: {rows} rows of {length:,} tokens"
-    if peak := PEAK_TFLOPS.get(device_name(bench)):
+    card = torch.cuda.get_device_name() if bench.device == "cuda" else ""
+    if peak := next((most for name, most in PEAK_TFLOPS.items() if name in card), 0.0):
         work = flops(player, rows, length, learnt, bool(lora_r)) / seconds / 1e12
         note += f"; {work:,.0f} TFLOP/s, MFU {work / peak:.0%}"
     return Measured(rows * length / seconds, clock.ratio("bare", "update"), note)
-
-
-PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0}
-"""Of dense bfloat16 products, by the words of a GPU's name (NVIDIA's data sheets)."""
-
-
-def device_name(bench: Bench) -> str:
-    """The word of the GPU's name that PEAK_TFLOPS has; empty if none."""
-    name = torch.cuda.get_device_name() if bench.device == "cuda" else ""
-    return next((word for word in PEAK_TFLOPS if word in name), "")
 
 
 def flops(player: LoadedModel, rows: int, length: int, learnt: int, adapter: bool) -> float:

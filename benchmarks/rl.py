@@ -61,9 +61,9 @@ class Clock:
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the duration of the block to `name`."""
-        started = _now()
+        started = wall()
         yield
-        self.seconds.setdefault(name, []).append(_now() - started)
+        self.seconds.setdefault(name, []).append(wall() - started)
 
     def ratio(self, part: str, whole: str) -> float:
         """Median over rounds of `part` divided by `whole`."""
@@ -72,7 +72,7 @@ class Clock:
         )
 
 
-def _now() -> float:
+def wall() -> float:
     """Seconds on the clock when all work given to a GPU is done."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -289,8 +289,8 @@ def _model_time(model: Any) -> Iterator[list[float]]:
     spent: list[float] = []
     trunk = getattr(model, model.base_model_prefix)
     hooks = [
-        trunk.register_forward_pre_hook(lambda *_: spent.append(-_now())),
-        trunk.register_forward_hook(lambda *_: spent.append(spent.pop() + _now())),
+        trunk.register_forward_pre_hook(lambda *_: spent.append(-wall())),
+        trunk.register_forward_hook(lambda *_: spent.append(spent.pop() + wall())),
     ]
     try:
         yield spent
