@@ -196,34 +196,35 @@ def _plugins(text: str) -> list[str]:
 
 
 def mismatch(player: Player) -> str:
-    """What to warn of where `player` is a policy that plays with comments and was trained without, or the reverse; ""
-    where nothing says so.
-
-    A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
-    """
+    """`unlike_training` of `player`, which a --policy describes."""
     given = f"give its reflector, {player.name}={player.policy}+REFLECTOR"
     text = unlike_training(player.policy, player.reflector, given, f"leave out +{player.reflector}")
     return f"{player.name}: {text}" if text else ""
 
 
 def unlike_training(policy: Path | None, reflector: Path | None, add: str, leave: str) -> str:
-    """`mismatch` of a policy and its reflector. add, leave: how to give one, and how to give none."""
-    commented = None if policy is None else trained_with_comments(policy)
-    if commented is None or commented == (reflector is not None):
+    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" if nothing says
+    so. A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
+
+    add, leave: how to give a reflector, and how to give none.
+    """
+    facts = {} if policy is None else model_facts(policy)
+    by_role = {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))
+    commented = bool(facts["reflector"]) if "reflector" in facts else by_role
+    if commented is None or facts.get("acts_alone") or commented == (reflector is not None):
         return ""
     if commented:
         return f"{policy} was trained with comments but plays without; {add}"
     return f"{policy} was trained without comments but plays with a reflector; {leave}"
 
 
-def trained_with_comments(policy: Path) -> bool | None:
-    """Whether a reflector commented when checkpoint `policy` was trained; None if at times, or if nothing says so."""
-    facts = model_facts(policy)
-    if facts.get("acts_alone"):
-        return None
-    if "reflector" in facts:
-        return bool(facts["reflector"])
-    return {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))
+def warn_of(env: EnvConfig, players: Sequence[Player], models: Sequence[Path], progress: Progress) -> list[str]:
+    """What is wrong with playing in `env`, which is reported and returned. models: those that play and comment."""
+    texts = [text for player in players if (text := mismatch(player))]
+    texts += trained_elsewhere(env.name, models) + unknown_call_forms(env, [player.policy for player in players])
+    for text in texts:
+        progress.news(f"warning: {text}")
+    return texts
 
 
 def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:

@@ -9,7 +9,7 @@ import math
 import shutil
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -23,11 +23,9 @@ from reflectkit.agents.players import (
     Player,
     Players,
     PlayersSetup,
-    mismatch,
     model_folders,
     parse_policy,
-    trained_elsewhere,
-    unknown_call_forms,
+    warn_of,
 )
 from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig, Endpoint, address_in_use, key_of
 from reflectkit.commands import Traits
@@ -186,12 +184,8 @@ class EvaluateConfig(Config):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class SavedEpisode:
-    """An episode whose line is on disk. line: its `lean` line. place: where it begins in its file, in bytes."""
-
-    line: dict[str, Any]
-    place: int
+Saved = tuple[dict[str, Any], int]
+"""An episode whose line is on disk: its `lean` line, and where it begins in its file, in bytes."""
 
 
 @memory_explained("lower --max-concurrency, or use a smaller model")
@@ -212,9 +206,10 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     if config.chat.dry_run:
         from reflectkit.evals.estimate import asked_of, estimate
 
-        pairs = [(player, level) for player in config.entrants for level in levels]
         asked_for = [
-            asked_of(player, config.players, level, problems[level], config.eval_reps) for player, level in pairs
+            asked_of(player, config.players, level, tasks, config.eval_reps)
+            for player in config.entrants
+            for level, tasks in problems.items()
         ]
         return estimate("evaluate", setup, config.chat, asked_for, progress, config.run.seed)
     entrants = [player.resolved(config.run.data_dir, progress) for player in config.entrants]
@@ -224,18 +219,12 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         if player.policy is not None:
             config.sampler.answer_of(player.policy)
     models = model_folders(path for player in entrants for path in (player.policy, player.reflector))
-    inputs = [
-        *filter(None, [held_out.file("test")]),
-        *models,
-        *setup.input_files([task for level in levels for task in problems[level]]),
-        *config.sampler.input_files(setup.folder),
-    ]
+    source = held_out.file("test")
+    inputs = [*([source] if source else []), *models]
+    inputs += setup.input_files([task for tasks in problems.values() for task in tasks])
+    inputs += config.sampler.input_files(setup.folder)
     with open_run("evaluate", config, inputs) as current, contextlib.closing(Players(config.players)) as players:
-        warnings = [text for player in entrants if (text := mismatch(player))]
-        warnings += trained_elsewhere(env.name, models)
-        warnings += unknown_call_forms(env, [player.policy for player in entrants])
-        for text in warnings:
-            progress.news(f"warning: {text}")
+        warnings = warn_of(env, entrants, models, progress)
         if current.done:
             return current.done
         count = sum(map(len, problems.values())) * len(entrants) * config.eval_reps
@@ -243,30 +232,30 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             f"evaluate: {pluralize(count, 'episode')} of {pluralize(len(entrants), 'player')} → {current.folder}"
         )
         kept = current.folder / "episodes"
-        played: list[tuple[Path, list[SavedEpisode]]] = []
-        lines = []
-        for number, player in enumerate(entrants):
-            for level in levels:
-                path = kept / f"{number}-{level}.jsonl"
-                episodes = play(config, player, level, problems[level], players, path, progress)
-                played.append((path, episodes))
-                lines.append((player.name, level, [saved.line for saved in episodes]))
-        every = [line for _, _, some in lines for line in some]
-        if any(line["status"] == "completed" and "success" not in line for line in every):
+        played = {
+            kept / f"{number}-{level}.jsonl": (player, level)
+            for number, player in enumerate(entrants)
+            for level in levels
+        }
+        saved = {
+            path: play(config, player, level, problems[level], players, path, progress)
+            for path, (player, level) in played.items()
+        }
+        lines = [line for episodes in saved.values() for line, _ in episodes]
+        if any(line["status"] == "completed" and "success" not in line for line in lines):
             progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
         players.report_damage(progress)
-        path = current.folder / "episodes.jsonl"
-        with replacing(path) as file:
-            for part, episodes in played:
-                with part.open("rb") as source:
-                    for saved in episodes:
-                        source.seek(saved.place)
-                        file.write(source.readline())
-        rows = tables.rows_of(setup.env_name, lines)
+        whole = current.folder / "episodes.jsonl"
+        with replacing(whole) as file:
+            for path, episodes in saved.items():
+                with path.open("rb") as part:
+                    for _, place in episodes:
+                        part.seek(place)
+                        file.write(part.readline())
         asked = players.usage | setup.asked(progress)
-        outputs = _write_tables(current, _title(config, problems), rows, [every], {"asked": asked})
+        rows, outputs = _write_tables(current, _title(config, problems), [lines], {"asked": asked})
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
-        report = current.finish({"rows": rows} | extra, [*outputs, path])
+        report = current.finish({"rows": rows} | extra, [*outputs, whole])
         shutil.rmtree(kept, ignore_errors=True)
         return report
 
@@ -279,7 +268,7 @@ def play(
     players: Players,
     path: Path,
     progress: Progress,
-) -> list[SavedEpisode]:
+) -> list[Saved]:
     """An episode of each problem and repeat, added to `path` as they end; those that are there are not played again.
 
     Raises EnvironmentFailure if all are aborted, BudgetSpentError if the budget runs out.
@@ -303,7 +292,7 @@ def play(
             if config.score_oracle:
                 scores = oracle_scores(trajectory, likely=player.policy is not None)
                 line["figures"] = {**line.get("figures", {}), **scores}
-            done[task.id, trajectory.seed] = SavedEpisode(tables.lean(line), file.tell())
+            done[task.id, trajectory.seed] = tables.lean(line), file.tell()
             file.write(json_line(line))
             file.flush()
             bar.advance()
@@ -314,7 +303,7 @@ def play(
             rollout(remaining, maker, players.agent(player), width=config.rollout.width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
-    aborted = [saved.line.get("reason") for saved in played if saved.line["status"] == "aborted"]
+    aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
     if aborted:
@@ -322,20 +311,20 @@ def play(
     return played
 
 
-def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]:
-    """The intact lines that a killed run left, by task and seed. Damaged ones, e.g. an incomplete last one, and those
-    of aborted episodes are removed: both are played again.
+def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], Saved]:
+    """The intact lines that a killed run left, by task and seed. Damaged ones and those of aborted episodes are removed
+    from the file: both are played again.
     """
-    kept: dict[tuple[str, int], SavedEpisode] = {}
-    damaged = 0
+    kept: dict[tuple[str, int], Saved] = {}
     if not path.is_file():
         return kept
+    damaged = 0
     with replacing(path) as file:  # even if only the last newline is missing, since more lines follow
         for row in salvaged(path, KEPT_FIELDS):
             if row is None:
                 damaged += 1
             elif row["status"] != "aborted":
-                kept[row["task"], row["seed"]] = SavedEpisode(tables.lean(row), file.tell())
+                kept[row["task"], row["seed"]] = tables.lean(row), file.tell()
                 file.write(json_line(row))
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
@@ -403,27 +392,17 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> st
 
 
 def _write_tables(
-    current: Run,
-    title: str,
-    rows: list[dict[str, Any]],
-    parts: Sequence[Sequence[dict[str, Any]]],
-    extra: dict[str, Any],
-) -> list[Path]:
-    """Make the tables and write their files, whose paths are returned. parts: the episodes of each seed."""
-    compared = tables.differences_over_seeds(parts)
-    episodes = [episode for part in parts for episode in part]
+    current: Run, title: str, parts: Sequence[Sequence[dict[str, Any]]], extra: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[Path]]:
+    """The rows of the tables, and the files that are written. parts: the episodes of each seed."""
+    rows, compared = tables.pooled(parts), tables.differences_over_seeds(parts)
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
-    current.tables += [
-        tables.table(title, rows),
-        *tables.passes_table(rows),
-        *tables.aspect_tables(episodes),
-        *tables.figures_tables(rows),
-    ]
+    current.tables += tables.tables_of(title, rows, [episode for part in parts for episode in part])
     if any(gap["difference"] for gap in compared if gap["figure"] == "success"):
         current.tables.append(tables.differences_table(compared, "success"))
     write_text(current.folder / "eval.md", tables.markdown(current.tables))
     write_text(current.folder / "eval.csv", tables.csv_text(rows))
-    return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
+    return rows, [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
 def _recompute(config: EvaluateConfig) -> Report:
@@ -433,6 +412,5 @@ def _recompute(config: EvaluateConfig) -> Report:
         if others := {episode["env"] for episode in part if "env" in episode} - {env}:
             raise DataError(path, f"has episodes of env '{min(others)}', not of '{env}'; choose it with --env")
     with open_run("evaluate", config, config.episodes, again=True) as current:
-        rows = tables.pooled(parts)
-        title = f"Episodes of {' and '.join(map(str, config.episodes))}"
-        return current.finish({"rows": rows}, _write_tables(current, title, rows, parts, {}))
+        rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})
+        return current.finish({"rows": rows}, outputs)

@@ -24,12 +24,10 @@ from reflectkit.agents.players import (
     Players,
     PlayersSetup,
     is_chat,
-    mismatch,
     model_folders,
     parse_policy,
     resolve_model_path,
-    trained_elsewhere,
-    unknown_call_forms,
+    warn_of,
 )
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
@@ -37,7 +35,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import Problems
 from reflectkit.data.trajectories import read_records
-from reflectkit.env import Agent, Context, Env, StepResult, Wrapper, rules_of
+from reflectkit.env import Agent, Context, Env, rules_of
 from reflectkit.envs import PROBLEMS, cluster_of
 from reflectkit.envs.setup import (
     HORIZON_HELP,
@@ -49,7 +47,6 @@ from reflectkit.envs.setup import (
     refuse_uncounted,
 )
 from reflectkit.errors import ConfigError, refuse, unknown_name
-from reflectkit.eventloop import followed
 from reflectkit.jsonl import append
 from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
@@ -57,7 +54,7 @@ from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.types import AGENT_MARKER, Decision, Observation, Status, Task, Trajectory, Turn
 
 MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
 LEAST_SHOWN = 0.005  # minimum probability of a shown choice
@@ -66,28 +63,22 @@ Comment = Callable[[Observation, Context], Awaitable[str]]
 
 
 class Narrator:
-    """Shows what `agent` observes, the comments on it, and its actions. wait: wait for a key before each step."""
+    """Shows what `agent` observes, the comments on it, its actions and their rewards.
+
+    wait: wait for a key before each step. stopped: whether the person who watches has quit.
+    """
 
     def __init__(self, agent: Agent, comment: Comment | None, progress: Progress, *, wait: bool) -> None:
         self.agent, self.comment, self.progress, self.wait = agent, comment, progress, wait
         self.stopped = False
-        self.begin()
-
-    @property
-    def left(self) -> bool:
-        """Whether the person has quit."""
-        return self.stopped or (isinstance(self.agent, Human) and self.agent.left)
-
-    def begin(self) -> None:
-        """Start a new episode."""
-        self.steps, self.total, self.before = 0, 0.0, tuple[Message, ...]()
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The agent's decision."""
-        self.steps += 1
-        self.see(f"Step {self.steps}", observation)
         person = isinstance(self.agent, Human)
-        if self.steps == 1 and person:
+        if context.turns and (context.turns[-1].reward or not observation.replies):
+            self.tell_reward(context.turns)
+        self.see(f"Step {len(context.turns) + 1}", observation, context.turns)
+        if person and not context.turns:
             self.progress.news(f"Keys: {keys_of(context.env)}")
         comment = None if self.comment is None else one_line(await self.comment(observation, context))
         if comment is not None:
@@ -101,16 +92,26 @@ class Narrator:
             self.stopped = not self._wants_next(context.env)
         return replace(decision, truncation_reason=LEFT) if self.stopped else decision
 
-    def see(self, heading: str, observation: Observation) -> None:
+    def see(self, heading: str, observation: Observation, turns: Sequence[Turn]) -> None:
         """Show the messages of `observation` that were not shown before; the agent's own were, as its decisions."""
         self.progress.news(f"── {heading} ──")
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.before, observation.messages)))  # noqa: B905
+        before = turns[-1].observation.messages if turns else ()
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, observation.messages)))  # noqa: B905
         new = observation.messages[same:] or (() if observation.replies else observation.messages[-1:])
         lines = [message.line if observation.replies else message.content for message in new]
-        shown = [line for line, message in zip(lines, new, strict=True) if message.role != "assistant"]
-        self.before = observation.messages
-        if shown:
+        if shown := [line for line, message in zip(lines, new, strict=True) if message.role != "assistant"]:
             self.progress.news("\n".join(shown))
+
+    def tell_reward(self, turns: Sequence[Turn]) -> None:
+        """Show the reward of the last of `turns`."""
+        total = sum(turn.reward for turn in turns)
+        self.progress.news(f"Reward {turns[-1].reward:+.3g}, return so far {total:+.3g}.")
+
+    def tell_end(self, trajectory: Trajectory) -> None:
+        """Show the last view and how it ended, unless the env did not end it."""
+        if trajectory.final and trajectory.status is not Status.ABORTED and not trajectory.unexecuted_decision:
+            self.tell_reward(trajectory.turns)
+            self.see("The end", trajectory.final, trajectory.turns)
 
     def _wants_next(self, env: Env) -> bool:
         """Whether the person who watches wants the next step."""
@@ -120,28 +121,6 @@ class Narrator:
                 return not key
             self.progress.news(rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key.")
         return False
-
-
-class Reporter(Wrapper):
-    """Shows the reward of each step, and the final view."""
-
-    def __init__(self, env: Env, narrator: Narrator) -> None:
-        super().__init__(env)
-        self.narrator = narrator
-
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """Take one step, and show its reward."""
-        return followed(self.env.step(action), self._stepped)
-
-    def _stepped(self, result: StepResult) -> StepResult:
-        self.narrator.total += result.reward
-        ended = result.terminated or result.truncated
-        if ended or result.reward or not result.observation.replies:
-            total = self.narrator.total
-            self.narrator.progress.news(f"Reward {result.reward:+.3g}, return so far {total:+.3g}.")
-        if ended:
-            self.narrator.see("The end", result.observation)
-        return result
 
 
 def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:
@@ -292,17 +271,11 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((player.policy, player.reflector, commentator))
-    warnings = [mismatch(player), *trained_elsewhere(env.name, folders), *unknown_call_forms(env, [player.policy])]
-    for warning in filter(None, warnings):
-        progress.news(f"warning: {warning}")
+    warn_of(env, [player], folders, progress)
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
-    inputs = [
-        *filter(None, [source]),
-        *folders,
-        *setup.input_files(tasks),
-        *config.sampler.input_files(setup.folder),
-    ]
+    inputs = [*([source] if source else []), *folders, *setup.input_files(tasks)]
+    inputs += config.sampler.input_files(setup.folder)
     with (
         open_run("play", config, inputs, again=True) as current,
         contextlib.closing(Players(config.players)) as players,
@@ -311,20 +284,21 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         agent: Any = Human(progress) if name == PERSON else players.agent(player)
         comment = players.reflector(commentator).remark if commentator else None
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
+        person = agent if name == PERSON else user
         played: list[Trajectory] = []
         for number, task in enumerate(drawn):
             progress.news(f"{env.name}, level {task.level}, task {task.id}")
-            shown.begin()
-            bare = setup.make(setup.horizon_at(task.level), user)
+            fresh = setup.make(setup.horizon_at(task.level), user)
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
-            seen = Reporter(bare, shown) if user is None else bare
-            played += rollout([episode], lambda seen=seen: seen, shown if user is None else agent)  # type: ignore[misc]
-            person = agent if name == PERSON else user
+            (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, agent if user else shown)  # type: ignore[misc]
             if person is not None and not person.answered and not progress.attended:
                 raise ConfigError(NOBODY)
-            progress.news(_ending(played[-1]))
-            append(path, [episode_to_json(name, played[-1], cluster=cluster_of(env.name, task))])
-            if shown.left or (user and user.left):
+            if user is None:
+                shown.tell_end(trajectory)
+            progress.news(_ending(trajectory))
+            played.append(trajectory)
+            append(path, [episode_to_json(name, trajectory, cluster=cluster_of(env.name, task))])
+            if shown.stopped or (person is not None and person.left):
                 break
         if len(played) > 1:
             rows = [(one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns))) for one in played]

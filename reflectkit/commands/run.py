@@ -348,13 +348,9 @@ def _pool_seeds(
         outputs.append(current.folder / (f"eval-{step}.json" if number else "eval.json"))
         write_json(outputs[-1], {"rows": rows})
         differences += [{"step": step} | gap for gap in gaps if gap["figure"] == recipe.measure]
-        current.tables += [
-            eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows),
-            *eval_tables.passes_table(rows),
-            *eval_tables.aspect_tables([episode for seed in seeds for episode in seed]),
-            *eval_tables.figures_tables(rows),
-            eval_tables.differences_table(gaps, recipe.measure),
-        ]
+        title = f"{config.recipe}, {step}, {config.seeds} seeds pooled"
+        current.tables += eval_tables.tables_of(title, rows, [episode for seed in seeds for episode in seed])
+        current.tables.append(eval_tables.differences_table(gaps, recipe.measure))
     outputs.append(current.folder / "differences.json")
     write_json(outputs[-1], differences)
     return outputs

@@ -49,13 +49,6 @@ OWN_FIGURES = TAKEN - {SUCCESS}
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
 
 
-def rows_of(env: str, played: Sequence[tuple[str, str, Sequence[Json]]]) -> list[dict[str, Any]]:
-    """The rows of eval.json of an evaluation, from (player, level, lines of episodes.jsonl)."""
-    episodes = completed([episode for _, _, part in played for episode in part])
-    ranges, rest = ranges_of(episodes), iter(episodes)
-    return [row(name, env, level, [next(rest) for _ in part], ranges) for name, level, part in played]
-
-
 def completed(episodes: Sequence[Json]) -> list[Json]:
     """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
     off before that. ABORTED ones stay as they are.
@@ -329,6 +322,11 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
             pool["by_seed"] = [row(name, "", level, episodes)["success"] for episodes in seeds]
         rows.append(pool)
     return rows
+
+
+def tables_of(title: str, rows: Sequence[Json], episodes: Sequence[Json]) -> list[Table]:
+    """The tables of rows of eval.json, and of the lines of episodes.jsonl that they come from."""
+    return [table(title, rows), *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
 
 
 def table(title: str, rows: Sequence[Json]) -> Table:
