@@ -135,7 +135,8 @@ def code_files(modules: Iterable[str]) -> list[Path]:
                     finder.import_hook(key)
                 else:
                     finder.run_script(str(path))
-            found |= {path, *(Path(module.__file__) for module in finder.modules.values() if module.__file__)}
+            files = (getattr(module, "__file__", None) for module in finder.modules.values())
+            found |= {path, *map(Path, filter(None, files))}
     here = Path.cwd()
     return [path.relative_to(here) if path.is_relative_to(here) else path for path in sorted(found)]
 

@@ -178,30 +178,27 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
     planned = [("positive", 0, task) for task in chosen]
     planned += [("negative", number, task) for task in chosen for number in range(negatives)]
-    oracle = Demonstrator(kind.teacher_type.noise if config.noise is None else config.noise)
+    oracle: Agent = Demonstrator(kind.teacher_type.noise if config.noise is None else config.noise)
     if teacher.chat.dry_run and teacher.is_oracle:
         return Report("gen-trajectory", setup.env_folder, *free_estimate())
     if teacher.chat.dry_run:
         return _dry_run(config, level, planned, oracle, progress)
     write_permission(setup.folder)
-    journal = setup.env_folder / "journal.jsonl"
-    with open_run("gen-trajectory", config, [*filter(None, [source]), *setup.input_files(tasks)]) as current:
+    inputs = [*([source] if source else []), *setup.input_files(tasks)]
+    with open_run("gen-trajectory", config, inputs) as current, contextlib.ExitStack() as stack:
         if current.done:
             return current.done
-        with (
-            contextlib.nullcontext()
-            if teacher.is_oracle
-            else client_at(teacher.chat, teacher.endpoint, journal) as client
-        ):
-            agent: Agent = oracle
-            if client:
-                agent = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
-            played = _play(config, level, planned, agent, progress)
-            aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
-            usage = {}
-            if client:
-                rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in aborted]
-                usage = client.call_figures(rejected, setup.folder / "rejected.jsonl", progress)
+        client, agent = None, oracle
+        if not teacher.is_oracle:
+            journal = setup.env_folder / "journal.jsonl"
+            client = stack.enter_context(client_at(teacher.chat, teacher.endpoint, journal))
+            agent = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
+        played = _play(config, level, planned, agent, progress)
+        aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
+        usage = {}
+        if client:
+            rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in aborted]
+            usage = client.call_figures(rejected, setup.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
         low = add_demonstrations(
@@ -281,22 +278,16 @@ def _play(
     config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
     """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
+    seed, make, width = config.run.seed, config.setup.maker(level), config.rollout.width
+    parts: dict[str, list[Episode]] = {"positive": [], "negative": []}
+    for label, number, task in planned:
+        path = ("demonstration", task.id) if label == "positive" else ("negative", number, task.id)
+        parts[label].append(Episode(task, derive(seed, *path)))
     played: list[Trajectory] = []
-    for label, agent in (("positive", teacher), ("negative", Recovery(teacher))):
-        episodes = []
-        for kind, number, task in planned:
-            if kind == label:
-                path = ("demonstration", task.id) if kind == "positive" else ("negative", number, task.id)
-                episodes.append(Episode(task, derive(config.run.seed, *path)))
-        if episodes:
-            with progress.bar(f"Demonstrations, {label}", len(episodes)) as bar:
-                played += rollout(
-                    episodes,
-                    config.setup.maker(level),
-                    agent,
-                    width=config.rollout.width,
-                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
-                )
+    for label, episodes in parts.items():
+        agent = teacher if label == "positive" else Recovery(teacher)
+        with progress.bar(f"Demonstrations, {label}", len(episodes)) if episodes else contextlib.nullcontext() as bar:
+            played += rollout(episodes, make, agent, width=width, on_end=lambda _, bar=bar: bar.advance())  # type: ignore[misc]
     return played
 
 
