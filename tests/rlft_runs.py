@@ -20,7 +20,7 @@ def arguments(corridor_folder: Path, **settings: Any) -> dict[str, Any]:
         "task_file": corridor_folder / "train.json",
         "policy": corridor_folder / "policy",
         "algo": "reinforce",
-        "max_steps": 3,
+        "max_steps": 2,
         "episodes": 8,
         "learning_rate": 1e-3,
         "device": "cpu",

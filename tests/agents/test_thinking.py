@@ -13,7 +13,6 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.data.sft_rows import Lesson, Row, think_row
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
-from reflectkit.errors import ConfigError
 from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
@@ -79,12 +78,3 @@ def test_comment_and_action_are_both_trained_on_their_own_tokens(thinker: Loaded
     figures = Learner(thinker, Settings(learning_rate=1e-3)).update(rows, random.Random(0))
     assert figures["ratio_deviation"] < 1e-5
     assert figures["gradient_norm"] > 0
-
-
-def test_it_takes_no_comments_of_another(thinker: LoadedModel) -> None:
-    class Silent:
-        async def remark(self, observation: object, context: object) -> str:
-            return ""
-
-    with pytest.raises(ConfigError, match="writes its own comments"):
-        TwoPlayerAgent(LocalSampler(thinker), Silent())

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reflectkit.agents.scripted import RandomAgent
 from reflectkit.agents.two_player import NoComments, Reflector, ShuffledComments, TeacherComments, TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.tiny import build_model
-from reflectkit.prompts import policy_prompt
-from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
-from reflectkit.train.learner import Learner, Settings
-from reflectkit.types import Message, Observation, Task
-from tests.explore import explore_task, write_repository
-from tests.families import qwen
-from tests.train.training import agent_of, decide_all, objective
+from reflectkit.types import Observation
+from tests.train.training import agent_of, decide_all
 
 
 def test_a_memoised_comment_is_decoded_once(reflector_player: LoadedModel, observations: list[Observation]) -> None:
@@ -51,56 +38,6 @@ def test_reflect_prob_drops_its_share_of_comments(
     decisions = decide_all(agent, [observations[0]] * 400, [Context(seed, env) for seed in range(400)])
     share = sum(decision.reflection is not None for decision in decisions) / 400
     assert 0.18 < share < 0.32  # seeded; 0.25 within three standard errors
-
-
-def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: LoadedModel) -> None:
-    agent = agent_of(policy, max_new_tokens=20)
-    short = Observation((Message("user", "Say: ab"),), ())
-    room = policy.context - len(prompt_ids(policy.tokenizer, policy_prompt(short))) - 3
-    long = Observation((Message("user", "Say: ab" + " x" * room),), ())
-    while len(prompt_ids(policy.tokenizer, policy_prompt(long))) > policy.context - 3:
-        long = Observation((Message("user", long.text[:-1]),), ())
-    alone = decide_all(agent, [short], [Context(0, 7)])[0]
-    beside, cut = decide_all(agent, [short, long], [Context(0, 7), Context(0, 8)])
-    assert beside.token_ids == alone.token_ids
-    assert len(alone.token_ids) == 20
-    assert 0 < len(cut.token_ids) <= 4
-
-
-def explore(folder: Path) -> tuple[list[Task], Callable[[], Any]]:
-    repos = write_repository(folder / "repos")
-    for number in range(9):
-        (repos / "library" / f"chapter {number}.md").write_text(f"# Chapter {number}\n", encoding="utf-8")
-    tasks = [explore_task(name) for name in ("app/rules/fees.py", "chapter 3.md")]
-    return tasks, lambda: make("auto_explore", 6, repos_dir=repos)
-
-
-@pytest.mark.parametrize("form", ["label", "text"])
-def test_a_tokenizer_of_single_digits_plays_and_learns(tmp_path: Path, form: str) -> None:
-    tasks, maker = explore(tmp_path)
-    random_play = rollout([Episode(task, 0) for task in tasks], maker, RandomAgent())
-    shown = [turn.observation for trajectory in random_play for turn in trajectory.turns]
-    assert max(len(one.choices) for one in shown) >= 24
-    tokenizer = qwen([policy_prompt(one, None, form) for one in shown] * 5)
-    player = LoadedModel(build_model(tokenizer, 2048, 0), tokenizer, None)
-    agent = TwoPlayerAgent(LocalSampler(player), answer=form, show=True)
-    played = rollout([Episode(task, seed) for task in tasks for seed in range(4)], maker, agent)
-    decisions = [turn.decision for trajectory in played for turn in trajectory.turns]
-    assert max(len(decision.token_ids) for decision in decisions) > 1
-    for decision in decisions:
-        assert sum(decision.probabilities) == pytest.approx(1, abs=1e-5)
-        assert tokenizer.eos_token_id not in decision.token_ids[:-1]
-    found = objective("reinforce").estimate(played)
-    labels_of = {
-        seen: agent.labels(seen) for seen in {turn.observation.choices for one in played for turn in one.turns}
-    }
-    samples = batch.rows(played, found.advantages, found.returns, labels_of)
-    assert len(samples) == len(decisions)
-    learner = Learner(player, Settings(learning_rate=1e-3))
-    figures = learner.update(samples, random.Random(0))
-    assert figures["ratio_deviation"] < 1e-4  # the update begins from the probabilities that were sampled with
-    assert figures["gradient_norm"] > 0
-    assert learner.update(samples, random.Random(0))["ratio_deviation"] > 1e-3
 
 
 def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> None:

@@ -10,26 +10,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu import Bench, Part, Row
+from benchmarks.gpu import Part, Row
 from reflectkit.cli.main import main
-from reflectkit.console import Quiet
 from reflectkit.jsonl import read_json
 
 HERE = "tests.gpu_parts"
-FACTS = {"device": "CPU", "torch": "2", "transformers": "5", "date": "2026-11-22"}
 BROKEN = Part("broken", f"{HERE}:broken")
-
-
-def place(folder: Path) -> Bench:
-    return Bench(folder, "cpu", True, 0, 1)
 
 
 def use(parts: Sequence[Part], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PARTS", tuple(parts))
-
-
-def quick(name: str, rate: float) -> Part:
-    return Part(name, f"{HERE}:quick", {"rate": rate})
 
 
 def test_every_part_has_figures_or_a_reason_and_a_broken_one_ends_no_other(
@@ -66,49 +56,3 @@ def test_every_part_has_figures_or_a_reason_and_a_broken_one_ends_no_other(
     assert again == [rows[part.name] for part in parts]  # to the last digit: nothing was measured again
     assert "tiny shapes" in (tmp_path / "check/table.md").read_text()
     assert not (tmp_path / "check/model").exists()
-
-
-class Stops(Quiet):
-    """Ctrl-C after the second part."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        self.count += 1
-        if self.count == 2:
-            raise KeyboardInterrupt
-
-
-def test_a_stopped_check_keeps_its_rows_on_the_same_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use([quick("one", 1), quick("two", 2), quick("three", 3)], monkeypatch)
-    names = gpu.names_of_parts()
-    with pytest.raises(KeyboardInterrupt):
-        gpu.check(names, place(tmp_path), FACTS, 10, Stops())
-    assert [row["part"] for row in read_json(tmp_path / "table.json")["rows"]] == ["one", "two"]
-    rows = gpu.check(names, place(tmp_path), FACTS | {"date": "2026-11-23"}, 10, Quiet())
-    assert [row.tokens_per_second for row in rows] == [1, 2, 3]
-    assert (tmp_path / "calls").read_text().split() == ["1", "2", "3"]
-    gpu.check(names, place(tmp_path), FACTS | {"torch": "3"}, 10, Quiet())
-    assert (tmp_path / "calls").read_text().split() == ["1", "2", "3"] * 2
-
-
-@pytest.mark.parametrize(
-    ("part", "status", "note"),
-    [
-        (Part("part", f"{HERE}:quick", {"rate": 1}, ("no_such_package",)), "skipped", "not installed: no_such_package"),
-        (Part("part", f"{HERE}:quick", {"rate": 1}, not_on_cpu="it has wings"), "skipped", "it has wings"),
-        (Part("part", f"{HERE}:impossible"), "skipped", "this machine has no wheels"),
-        (Part("part", f"{HERE}:killed"), "failed", "killed by signal 9; out of memory?"),
-        (Part("part", f"{HERE}:broken"), "failed", "ValueError: this part is broken"),
-    ],
-)
-def test_why_a_part_has_no_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Part, status: str, note: str
-) -> None:
-    use([part], monkeypatch)
-    (row,) = gpu.check(["part"], place(tmp_path), FACTS, 10, Quiet())
-    assert row.status == status
-    assert row.note == note
-    assert row.cells[1:4] == ("-", "-", "-")
-    assert row.cells[5].startswith(f"{status}: ")

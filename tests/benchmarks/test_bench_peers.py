@@ -66,11 +66,3 @@ def test_both_sides_get_the_same_gradients_from_texts(bench: Bench, monkeypatch:
     assert not rounds.left_out
     theirs, own = norms
     assert own == pytest.approx(theirs, rel=1e-3)
-
-
-def test_the_ratio_is_of_their_time_to_ours() -> None:
-    rounds = Rounds()
-    rounds.seconds["theirs"] = {"rollout": [4.0, 6.0], "update": [1.0, 9.0]}
-    rounds.seconds["ours"] = {"rollout": [2.0, 1.0], "update": [0.5, 2.0]}
-    assert rounds.ratios("rollout") == [2.0, 6.0]
-    assert rounds.ratios("rollout", "update") == [2.0, 5.0]

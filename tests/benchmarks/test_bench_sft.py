@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,24 +17,6 @@ from tests.sft_runs import config, write_rows
 @pytest.fixture
 def settings(tmp_path: Path) -> sft.SFTConfig:
     return config(write_rows(tmp_path), tmp_path / "results", max_steps=6)
-
-
-def trained(settings: sft.SFTConfig, folder: Path, watched: bool) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """(weights after training, steps measured)."""
-    with Quiet().bar("sft", 6) as bar:
-        trainer = open_training(settings, folder, bar)
-    watch = bench_sft._Watch(trainer)
-    if watched:
-        trainer.add_callback(watch)
-    trainer.train()
-    return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}, watch.steps
-
-
-def test_the_floor_leaves_training_as_it_is(settings: sft.SFTConfig, tmp_path: Path) -> None:
-    alone, _ = trained(settings, tmp_path, False)
-    beside, steps = trained(settings, tmp_path, True)
-    assert len(steps) == 6
-    assert all(torch.equal(weight, beside[name]) for name, weight in alone.items())
 
 
 def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.SFTConfig, tmp_path: Path) -> None:

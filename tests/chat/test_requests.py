@@ -19,12 +19,11 @@ from reflectkit.cli.main import main
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
-from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolUse
 from tests.envs.test_contract import listed, make, repos
-from tests.examples import own_module
 from tests.server import Server, completion, serve
 
 TOLD = ("corridor", "auto_explore", "memory", "support")  # the others are asked about as one of these
@@ -199,17 +198,6 @@ def test_a_long_history_loses_its_middle_and_never_its_first_turn() -> None:
         assert 0 < left_out <= 29
     short = playing_request(observation, context, history_tokens=200)
     assert short.prompt_tokens < playing_request(observation, context, history_tokens=400).prompt_tokens < 2_000
-
-
-def test_a_chat_model_answers_a_prompt_and_is_told_of_no_tools(request: pytest.FixtureRequest) -> None:
-    file = f"{own_module(request.node)}.py"
-    Path(file).write_text("def exact(completions, answer, **more):\n    return [float(completions == answer)]\n")
-    write_jsonl(Path("sums.jsonl"), [{"prompt": "2 + 3 =", "answer": "5"}])
-    flags = ["--env", "prompts", "--dataset", "sums.jsonl", "--reward", f"{file}:exact", "--policy", "local:t"]
-    with serve(lambda body: "5") as running:
-        assert main(["evaluate", *flags, "--base-url", running.url, "--name", "chat"]) == 0
-        assert running.requests[-1]["messages"][-1]["content"].strip() == "User: 2 + 3 ="
-    assert read_json(Path("results/chat/eval.json"))["rows"][0]["success"] == 1
 
 
 MAP = Observation((Message("user", "a map"),), ("south", "pickup", "cat a.py", "cd .."))

@@ -16,8 +16,6 @@ import pytest
 import reflectkit
 from reflectkit.cli.app import Screen, show
 from reflectkit.cli.main import main
-from reflectkit.commands import STAGES, config_class
-from reflectkit.config import leaves
 from reflectkit.console import Report, Table
 
 PACKAGE = Path(reflectkit.__file__).parent
@@ -50,30 +48,16 @@ def test_help_imports_no_stage() -> None:
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
 
 
-def test_every_command_has_help_with_an_example(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in STAGES:
-        flags = {leaf.shown for leaf in leaves(config_class(name)) if not leaf.is_argument} | {"--config"}
-        assert main([name, "--help"]) == 0
-        told = capsys.readouterr().out
-        assert f"$ reflectkit {name}" in told
-        assert main([name, "--help-all"]) == 0
-        assert flags <= flags_in(capsys.readouterr().out)  # none is cut off
-
-
-def flags_in(told: str) -> set[str]:
-    return {line.split()[1] for line in told.splitlines() if line.startswith("│ --")}
-
-
 def test_only_one_place_prints() -> None:
     """Everything else goes through it, and so is cleaned. `main` prints a fixed text."""
     printing = set()
     for path in PACKAGE.rglob("*.py"):
         if PACKAGE / "boxed" in path.parents:
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        if not any(word in text for word in ("print", "Console", "echo")):
+            continue
+        for node in ast.walk(ast.parse(text)):
             called = node.func if isinstance(node, ast.Call) else None
             if getattr(called, "id", "") in ("print", "Console") or getattr(called, "attr", "") in (
                 "print_exc",
@@ -132,38 +116,6 @@ def test_a_full_device_is_one_line() -> None:
     ]
 
 
-def test_closed_standard_streams(tmp_path: Path) -> None:
-    command = [*RUN, "play", "--env", "corridor", "--policy", "oracle", "--auto"]
-    done = subprocess.run(
-        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], env=os.environ | ROOT, cwd=tmp_path, timeout=120
-    )
-    assert done.returncode == 0
-    assert (tmp_path / "results/1_play/report.json").is_file()
-
-
-def test_a_working_directory_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    assert main(["--version"]) == 0
-    for arguments in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
-        assert main(arguments) == 2
-        assert "the working directory no longer exists" in capsys.readouterr().err
-
-
-def test_an_environment_cannot_end_the_command_without_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "from reflectkit.envs.corridor import Corridor\n\nclass Leaving(Corridor):\n    def step(self, action):\n"
-    (tmp_path / "leaving.py").write_text(f"{text}        raise SystemExit(0)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert main(["play", "--env", "leaving:Leaving", "--policy", "oracle", "--auto"]) == 2
-    assert "leaving.py, line 5" in capsys.readouterr().err
-
-
 PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
 SWALLOWED = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise ImportError('half a module')"
 
@@ -215,12 +167,6 @@ def test_no_cell_is_lost(width: int, capsys: pytest.CaptureFixture[str]) -> None
     if width >= 60:
         shown = " ".join(lines)
         assert all(cell in shown for row in ROWS for cell in row[3:])
-
-
-def test_a_single_row_that_is_too_wide_becomes_a_column(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(Table("a title", TABLE.columns, ROWS[:1]), 50, capsys)
-    assert [line.split("  ")[0].strip() for line in lines] == ["policy", "─" * len(lines[1]), *TABLE.columns[1:]]
-    assert lines[-1].endswith(ROWS[0][-1])
 
 
 def test_control_characters_and_wide_letters_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,14 +36,6 @@ def test_bad_settings_are_one_line_and_code_2(
     assert message in error_of(arguments, capsys)
 
 
-def test_a_folder_that_is_almost_there_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "results/tiny/reflect-rl/checkpoint-36").mkdir(parents=True)
-    evaluate = ["evaluate", "--env", "taxi", "--policy"]
-    assert "did you mean reflect-rl=results/tiny/reflect-rl?" in error_of([*evaluate, "reflect-lr"], capsys)
-    told = error_of([*evaluate, "a=results/tiny/reflect-lr/checkpoint-36"], capsys)
-    assert "did you mean results/tiny/reflect-rl/checkpoint-36?" in told
-
-
 def test_a_level_without_problems_tells_the_flag_of_another(capsys: pytest.CaptureFixture[str]) -> None:
     """Memory's default level is long. A split needs no demonstrations."""
     assert main(["gen-task", "--env", "memory", "--instances", "10", "--long-instances", "0"]) == 0

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.commands import rlft
-from reflectkit.config import build
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.sampling.base import Opening, SampleRequest
 from reflectkit.sampling.config import backend
@@ -42,26 +39,6 @@ def test_the_example_learns_the_corridor(corridor_folder: Path, module: str) -> 
     assert rows[-1]["return"] > rows[0]["return"] + 0.2
     assert rows[-1]["groups_without_spread"] is None
     assert read_json(Path("results/own/config.json"))["settings"]["upper_clip"] == 0.4
-
-
-def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    algorithm = f"{module}:ALGORITHM"
-    assert main(["rlft", f"--algo={algorithm}", "--help"]) == 0
-    assert "--upper-clip" in capsys.readouterr().out
-    assert main(["rlft", "--help"]) == 0
-    assert "--upper-clip" not in capsys.readouterr().out
-    Path("settings.yaml").write_text(f"algo: {algorithm}\nupper_clip: high\n", encoding="utf-8")
-    assert main(["rlft", "--env", "corridor", "--policy", "none", "--config", "settings.yaml"]) == 2
-    assert "rlft: --upper-clip must be a valid number, got 'high'" in capsys.readouterr().err
-    settings: dict[str, Any] = {"env": "corridor", "policy": "none", "algo": algorithm}
-    assert build(rlft.RLConfig, settings | {"upper_clip": 0.5}, "rlft").algo.settings.upper_clip == 0.5
-    assert build(rlft.RLConfig, settings, "rlft").algo.settings.upper_clip == 0.28
-    write_json(
-        Path("mine.yaml"),
-        {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "uper_clip": 1}]},
-    )
-    assert main(["run", "mine.yaml"]) == 2
-    assert "did you mean 'upper_clip'" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -114,30 +114,6 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
     assert "Already finished" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("code", "name", "message"),
-    [
-        ("nothing = 1 +", "{module}:Lock", "SyntaxError: invalid syntax ({module}.py, line 1)"),
-        ("", "no_such_module:Lock", "no module named 'no_such_module'; install it, or give the file"),
-        ("", "{module}_2.py:Lock", "{module}_2.py: no such file or folder; did you mean {module}.py?"),
-        (
-            "class A:\n    def reset(self):\n        pass\nclass B(A):\n    pass",
-            "{module}.py",
-            "{module}.py defines several (A, B); write {module}.py:A, or another",
-        ),
-    ],
-)
-def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
-    module: str, capsys: pytest.CaptureFixture[str], code: str, name: str, message: str
-) -> None:
-    if code:
-        Path(f"{module}.py").write_text(code, encoding="utf-8")
-    assert main(["evaluate", "--env", name.format(module=module), "--policy", "oracle"]) == 2
-    error = capsys.readouterr().err
-    assert message.format(module=module) in error
-    assert error.count("\n") == 1
-
-
 IN_A_FILE = """
 from reflectkit import ChoiceEnv, Task
 from {neighbour} import TEXT

@@ -52,4 +52,4 @@ def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> No
     figures = report.figures
     assert not (tmp_path / "results").exists()
     assert figures["frozen"] == 2 * figures["trained"], "the reflector and the reference"
-    assert figures["episodes"] == 96 * 3
+    assert figures["episodes"] == 96 * 2

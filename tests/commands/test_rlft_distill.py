@@ -19,11 +19,12 @@ def rows(results: Path) -> list[dict[str, Any]]:
 
 
 def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Path) -> None:
-    plain = train(corridor_folder, tmp_path / "plain")
-    off = train(corridor_folder, tmp_path / "off", distill_comments=0.0)
+    plain = train(corridor_folder, tmp_path / "plain", max_steps=1)
+    off = train(corridor_folder, tmp_path / "off", max_steps=1, distill_comments=0.0)
     assert (plain / "model.safetensors").read_bytes() == (off / "model.safetensors").read_bytes()
     assert not {"divergence", "commented_decisions"} & {name for row in rows(tmp_path / "off") for name in row}
-    assert not same(plain, train(corridor_folder, tmp_path / "on", distill_comments=1.0, reflector=Path("oracle")))
+    on = {"distill_comments": 1.0, "reflector": Path("oracle"), "max_steps": 1}
+    assert not same(plain, train(corridor_folder, tmp_path / "on", **on))
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_a_run_that_goes_on_from_another_is_as_if_never_stopped(
         if name in ("policy", "reflector") and isinstance(value, str)
     }
     shared = {**ALONE, "save_steps": 1, "schedule": "constant", "episodes": 4, **settings, **places}
-    straight = train(corridor_folder, tmp_path / "straight", max_steps=3, **shared)
+    straight = train(corridor_folder, tmp_path / "straight", max_steps=2, **shared)
     half = train(corridor_folder, tmp_path / "half", max_steps=1, **shared)
-    resumed = train(corridor_folder, tmp_path / "rest", max_steps=3, resume_from=half, **shared)
+    resumed = train(corridor_folder, tmp_path / "rest", max_steps=2, resume_from=half, **shared)
     assert same(straight, resumed)
     state = "training_state.safetensors"
     assert (straight / state).read_bytes() == (resumed / state).read_bytes()
@@ -80,7 +81,7 @@ def test_empty_comments_are_counted_and_skipped(
     corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", lambda self, chance: " ")
-    train(corridor_folder, tmp_path, reflector=Path("oracle"), distill_comments=1.0)
+    train(corridor_folder, tmp_path, max_steps=1, reflector=Path("oracle"), distill_comments=1.0)
     for row in rows(tmp_path):
         assert row["commented_decisions"] == 0
         assert row["comments_skipped"] == row["rows"]
