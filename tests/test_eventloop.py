@@ -6,11 +6,10 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable
 
 import pytest
 
-from reflectkit.eventloop import followed, in_thread, result_of, run_sync
+from reflectkit.eventloop import run_sync
 
 
 async def current() -> asyncio.AbstractEventLoop:
@@ -57,33 +56,6 @@ def test_a_caller_inside_a_loop_may_wait_too() -> None:
         return inner is asyncio.get_running_loop(), run_sync(work())
 
     assert asyncio.run(notebook_cell()) == (False, "done")
-
-
-def test_results_may_be_plain_or_awaited() -> None:
-    async def later(value: int) -> int:
-        await asyncio.sleep(0)
-        return value
-
-    assert result_of(3) == result_of(later(3)) == 3
-    plain = followed(3, str)
-    awaited = followed(later(3), str)
-    assert plain == "3"
-    assert isinstance(awaited, Awaitable)
-    assert result_of(awaited) == "3"
-
-
-def test_blocking_work_in_a_thread_delivers_values_and_errors() -> None:
-    def fail() -> None:
-        raise ValueError("no")
-
-    async def both() -> tuple[int, bool]:
-        here = threading.get_ident()
-        assert await in_thread(threading.get_ident) != here
-        with pytest.raises(ValueError, match="no"):
-            await in_thread(fail)
-        return await in_thread(sum, [1, 2]), True
-
-    assert run_sync(both()) == (3, True)
 
 
 def test_a_forked_child_leaves_the_parents_loop_as_it_is() -> None:

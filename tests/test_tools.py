@@ -152,28 +152,6 @@ def test_a_bad_call_is_explained(text: str, error: str) -> None:
     assert error in use.errors[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "form", "error"),
-    [
-        (
-            '<tool_call>{"name": "can',
-            HERMES,
-            "unclosed <tool_call>: write </tool_call> after the JSON, and invalid JSON",
-        ),
-        (
-            '<tool_call>{"name": "cancel", "arguments": {}}}</tool_call>',
-            HERMES,
-            "'}' comes between the JSON and </tool_call>",
-        ),
-    ],
-)
-def test_what_is_wrong_in_the_models_own_forms(text: str, form: Form, error: str) -> None:
-    use = parse(text, TOOLS, form)
-    assert use.calls == ()
-    assert len(use.errors) == 1
-    assert error in use.errors[0]
-
-
 @pytest.mark.parametrize("reference", ["https://example.org/x.json", "#/nowhere", "file:"])
 def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []

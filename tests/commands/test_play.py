@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import pytest
 from reflectkit.agents.human import PersonUser
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
-from reflectkit.env import Context
 from reflectkit.envs.support.env import Support
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
-from reflectkit.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory
+from reflectkit.types import Status, ToolCall, ToolUse, Trajectory
+from tests.fakes.players import Plays
 
 
 class Keys(io.StringIO):
@@ -110,20 +109,10 @@ class Typed(Quiet):
         return self.lines.pop(0) if self.lines else None
 
 
-class Acting:
-    """Does the given things in order, the last again and again."""
-
-    def __init__(self, actions: Sequence[str | ToolUse]) -> None:
-        self.actions = actions
-
-    async def decide(self, observation: Observation, context: Context) -> Decision:
-        return Decision(self.actions[min(len(context.turns), len(self.actions) - 1)])
-
-
 def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, PersonUser]:
     user = PersonUser(keyboard)
     task = Support.taskset.example("refuse", 4)
-    (trajectory,) = rollout([Episode(task, 0)], lambda: Checked(Support(user, horizon=9), 9), Acting(actions), width=1)
+    (trajectory,) = rollout([Episode(task, 0)], lambda: Checked(Support(user, horizon=9), 9), Plays(*actions), width=1)
     return trajectory, user
 
 

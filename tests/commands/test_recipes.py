@@ -55,18 +55,6 @@ def test_bad_recipes_are_one_line(text: str, message: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("parameter", "message"),
-    [
-        ("x: {help: h, sets: [nowhere.noise]}", "no step in parameter 'x' named 'nowhere'"),
-        ("x: {help: h, sets: [demos.noise, demos.level]}", "expected one plain type"),
-    ],
-)
-def test_bad_parameters_are_one_line(parameter: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("bad.yaml").write_text(f"{RECIPE}\nparameters: {{{parameter}}}\n")
-    assert message in error_of(["run", "bad.yaml"], capsys)
-
-
-@pytest.mark.parametrize(
     ("ablations", "message"),
     [
         ("{x: {of: RL}}", "plays 'RL without x'"),

@@ -5,7 +5,6 @@ Skipped without the package and its server (`pip install openenv`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import enum
 import json
@@ -27,6 +26,7 @@ from reflectkit.rollouts.wrappers import Checked
 from reflectkit.tools import use_of
 from reflectkit.types import Decision, Status, Task, ToolCall, Trajectory
 from tests.asgi import served
+from tests.fakes.players import Plays
 
 pytest.importorskip("openenv", reason="needs openenv: pip install openenv")
 pytest.importorskip("uvicorn", reason="needs uvicorn")
@@ -43,17 +43,6 @@ from openenv.core.env_server.types import Action, Observation, State
 
 def task(seed: int, **data: Any) -> Task:
     return Task(f"seed-{seed}", "openenv", "all", f"seed-{seed}", {"seed": seed, **data})
-
-
-class Plays:
-    """Takes the given actions, one after the other."""
-
-    def __init__(self, *actions: Any, wait_s: float = 0.0) -> None:
-        self.actions, self.wait_s = actions, wait_s
-
-    async def decide(self, observation: Any, context: Any) -> Decision:
-        await asyncio.sleep(self.wait_s)
-        return Decision(self.actions[len(context.turns) % len(self.actions)])
 
 
 def play(url: str, agent: Any, count: int = 1, steps: int = 4, **settings: Any) -> list[Trajectory]:

@@ -26,6 +26,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import use_of
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, to_json
+from tests.fakes.players import Plays
 from tests.models.test_chat import make_tokenizer, rows_of
 
 HELPERS = """
@@ -43,16 +44,6 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.
     "type": "object", "properties": {"box": {"type": "integer"}}, "required": ["box"]}}}]
 """
 Play = Callable[..., list[Trajectory]]
-
-
-class Scripted:
-    """Answers with one action after the other."""
-
-    def __init__(self, *actions: ToolUse) -> None:
-        self.actions = actions
-
-    async def decide(self, observation: Any, context: Any) -> Decision:
-        return Decision(self.actions[len(context.turns) % len(self.actions)])
 
 
 LOOK, WORDS = use_of([ToolCall("look", {"box": 2})]), ToolUse("Box 2.")
@@ -83,7 +74,7 @@ for _ in range(3):
 
 
 def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
-    (episode,) = play(LOOKS + "print('done')\nprint(0.25)", Scripted(LOOK, LOOK, WORDS), arguments="'{task}'")
+    (episode,) = play(LOOKS + "print('done')\nprint(0.25)", Plays(LOOK, LOOK, WORDS), arguments="'{task}'")
     assert episode.status is Status.COMPLETED
     assert (episode.total_return, episode.success) == (0.25, False)
     assert [turn.decision.action for turn in episode.turns] == [LOOK, LOOK, WORDS]
@@ -103,7 +94,7 @@ def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
     ],
 )
 def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None:
-    (episode,) = play(f'ask([{{"role": "user", "content": "Hi"}}])\n{code}', Scripted(WORDS))
+    (episode,) = play(f'ask([{{"role": "user", "content": "Hi"}}])\n{code}', Plays(WORDS))
     assert episode.total_return == reward
     assert episode.success == (reward >= 1)
 
@@ -118,7 +109,7 @@ def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None
     ],
 )
 def test_what_fails_is_aborted_and_has_no_reward(play: Play, code: str, reason: str) -> None:
-    (episode,) = play(code, Scripted(WORDS), program_timeout_s=3)
+    (episode,) = play(code, Plays(WORDS), program_timeout_s=3)
     assert episode.status is Status.ABORTED
     assert reason in episode.reason
     assert "\n" not in episode.reason
@@ -126,7 +117,7 @@ def test_what_fails_is_aborted_and_has_no_reward(play: Play, code: str, reason: 
 
 def start(command: str) -> None:
     task = Task("a", "program", "all", "", {})
-    rollout([Episode(task, 0)], lambda: make(f"program:{command}", 3), Scripted(WORDS))
+    rollout([Episode(task, 0)], lambda: make(f"program:{command}", 3), Plays(WORDS))
 
 
 def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
@@ -159,7 +150,7 @@ def test_nothing_is_left_of_a_program_that_is_cut_off(play: Play, tmp_path: Path
         print("x" * 100_000, flush=True)
         ask([{"role": "user", "content": "Hi"}])
     """
-    (episode,) = play(code, Scripted(WORDS), horizon=4)
+    (episode,) = play(code, Plays(WORDS), horizon=4)
     assert (episode.status, len(episode.turns)) == (Status.TRUNCATED, 4)
     deadline = time.monotonic() + 20
     while processes(str(tmp_path)) and time.monotonic() < deadline:
@@ -176,7 +167,7 @@ def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: 
     assert "secret" not in str(os.environ), os.environ
     print(1)
     """
-    (episode,) = play(code, Scripted(WORDS), pass_env=("SHOWN",))
+    (episode,) = play(code, Plays(WORDS), pass_env=("SHOWN",))
     assert episode.reason == ""
     assert episode.turns[0].observation.text == 'User: ["yes", null]'
     with pytest.raises(ConfigError, match="MY_API_KEY looks like a key"):
@@ -184,7 +175,7 @@ def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: 
 
 
 def test_many_programs_at_once(play: Play) -> None:
-    episodes = play(LOOKS + "print(1)", Scripted(LOOK, WORDS), count=8, arguments="'{task}'")
+    episodes = play(LOOKS + "print(1)", Plays(LOOK, WORDS), count=8, arguments="'{task}'")
     assert [episode.turns[0].observation.text for episode in episodes] == [f"User: a b'{n}" for n in range(8)]
     assert all(episode.success for episode in episodes)
 
@@ -196,7 +187,7 @@ def tiny(seed: int, role: str | None) -> LoadedModel:
 
 def test_the_programs_own_log_teaches_what_the_episode_does(play: Play, tmp_path: Path) -> None:
     log = f'open({str(tmp_path / "log")!r}, "w").write(json.dumps({{"messages": messages, "tools": TOOLS}}))'
-    (episode,) = play(f"{LOOKS}\n{log}\nprint(1)", Scripted(LOOK, LOOK, WORDS), arguments="'{task}'")
+    (episode,) = play(f"{LOOKS}\n{log}\nprint(1)", Plays(LOOK, LOOK, WORDS), arguments="'{task}'")
     assert episode.reason == ""
     logged = logged_lessons(tmp_path / "log")
     assert logged == lessons([episode.turns])

@@ -12,8 +12,9 @@ from reflectkit.envs import env_class
 from reflectkit.envs.adapters.skyrl import env_of, maker
 from reflectkit.jsonl import write_jsonl
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.types import Decision, Status, Task, Trajectory
+from reflectkit.types import Status, Task, Trajectory
 from tests.command_lines import error_of
+from tests.fakes.players import Plays
 
 skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym")
 
@@ -24,18 +25,10 @@ ROW = {
 }
 
 
-class Says:
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
-
-    async def decide(self, observation: Any, context: Any) -> Decision:
-        return Decision(self.texts[len(context.turns)])
-
-
 def play(env: str, row: dict[str, Any], *texts: str, **settings: Any) -> Trajectory:
     kind: Any = env_class(env)
     episode = Episode(Task("0", "skyrl", "all", "0", row), 0)
-    return rollout([episode], lambda: kind(**settings), Says(*texts))[0]
+    return rollout([episode], lambda: kind(**settings), Plays(*texts))[0]
 
 
 def test_the_reward_is_skyrls() -> None:

@@ -16,7 +16,6 @@ from reflectkit.envs.support.shop import CUSTOMERS, PENDING, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, TOOLS
 from reflectkit.envs.support.user import MANNERS, Mood, Persona, UserIdentity
-from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.seeding import generator
@@ -62,16 +61,6 @@ def test_every_task_is_solved_by_its_oracle_in_every_mood(level: str) -> None:
     assert {task.data["user"]["mood"] for task in tasks} == set(MANNERS) - ({"wavering"} if level == REFUSE else set())
     if level == ONE:
         assert {task.data["kind"] for task in tasks} == set(CHANGES)
-
-
-@pytest.mark.parametrize("damage", [{"facts": {"colour": "red"}}, {"facts": {}}, {"told": [[]]}])
-def test_a_damaged_request_is_named(damage: dict[str, Any]) -> None:
-    task = find(ONE, kind="cancel")
-    request = task.data["requests"][0]
-    request["revised"] = {}
-    request.update(damage)
-    with pytest.raises(DataError, match=r"requests\.(facts|0)"):
-        begun(task)
 
 
 def test_a_fact_is_told_only_when_asked_for() -> None:
@@ -260,20 +249,6 @@ def test_the_user_understands_words_that_agents_use(said: str, answer: str) -> N
     assert persona().answer(said).text == answer
 
 
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        "I'm sorry to hear that. Shall I cancel order W1234?",
-        "I will cancel order W1234. OK?",
-    ],
-)
-def test_a_proposal_is_understood_in_many_words(proposal: str) -> None:
-    assert persona(request=replace(CANCELLING, revised={}), informed=True).answer(proposal) == UserTurn("Yes.")
-    changed = persona(informed=True)
-    assert changed.answer(proposal).text == "Wait, I have changed my mind. ordered by mistake"
-    assert changed.answer(proposal) == UserTurn("Yes.")
-
-
 def test_a_yes_comes_only_when_it_is_clear_to_what() -> None:
     user = persona(request=replace(CANCELLING, revised={}))
     user.identified = True
@@ -285,12 +260,6 @@ def test_a_yes_comes_only_when_it_is_clear_to_what() -> None:
     named = persona(request=replace(CANCELLING, revised={}))
     named.identified = True
     assert named.answer("Shall I cancel order W1234, which is no longer needed?").text == "Yes."
-
-
-def test_who_wavers_changes_their_mind_once() -> None:
-    wavering = persona("wavering", informed=True)
-    assert "changed my mind" in wavering.answer("Shall I cancel it?").text
-    assert wavering.answer("Shall I cancel it, then?") == UserTurn("Yes, please.")
 
 
 def test_who_pushes_insists_twice() -> None:

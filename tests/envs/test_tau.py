@@ -153,21 +153,6 @@ def test_calls_that_cannot_be_executed_are_told_to_the_agent(
     assert not recwarn.list
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        ToolUse("", (ToolCall("find_user", {"name": "Ann"}),), ("call 2: no tool named fly",)),
-        "",
-    ],
-)
-def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
-    env = begun("retail-train-0")
-    result = played(env, action)
-    assert result.info["refused"] >= 1
-    assert "nothing was executed" in result.observation.messages[-1].content
-    assert env.teacher().note() == "mistake"
-
-
 # ------------------------------------------------------------------------------------------------ problems and commands
 
 

@@ -126,13 +126,6 @@ def test_every_cell_of_every_map_can_be_reached() -> None:
         assert len(seen) == SIDE * SIDE
 
 
-def test_the_map_determines_the_state() -> None:
-    reachable = [
-        state for state in range(drawn(5).states) if decode(state, SIDE).passenger != decode(state, SIDE).destination
-    ]
-    assert len({draw(drawn(5), state) for state in reachable}) == len(reachable)
-
-
 def test_the_oracle_ends_in_the_least_number_of_steps_and_below_the_horizon() -> None:
     longest = 0
     for task in TaxiMaps.taskset.tasks("full")[::40]:

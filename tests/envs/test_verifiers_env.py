@@ -13,7 +13,8 @@ from reflectkit.envs.adapters.verifiers import taskset_of
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.tools import use_of
-from reflectkit.types import Decision, Status, ToolCall, ToolUse, Trajectory
+from reflectkit.types import Status, ToolCall, ToolUse, Trajectory
+from tests.fakes.players import Plays
 
 vf = pytest.importorskip("verifiers.v1", reason="needs verifiers: pip install verifiers")
 
@@ -69,14 +70,6 @@ def _tasksets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_sums.py").write_text(TASKSET)
     monkeypatch.syspath_prepend(str(tmp_path))
     taskset_of.cache_clear()
-
-
-class Plays:
-    def __init__(self, *actions: Any) -> None:
-        self.actions = actions
-
-    async def decide(self, observation: Any, context: Any) -> Decision:
-        return Decision(self.actions[len(context.turns) % len(self.actions)])
 
 
 def play(agent: Any) -> Trajectory:

@@ -12,8 +12,7 @@ from transformers import DynamicCache
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import hidden_at, right_pad, tree_of, trunk_of
 from reflectkit.sampling.decoding import ROOM, reserve
-from reflectkit.train import learner
-from reflectkit.train.learner import Learner, Settings, Unit
+from reflectkit.train.learner import Learner, Settings
 from tests.models.test_scoring import gpt2, llama
 from tests.train.training import gradients_after, play, rows_of
 
@@ -60,23 +59,6 @@ def test_hidden_states_and_gradients_are_those_of_plain_rows(make: Any) -> None:
     assert max(float(one.abs().max()) for one in gradients[0]) > 0.1
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
-
-
-def test_rows_are_shared_where_that_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two rows of 10 tokens, 8 are shared: 12 of 20 are left, and 4 a row are saved. If 5 are, 15 are left. Two
-    micro-batches share nothing.
-    """
-    model = gpt2()
-    layer = sum(weight.numel() for weight in model.parameters()) / 2
-    rows = {
-        shared: [Unit((*range(shared), *range(start, start + 10 - shared)), (), (0,)) for start in (20, 30)]
-        for shared in (8, 5)
-    }
-    for worth, shared, most, saved in (
-        (4 * layer, 8, 100, True), (4 * layer + 1, 8, 100, False), (0, 5, 100, False), (0, 8, 10, False)
-    ):  # fmt: skip
-        monkeypatch.setattr(learner, "WORTH", worth)
-        assert learner.saves(model, rows[shared], most) == saved
 
 
 def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:

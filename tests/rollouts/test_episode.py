@@ -285,31 +285,6 @@ def test_the_lower_rank_serves_first_and_its_askers_join_the_others() -> None:
     assert order == [("comments", [1, 2]), ("actions", [0, 1, 2])]
 
 
-def test_after_patience_those_who_wait_go_on_without_the_late_one() -> None:
-    batches: list[list[int]] = []
-    batcher: Batcher[int, int] = Batcher(lambda items: batches.append(items) or items)  # type: ignore[func-returns-value]
-
-    async def play() -> None:
-        table, released = BatchBarrier(0.01), asyncio.Event()
-
-        async def player(episode: int) -> None:
-            seat = table.join()
-            seat.episode = episode
-            if episode == 1:
-                await released.wait()
-            for _ in range(3):
-                await batcher.ask(episode)
-            if episode == 0:
-                released.set()
-            table.leave(seat)
-
-        await asyncio.gather(*[asyncio.create_task(player(episode)) for episode in range(2)])
-        table.close()
-
-    run_sync(play())
-    assert batches == [[0], [0], [0], [1], [1], [1]]  # nobody waited for 1, and it for nobody
-
-
 def test_two_tables_that_share_batchers_do_not_hold_each_other_up() -> None:
     """As play and validation in one loop: the first serves the second's comments, whose player then wants an action."""
     comments: Batcher[int, int] = Batcher(lambda items: items, 0)
@@ -351,30 +326,3 @@ def test_an_error_reaches_everybody_in_the_batch_and_the_next_batch_works() -> N
 
     assert [str(answer) for answer in run_sync(ask(1, 13))] == ["thirteen", "thirteen"]
     assert run_sync(ask(1, 2)) == [1, 2]
-
-
-def test_who_was_cancelled_is_not_asked_for() -> None:
-    batches: list[list[int]] = []
-    batcher: Batcher[int, int] = Batcher(lambda items: batches.append(items) or items)  # type: ignore[func-returns-value]
-
-    async def play() -> int:
-        table = BatchBarrier(60)
-
-        async def player(episode: int) -> int:
-            seat = table.join()
-            seat.episode = episode
-            try:
-                return await batcher.ask(episode)
-            finally:
-                table.leave(seat)
-
-        first, second = asyncio.create_task(player(0)), asyncio.create_task(player(1))
-        await asyncio.sleep(0)
-        first.cancel()
-        answer = await second
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        return answer
-
-    assert run_sync(play()) == 1
-    assert batches == [[1]]

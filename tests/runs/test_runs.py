@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from reflectkit.config import Config, build, option
 from reflectkit.errors import CheckpointError, ConfigError, DataError
-from reflectkit.jsonl import is_locked, locked, take
+from reflectkit.jsonl import is_locked, locked
 from reflectkit.runs import run as runs
 from reflectkit.runs.run import CHECKSUMS, RunConfig, refuse_damage, seal, verify
 
@@ -321,11 +320,3 @@ def test_a_lock_is_of_the_folder_that_is_there_now(tmp_path: Path) -> None:
         assert not is_locked(run)
         assert is_locked(aside)
         process.kill()
-
-
-@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="Linux only")
-def test_a_file_system_without_locks_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".lock").touch()
-    file = os.fdopen(os.open(tmp_path / ".lock", os.O_PATH), closefd=True)  # flock refuses it
-    with file, pytest.raises(ConfigError, match=r"cannot lock files \(.+\); use a folder on a local disk"):
-        take(file)

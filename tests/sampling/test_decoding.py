@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.sampling.base import ScoreMemo
 from reflectkit.sampling.decoding import LONG, GeneratedText, PrefixCache, Read, decode, sample_tokens, serves
 from reflectkit.seeding import uniform
 
@@ -307,22 +306,6 @@ def read(*tokens: int) -> Read:
     return Read(row, ((torch.zeros(1, len(row), dtype=torch.int8),),))
 
 
-def test_a_longer_prompt_takes_the_place_of_the_one_it_goes_on_from() -> None:
-    kept = PrefixCache()
-    first = read(1)
-    kept.keep(first, kept.longest(first.tokens))
-    for other in (read(1, 2), read(1, 2, 3, 4)):
-        prefix = kept.longest(other.tokens)
-        assert prefix.length == len(prefix.read.tokens)
-        kept.keep(other, prefix)
-        assert kept.size == other.size
-    far = Read((*range(60), *[7] * LONG), ((torch.zeros(1, 60 + LONG, dtype=torch.int8),),))
-    prefix = kept.longest(far.tokens)
-    assert prefix.length == 60  # half of it alike: both stay
-    kept.keep(far, prefix)
-    assert kept.size == read(1, 2, 3, 4).size + far.size
-
-
 def test_what_was_used_least_recently_goes_first() -> None:
     kept = PrefixCache(capacity=3 * (LONG + 40))
     episodes = [read(*[number] * 40) for number in range(4)]
@@ -336,16 +319,3 @@ def test_what_was_used_least_recently_goes_first() -> None:
     assert kept.size == kept.capacity
     kept.clear()
     assert (kept.size, kept.longest(episodes[0].tokens).length) == (0, 0)
-
-
-def test_beyond_its_capacity_it_starts_again() -> None:
-    memo, labels = ScoreMemo(10_000), ((5,), (6,))
-    most = 0
-    for number in range(500):
-        memo.trim()
-        memo.keep(labels, [number] * 100, 1.0, (-0.5, -0.9))
-        assert memo.get(labels, [number] * 100, 1.0) == (-0.5, -0.9)
-        most = max(most, memo.size)
-    assert 5_000 < most < 11_000
-    assert memo.get(labels, [0] * 100, 1.0) is None
-    assert memo.get(labels, [499] * 100, 0.7) is None

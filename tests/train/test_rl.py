@@ -12,12 +12,11 @@ from reflectkit.env import StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import EnvironmentFailure
-from reflectkit.sampling.decoding import PrefixCache
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
 from reflectkit.types import Observation, Status, Task, Trajectory
-from tests.train.training import Spelling, agent_of, build_trainer, corridor_player, objective
+from tests.train.training import build_trainer, corridor_player, objective
 
 
 @pytest.mark.parametrize(
@@ -147,24 +146,3 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
     none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
         none.train_step()
-
-
-def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of both players, though only the policy's weights change."""
-    monkeypatch.setattr("reflectkit.sampling.decoding.LONG", 4)
-    level = Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling)
-    trainer = build_trainer(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
-    trainer.agent = agent_of(trainer.learner.player, corridor_player(1), max_new_tokens=3)
-    assert trainer.agent.reflector is not None
-    kept = [trainer.agent.policy.kept, trainer.agent.reflector.sampler.kept]  # type: ignore[attr-defined]
-    sizes: list[list[int]] = [[], []]
-
-    def watch(one: PrefixCache, seen: list[int]) -> None:
-        keep = one.keep
-        monkeypatch.setattr(one, "keep", lambda *read: (keep(*read), seen.append(one.size)))
-
-    for one, seen in zip(kept, sizes, strict=True):
-        watch(one, seen)
-    trainer.train_step()
-    assert all(max(seen) > 0 for seen in sizes)
-    assert [one.size for one in kept] == [0, 0]
