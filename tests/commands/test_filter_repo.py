@@ -149,7 +149,7 @@ def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None
     assert all("decompression bomb" in why for why in report.figures["left_out"].values())
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(st.one_of(st.sampled_from(list(HOSTILE)), st.text(min_size=1, max_size=30)), max_size=5))
 def test_whatever_an_archive_calls_its_members_all_stays_inside(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]

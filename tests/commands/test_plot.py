@@ -51,9 +51,7 @@ def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Pat
 
 def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path) -> None:
     runs = [f"--runs=a={made(tmp_path / f'{n}_rlft', range(1, 6), loss=n)}" for n in (1, 2)]
-    for kind in ("svg",):
-        for name in ("x", "y"):
-            command = ["plot", *runs, "--figure=success_rate", "--figure=loss", "--out", f"{name}.{kind}", "--force"]
-            assert main(command) == 0
-        assert (tmp_path / f"x.{kind}").read_bytes() == (tmp_path / f"y.{kind}").read_bytes()
+    for name in ("x.svg", "y.svg"):
+        assert main(["plot", *runs, "--figure=success_rate", "--figure=loss", "--out", name]) == 0
+    assert (tmp_path / "x.svg").read_bytes() == (tmp_path / "y.svg").read_bytes()
     assert "<svg" in (tmp_path / "x.svg").read_text()

@@ -122,12 +122,10 @@ def test_what_is_no_action_takes_a_turn_and_is_explained() -> None:
     assert one.get_metrics()["illegal"] == 8
 
 
-@pytest.mark.parametrize("ending", ["rows.parquet"])
-def test_rows_survive_skyrls_reader(support_file: Path, tmp_path: Path, ending: str) -> None:
+def test_rows_survive_skyrls_reader(support_file: Path, tmp_path: Path) -> None:
     """As SkyRL reads them: through datasets, which would mix the fields of nested objects."""
     datasets = pytest.importorskip("datasets")
     rows = skyrl.rows("support", task_file=support_file)
-    path = skyrl.write_rows(tmp_path / ending, rows)
-    kind = "parquet" if path.suffix == ".parquet" else "json"
-    again = datasets.load_dataset(kind, data_files=str(path), cache_dir=str(tmp_path / "cache"))["train"]
+    path = skyrl.write_rows(tmp_path / "rows.parquet", rows)
+    again = datasets.load_dataset("parquet", data_files=str(path), cache_dir=str(tmp_path / "cache"))["train"]
     assert list(again) == rows

@@ -222,7 +222,7 @@ def test_a_call_in_other_words_is_kept_as_it_was_written(name: str, answer: str)
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> None:
     turn = Turn(name)
-    for answer in (turn.answer[:-15], turn.answer.replace("keep_it", "lose_it"), turn.answer * 70, "Hello. <|end|>"):
+    for answer in (turn.answer[:-15], turn.answer.replace("keep_it", "lose_it"), "Hello. <|end|>"):
         use = parse(answer, TOOLS, turn.dialogue.form)
         assert use.errors or use.calls or "keep_it" not in answer
         text, _ = turn.then(Message("tool", "No such call."), answer=answer)

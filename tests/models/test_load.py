@@ -20,18 +20,10 @@ from reflectkit.models.checkpoint_metadata import base_of, context_of
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"n_layer": 1}, "has no place for 1\\d of the saved tensors"),
-    ],
-)
-def test_a_config_of_another_size_is_refused(
-    checkpoints: dict[str, Path], tmp_path: Path, entry: dict[str, int], message: str
-) -> None:
+def test_a_config_of_another_size_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoints["policy"], tmp_path / "model"))
-    write_json(folder / "config.json", read_json(folder / "config.json") | entry)
-    with pytest.raises(CheckpointError, match=message):
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"n_layer": 1})
+    with pytest.raises(CheckpointError, match=r"has no place for 1\d of the saved tensors"):
         load_player(folder, device="cpu")
 
 
