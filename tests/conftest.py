@@ -45,6 +45,11 @@ SLOW = ("research", "benchmarks")
 """Folders whose tests are all slow: what they test is not part of the wheel."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the folders in `SLOW`, whose imports take seconds, where no slow test is run."""
+    return True if config.option.markexpr == "not slow" and collection_path.name in SLOW else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests in `SLOW`, and start with the longest files, which one worker would otherwise end alone with.
 

@@ -16,7 +16,7 @@ from tests.writing import writing_model
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FEW = {
-    "rlft": ["--max-steps", "1", "--episodes", "8", "--validate-problems", "2", "--max-new-tokens", "8"],
+    "rlft": ["--max-steps", "1", "--episodes", "8", "--validate-problems", "0", "--max-new-tokens", "8"],
     "evaluate": ["--problems", "2", "--max-new-tokens", "8"],
 }
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
 from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.models.tiny import build_tokenizer
@@ -77,6 +76,8 @@ def test_a_wider_clip_and_the_geometric_mask_are_trls(tmp_path: Path) -> None:
 
 def compare(tmp_path: Path, mean: str, loss_type: str, beta: float, **corrections: Any) -> float:
     """Compare the two on the same rows. Returns the share of the tokens that the mask leaves out."""
+    from trl import GRPOConfig, GRPOTrainer  # takes seconds
+
     tokenizer = build_tokenizer(["some words to merge"], [], vocabulary=300)
     model, start = llama(len(tokenizer), 0), llama(len(tokenizer), 1)
     samples = rows(model)
