@@ -63,10 +63,8 @@ def serve(answer: Answer) -> Iterator[Server]:
     """A server for as long as the context lasts."""
 
     class Handler(QuietHandler):
-        """A fault is ("status", code, headers, error), ("whole", code, headers, body), ("sent", code, headers, bytes),
-        ("json", body), ("raw", bytes),
-        ("cut", bytes), ("drip",): white space without an end, ("endless", code, headers): the same at full
-        speed, or ("bytes", bytes): what is not HTTP.
+        """A fault is ("status", code, headers, error), ("sent", code, headers, bytes), ("json", body), ("raw", bytes),
+        ("drip",): white space without an end, or ("endless", code, headers): the same at full speed.
         """
 
         def do_POST(self) -> None:  # noqa: N802 (http.server calls it so)
@@ -98,8 +96,6 @@ def serve(answer: Answer) -> Iterator[Server]:
             elif fault[0] == "status":
                 _, code, headers, content = fault
                 self.send(code, json.dumps({"error": content}).encode(), headers)
-            elif fault[0] == "whole":
-                self.send(fault[1], json.dumps(fault[3]).encode(), fault[2])
             elif fault[0] == "sent":
                 self.send(fault[1], fault[3], fault[2])
             elif fault[0] == "raw":
@@ -109,16 +105,10 @@ def serve(answer: Answer) -> Iterator[Server]:
                 while not closing.is_set() and server.sent_mib < 1000:
                     self.wfile.write(b" " * 2**20)
                     server.sent_mib += 1
-            elif fault[0] == "bytes":
-                self.wfile.write(fault[1])
-                self.close_connection = True
-            elif fault[0] == "drip":
+            else:
                 self.send(200, b" ", {"Content-Length": "1000000"})
                 while not closing.wait(0.02):
                     self.wfile.write(b" ")
-            else:
-                self.send(200, fault[1], {"Content-Length": str(len(fault[1]) + 50)})
-                self.close_connection = True
 
     closing = threading.Event()
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

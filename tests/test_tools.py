@@ -134,12 +134,7 @@ def test_the_three_forms() -> None:
     ("text", "error"),
     [
         ("cancle {}", "no tool named 'cancle'; did you mean cancel?"),
-        ("cancel", "'cancel' is not a call; write one call per line, as name {…}, or only none"),
         ('book_flight {"date": 3, "seats": 1}', "book_flight: argument 'date': expected string, found integer 3"),
-        (
-            'book_flight {"date": "x", "seats": 1, "cabin": "first"}',
-            'expected "economy" | "business", found string "first"',
-        ),
         ('note {"a": tru}', "'note': invalid JSON at its line 1, column 7: Expecting value; near 'tru}'"),
         (f'note {{"a": {"[" * 40}{"]" * 40}}}', "the JSON is nested more than 32 deep"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,20 +69,6 @@ def test_weights_that_do_not_fit_on_the_disk_tell_how_to_resume(
     error = error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys)
     assert told in error
     assert "run the same command again" in error
-
-
-@pytest.mark.parametrize("method", ["reset", "step"])
-def test_an_env_of_ones_own_that_fails_is_told_by_its_line(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(".")
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (tmp_path / "mine.py").write_text(
-        "from reflectkit.envs.corridor import Corridor\n\n\nclass Mine(Corridor):\n"
-        f"    def {method}(self, *given):\n        return {{}}['wall']\n"
-    )
-    told = error_of(["play", "--env", "mine:Mine", "--policy", "oracle", "--auto"], capsys)
-    assert "mine.py, line 6: KeyError: 'wall'" in told
 
 
 def full_gpu() -> None:

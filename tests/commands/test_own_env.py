@@ -55,49 +55,6 @@ def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.C
     assert "did you mean 'turn_cost'" in capsys.readouterr().err
 
 
-CODE = """
-from reflectkit.envs.corridor import Corridor
-
-class Required(Corridor):
-    class Settings(Config):
-        length: int
-
-class Taken(Corridor):
-    class Settings(Config):
-        policy: str = option("", help="")
-
-class Twice(Lock):
-    @classmethod
-    def tasks(cls, level):
-        return [Task("a", cls.name, level, "a", {"digit": 1, "wanted": 2})] * 2
-
-class Sized(Lock):
-    def __init__(self, size, **settings):
-        super().__init__(**settings)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "message"),
-    [
-        ("Twice", "", "lists 'a' twice; give each problem its own id"),
-        ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
-        ("Required", "", "evaluate needs --length"),
-        ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
-        ("Lock", "--turn-cost 2", "--turn-cost must be less than or equal to 1, got 2"),
-    ],
-)
-def test_mistakes_are_one_line(
-    module: str, capsys: pytest.CaptureFixture[str], name: str, more: str, message: str
-) -> None:
-    with Path(f"{module}.py").open("a", encoding="utf-8") as file:
-        file.write(CODE)
-    assert main(["evaluate", "--env", f"{module}:{name}", "--policy", "oracle", *more.split()]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Another environment of the same name has other demonstrations: what was made with the old code is not taken."""
     made = [["gen-trajectory", "--noise", "0"], ["split"], ["gen-sft"], ["evaluate", "--policy", "oracle"]]

@@ -11,7 +11,6 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
-from tests.command_lines import error_of
 from tests.server import Server, serve
 
 CODE = '''
@@ -122,12 +121,3 @@ def test_what_succeeds_is_kept_and_becomes_rows(name: str, server: Server) -> No
     assert main(["gen-trajectory", *env, *teacher, "--min-reward", "0.25", "--force"]) == 0
     assert all(record["trajectories"] for record in read_json(folder / "data_reflection_negative.json"))
     assert main(["gen-trajectory", *env, *teacher, "--dry-run", "--seed", "1"]) == 0
-
-
-def test_errors_name_the_teacher_and_the_reward(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    env = ["gen-trajectory", "--env", "adding:Write"]
-    assert "--teacher openai:MODEL or local:MODEL" in error_of(env, capsys)
-    server.respond = lambda body: {"choices": [{"message": {"role": "assistant", "content": "Analysis: no.\nx"}}]}
-    told = error_of([*env, "--teacher", "local:small", "--base-url", server.url], capsys)
-    assert "none of 10 episodes by local:small succeeded; the highest reward is 0.25" in told
-    assert "--min-reward" in told

@@ -158,24 +158,6 @@ def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> Non
     assert sorted(folder.name for folder in folders) == [f"{number}_sft" for number in range(1, 9)]
 
 
-def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
-    """The second waits for the first's folder, which is gone when the first has failed."""
-    settings = build(Example, {"results_dir": tmp_path}, "example")
-    reports: list[runs.Report] = []
-    waiting = threading.Thread(target=lambda: reports.append(make(tmp_path)))
-
-    def failing() -> None:
-        with runs.open_run("sft", settings):
-            waiting.start()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        failing()
-    waiting.join()
-    (report,) = reports
-    assert (report.folder / "report.json").is_file()
-
-
 def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_path: Path) -> None:
     source = tmp_path / "rows"
     source.write_text("1")

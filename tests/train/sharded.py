@@ -1,5 +1,5 @@
 """Run by torchrun: trains the corridor with the policy sharded over gloo, or whole, and saves the end. Arguments: kind
-(sharded: FSDP2; zero2, zero3: DeepSpeed; whole), folder.
+(sharded: FSDP2; zero3: DeepSpeed; whole), folder.
 
 accelerate shards on GPUs alone, so its `prepare` is stood in for; all else is what `rlft` does.
 """
@@ -60,9 +60,9 @@ class GlooZero(Gloo):
 
     distributed_type = "DEEPSPEED"
 
-    def __init__(self, stage: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
         self.deepspeed_plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
 
     def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -94,7 +94,7 @@ def main(kind: str, folder: Path) -> None:
         import deepspeed
 
         deepspeed.init_distributed("gloo")
-    kinds = {"whole": lambda: None, "sharded": Gloo, "zero2": lambda: GlooZero(2), "zero3": lambda: GlooZero(3)}
+    kinds = {"whole": lambda: None, "sharded": Gloo, "zero3": GlooZero}
     processes = Processes(kinds[kind]())
     trainer = build_trainer(folder / "policy", processes)
     trainer.train_step()
