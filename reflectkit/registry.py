@@ -62,6 +62,11 @@ def resolve(
     return getattr(module, attribute)
 
 
+def import_module(kind: str, name: str) -> Any:
+    """The module at `name`, dotted or a file's path. Raises UnknownNameError."""
+    return _imported(kind, name, lambda: _module_at(name))
+
+
 def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) -> Any:
     """What `load` imports. Raises UnknownNameError: someone else's module may fail in any way while it is imported."""
     try:
@@ -72,7 +77,7 @@ def _imported(kind: str, name: str, load: Callable[[], Any], point: Any = None) 
         raise UnknownNameError(f"{kind} {error}") from None
     except BaseException as error:
         missing_name = error.name if isinstance(error, ModuleNotFoundError) else None
-        module_name = name.rpartition(":")[0]
+        module_name = name.rpartition(":")[0] or name
         if missing_name and f"{module_name}.".startswith(f"{missing_name}."):
             file = f"folder/{module_name.split('.')[-1]}.py:NAME"
             reason = f"no module named '{missing_name}'; install it, or give the file: {file}"

@@ -15,7 +15,7 @@ from gymnasium.error import Error
 from reflectkit.env import Env
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
 from reflectkit.errors import ConfigError, unknown_name
-from reflectkit.registry import resolve
+from reflectkit.registry import import_module
 
 ACTIONS = {
     "FrozenLakeEnv": ("left", "down", "right", "up"),
@@ -43,7 +43,7 @@ def env_of(name: str) -> type[Env]:
     """
     module, _, name = name.rpartition(":")
     if module:
-        resolve("module of gymnasium", f"{module}:__name__", {})
+        import_module("module of gymnasium", module)
     try:
         spec = gymnasium.spec(name)
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
