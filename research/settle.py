@@ -15,7 +15,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reflectkit.cli.main import main
@@ -24,8 +24,9 @@ from reflectkit.envs import PROBLEMS, env_class
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import DataError
 from reflectkit.files import included_repositories
-from reflectkit.jsonl import read_json, read_jsonl, write_json
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from research.dagger import visited_rows, write_rows
+from research.verifier import play as play_verified
 
 RESULTS, DATA, PACKS = Path("results/settle"), Path("data/settle"), Path("research/experiments/episodes")
 GROUPS = (("sft", "distilled", "dagger"), ("grpo", "grpo-distilled"), ("grpo-kl",))
@@ -127,13 +128,14 @@ COMPARED_A: tuple[str, ...] = (
     "two players - keyword",
     "think first - plain",
     "two players - two players with comments on other states",
+    "verifier - plain",
     "two players - two players with empty comments",
     "two players with the teacher's comments - two players",
 )
 """What experiment A compares; the first two are primary."""
 MEASURED = (
     "start", *ARMS, *(f"evaluation-{group[0]}" for group in GROUPS),
-    "plain", "think", "reflector", "both", "policy", "evaluation", "swapped",
+    "plain", "think", "reflector", "both", "policy", "evaluation", "swapped", "verified",
 )  # fmt: skip
 """The commands whose costs are told."""
 
@@ -247,12 +249,21 @@ class Observed(Commands):
         flags += ["--max-new-tokens", 64, *(["--problems", 8] if self.fast else [])]
         self.play(f"evaluation-{arms[0]}", "evaluate", "--task-file", self.rows / "validate.json", *flags)
 
+    def settle(self, arms: Sequence[str]) -> None:
+        """Train `arms`, and evaluate each group of which all are among them."""
+        self.prepare()
+        for group in GROUPS:
+            for arm in (arm for arm in group if arm in arms):
+                self.train(arm)
+            if set(group) <= set(arms):
+                self.evaluate(group)
+
 
 class Explore(Commands):
     """Experiment A, one seed."""
 
     def __init__(self, seed: int, fast: bool) -> None:
-        super().__init__("explore", SEEN, seed, fast)
+        super().__init__("explore", SEEN, seed, fast, result_tokens=80, prompt_tokens=340, force_answer=True)
 
     def prepare(self) -> None:
         """Questions, demonstrations and rows."""
@@ -305,6 +316,30 @@ class Explore(Commands):
         self.evaluate("evaluation", "random", "keyword", *players)
         swapped = f"two players with comments on other states={policy}+{reflector}"
         self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
+        self.verify()
+
+    def verify(self) -> None:
+        """Play what the plain policy played, with the reflector as verifier."""
+        folder, evaluation = self.folder / "verified", self.folder / "evaluation"
+        if (folder / "episodes.jsonl").is_file():
+            return
+        say(f"{self.folder.name}: {folder.name}")
+        lines = [line for _, line in read_jsonl(evaluation / "episodes.jsonl") if line["name"] == "plain"]
+        (policy,), (reflector,) = ((self.folder / arm).glob("checkpoint-*") for arm in ("plain", "reflector"))
+        before = time.process_time()
+        rows = play_verified(replace(self.setup, horizon=10), lines, policy, reflector)
+        folder.mkdir(exist_ok=True)
+        write_json(folder / "cost.json", {"processor_seconds": round(time.process_time() - before, 1)})
+        write_json(folder / "config.json", {"stage": "evaluate", "seed": self.seed})
+        write_jsonl(folder / "episodes.jsonl", rows)
+
+    def settle(self, arms: Sequence[str]) -> None:
+        """Train `arms`, and compare them if all are there."""
+        self.prepare()
+        for arm in (arm for arm in PLAYERS if arm in arms):
+            self.train(arm)
+        if set(PLAYERS) <= set(arms):
+            self.compare()
 
 
 def _read(path: Path) -> list[object]:
@@ -360,32 +395,11 @@ def run() -> None:
     for seed, world in itertools.product(given.seeds, worlds):
         if given.table:
             print("\n".join(costs(RESULTS / f"{world}-{seed}")))
-        elif world == "explore":
-            explore(Explore(seed, given.fast), arms)
         else:
-            observe(Observed(world, seed, given.fast), arms)
+            (Observed(world, seed, given.fast) if world in WORLDS else Explore(seed, given.fast)).settle(arms)
     if given.table:
         for world in worlds:
             pack(world, given.seeds)
-
-
-def explore(seed: Explore, arms: Sequence[str]) -> None:
-    """Experiment A with one seed."""
-    seed.prepare()
-    for arm in (arm for arm in PLAYERS if arm in arms):
-        seed.train(arm)
-    if set(PLAYERS) <= set(arms):
-        seed.compare()
-
-
-def observe(seed: Observed, arms: Sequence[str]) -> None:
-    """Experiment B with one seed of one world."""
-    seed.prepare()
-    for group in GROUPS:
-        for arm in (arm for arm in group if arm in arms):
-            seed.train(arm)
-        if set(group) <= set(arms):
-            seed.evaluate(group)
 
 
 if __name__ == "__main__":
