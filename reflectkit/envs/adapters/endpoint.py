@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 import json
 import math
 import socket
@@ -16,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import uvicorn
 from pydantic import BaseModel, Field, ValidationError
@@ -54,24 +55,29 @@ class RequestError(Exception):
 
 
 class _Function(BaseModel):
-    name: str
+    """A tool, a call of one, or the choice of one."""
+
+    name: str = Field(pattern=rf"^{NAME}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
     arguments: str = "{}"
 
 
-class _Call(BaseModel):
-    id: str
+class _Tool(BaseModel):
+    id: str = ""
+    type: Literal["function"] = "function"
     function: _Function
 
 
 class _Text(BaseModel):
     type: Literal["text"]
-    text: str
+    text: str = ""
 
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Text] | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_Tool] | None = None
     tool_call_id: str = ""
 
     @property
@@ -82,41 +88,21 @@ class _Message(BaseModel):
         return self.content or ""
 
 
-class _Described(BaseModel):
-    name: str = Field(pattern=rf"^{NAME}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class _Tool(BaseModel):
-    type: Literal["function"]
-    function: _Described
-
-
-class _ToolName(BaseModel):
-    name: str
-
-
-class _ChosenTool(BaseModel):
-    type: Literal["function"]
-    function: _ToolName
-
-
 class _Request(BaseModel):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _ChosenTool | None = None
-    n: int | None = None
-    logprobs: bool | None = None
-    functions: list[Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _Tool | None = None
+    n: Literal[1] | None = None
+    logprobs: Literal[False] | None = None
+    functions: None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: _Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +135,6 @@ class EndpointAnswer:
     limit: int = 0
 
 
-class Session(Protocol):
-    """Who answers the requests of one program, or of all."""
-
-    conversations: Conversations
-
-    async def answer(self, request: ChatRequest) -> EndpointAnswer:
-        """The answer. Raises RequestError."""
-        ...
-
-    def reward(self, value: float) -> None:
-        """The program reports a reward. Raises RequestError."""
-        ...
-
-
 class Conversations:
     """The answers that programs may repeat: what they show of them → their exact text."""
 
@@ -174,7 +146,7 @@ class Conversations:
         """The answer that `message` repeats; of several that look the same, the one to the messages `before` it, or
         else the newest.
         """
-        same = self._answers.get(_key(message.text, message.tool_calls or ()), ())
+        same = self._answers.get(_key(message), ())
         here = (answer for messages, answer in same if messages == _digest(before))
         return next(here, same[-1][1] if same else None)
 
@@ -186,35 +158,22 @@ class Conversations:
             wrong = max(error.errors(include_url=False), key=lambda wrong: len(wrong["loc"]))  # of a union, the nearest
             place = ".".join(map(str, wrong["loc"]))
             raise RequestError(f"{place}: {wrong['msg']}" if place else wrong["msg"]) from None
-        if (asked.n or 1) > 1:
-            raise RequestError(f"n: {asked.n} answers are wanted, but each request gets one")
-        if asked.logprobs:
-            raise RequestError("logprobs: none are sent; leave it out")
-        if asked.functions:
-            raise RequestError("functions: describe them as tools")
-        if asked.response_format and asked.response_format.get("type") != "text":
-            raise RequestError("response_format: only text is written; describe a tool instead")
         messages: list[Message] = []
         turns, unmatched, names = [], 0, dict[str, str]()
-        tools = _tools(asked)
         for message in asked.messages:
-            calls = tuple(_call(call) for call in message.tool_calls or ())
             names |= {call.id: call.function.name for call in message.tool_calls or ()}
-            answer = None
-            if message.role == "assistant":
-                answer = self._find(message, messages)
-                unmatched += answer is None
+            answer = self._find(message, messages) if message.role == "assistant" else None
             if answer is not None:
                 turns.append(Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0))
                 messages.append(Message("assistant", answer.action.text, answer.action.calls))
-            elif message.role == "tool":
-                messages.append(Message("tool", message.text, name=names.get(message.tool_call_id, "")))
-            else:
-                role: Any = "system" if message.role == "developer" else message.role
-                messages.append(Message(role, message.text, calls))
+                continue
+            unmatched += message.role == "assistant"
+            role: Any = "system" if message.role == "developer" else message.role
+            calls = tuple(_call(call.function) for call in message.tool_calls or ())
+            messages.append(Message(role, message.text, calls, names.get(message.tool_call_id, "")))
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         return ChatRequest(
-            Observation(tuple(messages), tools=tools, replies=True),
+            Observation(tuple(messages), tools=_tools(asked), replies=True),
             tuple(turns),
             unmatched,
             asked.model,
@@ -234,10 +193,8 @@ class Conversations:
             calls.append({"id": f"call_{self._calls}", "type": "function", "function": function})
         for end in request.stop:
             text = text.partition(end)[0]
-        shown = {"role": "assistant", "content": None if calls else text}
-        if calls:
-            shown["tool_calls"] = calls  # type: ignore[assignment]
-        key = _key("" if calls else text, [_Call.model_validate(call) for call in calls])
+        shown = {"role": "assistant", "content": None if calls else text} | ({"tool_calls": calls} if calls else {})
+        key = _key(_Message.model_validate(shown))
         self._answers.setdefault(key, deque(maxlen=ALIKE)).append((_digest(request.observation.messages), answer))
         self._answers.move_to_end(key)
         if len(self._answers) > REMEMBERED:
@@ -245,59 +202,44 @@ class Conversations:
         return shown
 
 
-def _key(text: str, calls: Sequence[_Call]) -> Any:
-    return text, tuple((call.id, call.function.name, call.function.arguments) for call in calls)
+def _key(message: _Message) -> Any:
+    return message.text, tuple(
+        (call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+    )
 
 
 def _digest(messages: Sequence[Message]) -> int:
     return hash(repr(tuple(messages)))
 
 
-def _call(call: _Call) -> ToolCall:
+def _call(function: _Function) -> ToolCall:
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"tool_calls: the arguments of {call.function.name} are no JSON object")
-    return ToolCall(call.function.name, arguments)
+        return ToolCall(function.name, dict(json.loads(function.arguments or "{}")))
+    except (ValueError, TypeError):
+        raise RequestError(f"tool_calls: the arguments of {function.name} are no JSON object") from None
 
 
 def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
     """The tools that the model may call now."""
     if asked.tool_choice == "none":
         return ()
-    specs = []
-    for tool in asked.tools or ():
-        described = tool.function
-        spec = ToolSpec(described.name, described.description or "", described.parameters or {"type": "object"})
-        try:
-            check_tool(spec)
-        except ConfigError as error:
-            raise RequestError(f"tools: {error}") from None
-        specs.append(spec)
-    if len({spec.name for spec in specs}) < len(specs):
-        raise RequestError("tools: two have the same name")
-    if isinstance(asked.tool_choice, _ChosenTool):
-        wanted = asked.tool_choice.function.name
-        specs = [spec for spec in specs if spec.name == wanted]
-        if not specs:
-            raise RequestError(f"tool_choice: no tool is named {wanted!r:.80}")
-    return tuple(specs)
-
-
-def _completion(request: ChatRequest, answer: EndpointAnswer, message: dict[str, Any], number: int) -> dict[str, Any]:
-    prompt, written = answer.tokens
-    full = answer.limit and written >= answer.limit
-    finish = "tool_calls" if message.get("tool_calls") else "length" if full else "stop"
-    return {
-        "id": f"chatcmpl-{number}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+    functions = [tool.function for tool in asked.tools or ()]
+    specs = {
+        each.name: ToolSpec(each.name, each.description or "", each.parameters or {"type": "object"})
+        for each in functions
     }
+    try:
+        for spec in specs.values():
+            check_tool(spec)
+    except ConfigError as error:
+        raise RequestError(f"tools: {error}") from None
+    if len(specs) < len(functions):
+        raise RequestError("tools: two have the same name")
+    if not isinstance(asked.tool_choice, _Tool):
+        return tuple(specs.values())
+    if asked.tool_choice.function.name not in specs:
+        raise RequestError(f"tool_choice: no tool is named {asked.tool_choice.function.name!r:.80}")
+    return (specs[asked.tool_choice.function.name],)
 
 
 async def _chunks(completion: dict[str, Any], *, usage: bool) -> AsyncIterator[str]:
@@ -315,17 +257,17 @@ async def _chunks(completion: dict[str, Any], *, usage: bool) -> AsyncIterator[s
     yield "data: [DONE]\n\n"
 
 
-def application(
-    find: Callable[[str], Session | None], model: str, *, hosts: Sequence[str], token: str = ""
-) -> Starlette:
+def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str], token: str = "") -> Starlette:
     """The web application.
 
-    find: the session by its name in the path, "" for none. model: its name in the list of models. hosts: the names
-    under which it may be reached. token: what each request must bring, if any.
+    find: the session by its name in the path, "" for none: it has `conversations`, answers a ChatRequest with an
+    EndpointAnswer in its coroutine `answer`, and takes rewards in `reward`; both may raise RequestError. model: its
+    name in the list of models. hosts: the names under which it may be reached. token: what each request must bring, if
+    any.
     """
-    numbers = iter(range(1, 1 << 62))
+    numbers = itertools.count(1)
 
-    def session_of(request: Request) -> Session:
+    def session_of(request: Request) -> Any:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token and not hmac.compare_digest(given.encode(), token.encode()):
             raise RequestError("the API key is not the server's token", 401, "invalid_api_key")
@@ -338,7 +280,18 @@ def application(
         session = session_of(request)
         asked = session.conversations.read(await _body(request))
         answer = await _unless_gone(request, session.answer(asked))
-        completion = _completion(asked, answer, session.conversations.message(asked, answer), next(numbers))
+        message = session.conversations.message(asked, answer)
+        prompt, written = answer.tokens
+        full = answer.limit and written >= answer.limit
+        finish = "tool_calls" if answer.action.calls else "length" if full else "stop"
+        completion = {
+            "id": f"chatcmpl-{next(numbers)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": asked.model,
+            "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+        }
         if asked.stream:
             return StreamingResponse(_chunks(completion, usage=asked.usage), media_type="text/event-stream")
         return JSONResponse(completion)

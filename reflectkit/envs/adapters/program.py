@@ -7,6 +7,7 @@ loop stay as they are; it imports nothing of ours.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -93,11 +94,6 @@ class _Exit:
     output: str
     errors: str
 
-    @property
-    def last_words(self) -> str:
-        """What it said last of an error, for a message."""
-        return _last_line(self.errors or self.output)
-
 
 class _Run:
     """One run of the program; everything but `__init__` happens in the endpoint's thread."""
@@ -109,7 +105,7 @@ class _Run:
         self.unmatched = self.overridden = 0
         self.closed = False
         self._waiting: set[_Pending] = set()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Any = None
         self._watching: asyncio.Task[None] | None = None
 
     async def answer(self, request: ChatRequest) -> EndpointAnswer:
@@ -132,30 +128,33 @@ class _Run:
 
     async def start(self, command: list[str], environment: Mapping[str, str], memory: int) -> None:
         """Start the program. Raises ConfigError if no process can be started."""
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        supervised = (sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", SUPERVISOR, str(memory), *command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
+                *supervised, env=environment, start_new_session=True, **pipes
             )
         except OSError as error:
             raise ConfigError(f"cannot start {command[0]}: {error.strerror}; run fewer episodes at once") from None
-        self._watching = asyncio.ensure_future(self._watch(self._process))
+        self._watching = asyncio.ensure_future(self._watch())
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        output, errors = await asyncio.gather(_end_of(process.stdout), _end_of(process.stderr))
-        self.events.put_nowait(_Exit(await process.wait(), output, errors))
+    async def _watch(self) -> None:
+        output, errors = await asyncio.gather(_end_of(self._process.stdout), _end_of(self._process.stderr))
+        self.events.put_nowait(_Exit(await self._process.wait(), output, errors))
 
     async def next(self, timeout_s: float) -> _Pending | _Exit:
-        """The next request that somebody still waits for, or the end. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            while True:
-                event = await self.events.get()
-                if isinstance(event, _Exit) or not event.answer.done():
-                    return event
+        """The next request that somebody still waits for, or the end. Raises EnvironmentFailure after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    event = await self.events.get()
+                    if isinstance(event, _Exit) or not event.answer.done():
+                        return event
+        except TimeoutError:
+            await self.stop()
+            raise EnvironmentFailure(
+                f"the program took longer than {timeout_s:g} s; raise --program-timeout-s"
+            ) from None
 
     async def stop(self) -> None:
         """Kill what is left of the program; requests that wait are refused."""
@@ -163,15 +162,14 @@ class _Run:
         for pending in self._waiting:
             if not pending.answer.done():
                 pending.answer.set_exception(RequestError(CLOSED, 410))
-        if self._process is not None and self._process.stdin is not None:
+        if self._process is not None:
             self._process.stdin.close()
         if self._watching is not None:  # which ends with the output; something that left the group may hold that
             await asyncio.wait([self._watching], timeout=5)
             self._watching.cancel()
 
 
-async def _end_of(stream: asyncio.StreamReader | None) -> str:
-    assert stream is not None
+async def _end_of(stream: asyncio.StreamReader) -> str:
     output = bytearray()
     while piece := await stream.read(1 << 16):
         output += piece
@@ -186,7 +184,6 @@ class _Endpoint:
         self.thread = LoopThread("reflectkit-endpoint")
         self.runs: dict[str, _Run] = {}
         self._port: asyncio.Future[int] | None = None
-        self._serving: asyncio.Task[None] | None = None
 
     async def port(self) -> int:
         """The port; the server runs until the process ends."""
@@ -220,16 +217,10 @@ class Program(Env):
     Settings: ClassVar[type[Config]] = ProgramSettings
     taskset: ClassVar[Taskset] = ToolTasks()
     command: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._run: _Run | None = None
-        self._token = ""
-        self._pending: _Pending | None = None
-        self._seen = Observation(())
-        self._row: dict[str, Any] = {}
-        self._first = 0  # number of messages of the first request
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+    _run: Any = None
+    _folder: Any = None
+    _pending: Any = None
+    """The request that waits for an answer."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the program and wait for its first request. Raises EnvironmentFailure, and ConfigError if it cannot be
@@ -247,9 +238,8 @@ class Program(Env):
     def close(self) -> None:
         """Kill the program, if it runs."""
         if self._run is not None:
-            endpoint = self._server
-            endpoint.runs.pop(self._token, None)
-            endpoint.thread.result(self._run.stop())
+            self._server.runs.pop(self._token, None)
+            self._server.thread.result(self._run.stop())
             self._run = None
         if self._folder is not None:
             self._folder.cleanup()
@@ -264,13 +254,19 @@ class Program(Env):
 
     async def _begin(self, task: Task, seed: int) -> Observation:
         self._folder = tempfile.TemporaryDirectory(prefix="reflectkit-program-")
+        self._reward_file = Path(self._folder.name) / "reward"
         self._run, self._token = _Run(), secrets.token_urlsafe(24)
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
-        self._row = task.data
+        self._row: Mapping[str, Any] = task.data
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
-        command = [re.sub(r"\{(\w+)\}", lambda found: _filled(found, values), part) for part in self.command]
+
+        def filled(found: re.Match[str]) -> str:
+            value = values.get(found[1], found[0])
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+        command = [re.sub(r"\{(\w+)\}", filled, part) for part in self.command]
         environment = passed | {
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": "reflectkit",
@@ -283,24 +279,21 @@ class Program(Env):
         if isinstance(event, _Exit):
             if event.code == -signal.SIGUSR1:
                 raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
-            self._fail_if_failed(event)
-            raise EnvironmentFailure(f"the program ended without a request{event.last_words}")
+            raise EnvironmentFailure(f"the program ended without a request{_last_line(event.errors or event.output)}")
         self._first = len(event.request.observation.messages)
         return self._observe(event)
 
     async def _act(self, action: ToolUse) -> StepResult:
-        assert self._run is not None
-        assert self._pending is not None
         if not self._pending.answer.done():  # the program may have closed the connection meanwhile
             self._pending.answer.set_result(EndpointAnswer(action))
         event = await self._next()
         if isinstance(event, _Pending):
             return StepResult(self._observe(event), 0.0, False)
-        self._fail_if_failed(event)
+        seen = self._pending.request.observation
         if self.settings.reward:
-            said = [*self._seen.messages, Message("assistant", action.text, action.calls)]
+            said = [*seen.messages, Message("assistant", action.text, action.calls)]
             messages = [{"role": message.role, "content": message.content} for message in said]
-            row = self._row | {"prompt": messages[: self._first]}
+            row = {**self._row, "prompt": messages[: self._first]}
             reward, info = await score(self.settings.reward, row, messages[self._first :])
         else:
             reward = self._reward(event)
@@ -308,56 +301,37 @@ class Program(Env):
         figures = {"unmatched": float(self._run.unmatched), "overridden": float(self._run.overridden)}
         shown = info.get("figures", {}) | {name: value for name, value in figures.items() if value}
         info |= {"figures": shown, "output": (event.errors + event.output)[-KEPT_IN_INFO:]}
-        return StepResult(self._seen, reward, True, info=info)
+        return StepResult(seen, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
-        assert self._run is not None
-        try:
-            return await self._run.next(self.settings.program_timeout_s)
-        except TimeoutError:
-            await self._run.stop()
-            raise EnvironmentFailure(
-                f"the program took longer than {self.settings.program_timeout_s:g} s; raise --program-timeout-s"
-            ) from None
+        """The next request, or the end. Raises EnvironmentFailure if the program failed."""
+        event: _Pending | _Exit = await self._run.next(self.settings.program_timeout_s)
+        if isinstance(event, _Exit) and event.code not in (0, -signal.SIGUSR1):
+            last = _last_line(event.errors or event.output)
+            raise EnvironmentFailure(f"the program ended with exit code {event.code}{last}")
+        return event
 
     def _observe(self, pending: _Pending) -> Observation:
-        assert self._run is not None
         request = pending.request
         self._run.unmatched += request.unmatched
         self._run.overridden += request.temperature is not None or request.max_tokens is not None
-        self._pending, self._seen = pending, request.observation
-        return self._seen
-
-    def _fail_if_failed(self, event: _Exit) -> None:
-        if event.code:
-            raise EnvironmentFailure(f"the program ended with exit code {event.code}{event.last_words}")
+        self._pending = pending
+        return request.observation
 
     def _reward(self, event: _Exit) -> float:
         """The reward of the program that ended. Raises EnvironmentFailure."""
-        assert self._run is not None
         if self._run.posted is not None:
-            return self._run.posted
-        written = ""
-        if self._reward_file.is_file():
-            written = self._reward_file.read_text(encoding="utf-8", errors="replace").strip()
+            return float(self._run.posted)
+        written = (
+            self._reward_file.read_text(encoding="utf-8", errors="replace").strip()
+            if self._reward_file.is_file()
+            else ""
+        )
         last = written or next((line for line in reversed(event.output.splitlines()) if line.strip()), "")
-        try:
-            reward = float(last)
-        except ValueError:
-            reward = math.nan
-        if not math.isfinite(reward):
-            raise EnvironmentFailure(f"the program gave no reward; print it as the last line{_last_line(last)}")
-        return reward
-
-    @property
-    def _reward_file(self) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / "reward"
-
-
-def _filled(found: re.Match[str], values: Mapping[str, Any]) -> str:
-    value = values.get(found[1], found[0])
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        with contextlib.suppress(ValueError):
+            if math.isfinite(reward := float(last)):
+                return reward
+        raise EnvironmentFailure(f"the program gave no reward; print it as the last line{_last_line(last)}")
 
 
 def _last_line(output: str) -> str:
