@@ -113,7 +113,7 @@ class SeenSupportTeacher(SupportTeacher):
 
     def comment(self, generator: random.Random) -> str:
         """Who the customer is, the order that was looked up, and the rule that forbids the wish, if one does."""
-        messages = self.env.transcript.messages
+        messages = self.env.messages
         wish, since = _wish(messages)
         customer = next((str(found["customer"]) for name, found in _results(messages) if name[:4] == "find"), "")
         parts = [f"The customer is {customer}." if customer else "The customer is not known."]

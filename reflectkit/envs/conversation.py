@@ -1,4 +1,4 @@
-"""Conversations between a user and an agent with tools: the transcript, and the base of the envs of this kind.
+"""Conversations between a user and an agent with tools: the base of the envs of this kind.
 
 An agent's action is one call of a tool or one reply to the user. Anything else (several calls, a call with an error, no
 words) is refused: nothing is executed, and the agent reads why; `several_calls` may let the first of several valid
@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Teacher, User, UserTurn
-from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.eventloop import followed
 from reflectkit.seeding import derive
 from reflectkit.tools import THOUGHT, read_use
@@ -50,13 +49,6 @@ HEADERS = re.compile(r"<\|start\|>assistant|<\|channel\|>\w+(?=<\|message\|>)| ?
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What the agent says to the user: its words, without reasoning and marks."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why an action is neither a call nor a reply, for the agent to read. parts: how many parts of it were refused."""
 
@@ -64,25 +56,18 @@ class Refusal:
     parts: int = 1
 
 
-def read_action(action: Action, env: str, *, first: bool = False) -> ToolCall | Reply | Refusal:
-    """What `action` is. Text is a reply. env: the env's name. first: of several calls without an error, the first one
-    counts.
-
-    Raises IllegalActionError for a choice.
+def read_action(use: ToolUse, *, first: bool = False) -> ToolCall | str | Refusal:
+    """What the agent does: a call, or the words that the user hears. first: of several calls without an error, the
+    first one counts.
     """
-    if isinstance(action, str):
-        action = ToolUse(action)
-    if not isinstance(action, ToolUse):
-        raise IllegalActionError(f"{env}: no action {action!r:.80}; it takes calls of its tools and replies")
-    count = len(action.calls) + len(action.errors)
-    if count > 1 and not (first and not action.errors):
-        return Refusal("; ".join([*action.errors, f"{count} calls at once: {ONE_CALL}"]), count)
-    if action.errors:
-        return Refusal(f"{action.errors[0]}; nothing was executed")
-    if action.calls:
-        return action.calls[0]
-    words = spoken(action.text)
-    return Reply(words) if words else Refusal(f"neither a tool call nor a reply: {ONE_CALL}")
+    count = len(use.calls) + len(use.errors)
+    if count > 1 and not (first and not use.errors):
+        return Refusal("; ".join([*use.errors, f"{count} calls at once: {ONE_CALL}"]), count)
+    if use.errors:
+        return Refusal(f"{use.errors[0]}; nothing was executed")
+    if use.calls:
+        return use.calls[0]
+    return spoken(use.text) or Refusal(f"neither a tool call nor a reply: {ONE_CALL}")
 
 
 def spoken(text: str) -> str:
@@ -91,18 +76,12 @@ def spoken(text: str) -> str:
     >>> spoken("<think>An old order.</think>\\n\\nWhich order is it?<|im_end|>")
     'Which order is it?'
     """
-    text = HEADERS.sub("", THOUGHTS.sub("", text))
-    text = _without_thoughts(text).rpartition(CLOSED)[2].partition(OPENED)[0]
-    return cut(MARKS.sub("", text).strip(), LONGEST_REPLY)
-
-
-def _without_thoughts(text: str) -> str:
-    """`text` without reasoning between two marks; in linear time, also where a mark comes a thousand times."""
-    kept, at = [], 0
-    while (start := text.find(OPENED, at)) >= 0 and (end := text.find(CLOSED, start)) >= 0:
-        kept.append(text[at:start])
-        at = end + len(CLOSED)
-    return "".join(kept) + text[at:]
+    *thinking, last = HEADERS.sub("", THOUGHTS.sub("", text)).split(CLOSED)
+    kept = ""
+    for part in thinking:
+        before, opened, _ = part.partition(OPENED)
+        kept = kept + before if opened else ""  # without an opening mark, all before it was a thought
+    return cut(MARKS.sub("", (kept + last).partition(OPENED)[0]).strip(), LONGEST_REPLY)
 
 
 def cut(text: str, limit: int) -> str:
@@ -113,50 +92,6 @@ def cut(text: str, limit: int) -> str:
     """
     kept = text[:limit].encode(errors="replace").decode()
     return kept if len(text) <= limit else f"{kept} [cut: {limit:,} of {len(text):,} characters]"
-
-
-class Transcript:
-    """The conversation that the agent sees, and in `spoken` the part that the user sees.
-
-    env: the env's name. policy: what the agent reads first, as the system's message. first: of several calls without an
-    error, the first one counts.
-    """
-
-    def __init__(self, env: str, policy: str, *, first: bool = False) -> None:
-        self.env, self.first = env, first
-        self.messages = [Message("system", policy)] if policy else []
-        self.spoken: list[Message] = []
-
-    def observe(self, tools: Sequence[ToolSpec]) -> Observation:
-        """The conversation so far."""
-        return Observation(tuple(self.messages), tools=tuple(tools), replies=True)
-
-    def add_user(self, text: str) -> None:
-        """The user says `text`."""
-        message = Message("user", cut(text.strip(), LONGEST))
-        self.messages.append(message)
-        self.spoken.append(message)
-
-    def add_action(self, action: Action) -> ToolCall | Reply | Refusal:
-        """The agent acts. A refusal is told to it at once; the result of a call (`add_result`) and the user's answer to
-        a reply (`add_user`) are the caller's to add.
-
-        Raises IllegalActionError for a choice.
-        """
-        meaning = read_action(action, self.env, first=self.first)
-        text, calls = (action.text, action.calls) if isinstance(action, ToolUse) else (str(action), ())
-        self.messages.append(Message("assistant", text, calls))
-        if isinstance(meaning, Reply):
-            self.spoken.append(Message("assistant", meaning.text))
-        elif isinstance(meaning, Refusal):
-            self.messages.append(Message("tool", meaning.text))
-        return meaning
-
-    def add_result(self, tool: str, text: str) -> str:
-        """The call of `tool` returns `text`; what the agent reads of it."""
-        shown = cut(text, LONGEST_RESULT)
-        self.messages.append(Message("tool", shown, name=tool))
-        return shown
 
 
 class UserSettings(Config):
@@ -201,7 +136,10 @@ class ConversationEnv(Env):
 
     acts = "tools"
     teacher_type: ClassVar[type[Teacher]] = ConversationTeacher
-    transcript: Transcript
+    messages: list[Message]
+    """What the agent sees."""
+    spoken: list[Message]
+    """The part that the user sees."""
     mark: str
     """The teacher's mark of the last action."""
 
@@ -209,6 +147,7 @@ class ConversationEnv(Env):
         super().__init__(**settings)
         self.user = user
         self._steps, self.mark, self._seed = 0, "", 0
+        self._first = getattr(self.settings, "several_calls", REFUSE) == FIRST
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.
@@ -217,8 +156,14 @@ class ConversationEnv(Env):
         be installed is missing. EnvironmentFailure: the user cannot be asked.
         """
         self._steps, self.mark, self._seed = 0, "", seed
-        self.transcript = Transcript(self.name, self._begin(task, seed), first=self._first)
-        return followed(self._user_turn(""), self._opened)
+        policy = self._begin(task, seed)
+        self.messages, self.spoken = [Message("system", policy)] if policy else [], []
+
+        def opened(turn: UserTurn) -> Observation:
+            self._hear(turn.text)
+            return self._observe()
+
+        return followed(self._user_turn(""), opened)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Carry out a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply.
@@ -227,64 +172,46 @@ class ConversationEnv(Env):
         Raises IllegalActionError: a choice. ConfigError: a reply, and there is no user. EnvironmentFailure: the user
         cannot be asked.
         """
-        action = read_use(action, self._tools, self.name)
-        meaning = read_action(action, self.name, first=self._first)
+        use = read_use(action, self._tools, self.name)
+        meaning = read_action(use, first=self._first)
         self._before(meaning)
-        self.transcript.add_action(action)
+        self.messages.append(Message("assistant", use.text, use.calls))
         self._steps += 1
-        if isinstance(meaning, Reply):
-            return followed(self._user_turn(meaning.text), self._answered)
+        if isinstance(meaning, str):
+            self.spoken.append(Message("assistant", meaning))
+            return followed(self._user_turn(meaning), self._answered)
         if isinstance(meaning, Refusal):
+            self.messages.append(Message("tool", meaning.text))
             return self._result({"refused": meaning.parts}, ended=False)
-        executed = self._execute(meaning)
-        fits = isinstance(executed, tuple) and len(executed) == 3 and isinstance(executed[0], str)
-        self._need("_execute", fits, executed, "(a text, whether it was refused, whether it ends the conversation)")
-        result, refused, ended = executed
-        self.transcript.add_result(meaning.name, result)
-        wrong = len(action.calls) - 1 + bool(refused)  # those passed over, too
+        result, refused, ended = self._execute(meaning)
+        self.messages.append(Message("tool", cut(result, LONGEST_RESULT), name=meaning.name))
+        wrong = len(use.calls) - 1 + bool(refused)  # those passed over, too
         return self._result({"refused": wrong} if wrong else {}, ended=ended)
 
-    @property
-    def _first(self) -> bool:
-        return getattr(self.settings, "several_calls", REFUSE) == FIRST
-
-    def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
-        """Raises ConfigError unless what the subclass's `method` returned `fits`."""
-        if not fits:
-            raise ConfigError(f"{method}() of env '{self.name}' returned {returned!r:.80}; return {wanted}")
-
-    def _opened(self, turn: UserTurn) -> Observation:
-        self._need_turn(turn)
-        self.transcript.add_user(turn.text)
-        return self._observe()
+    def _hear(self, text: str) -> None:
+        message = Message("user", cut(text.strip(), LONGEST))
+        self.messages.append(message)
+        self.spoken.append(message)
 
     def _answered(self, turn: UserTurn) -> StepResult:
-        self._need_turn(turn)
         if turn.text or not turn.over:
-            self.transcript.add_user(turn.text)
+            self._hear(turn.text)
         return self._result({}, ended=turn.over)
-
-    def _need_turn(self, turn: UserTurn) -> None:
-        fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
-        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
 
     def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
         self._after(ended)
         reward = 0.0
         if ended or self._steps == self.horizon:
-            verdict = self._verdict(ended)
-            fits = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], dict)
-            self._need("_verdict", fits, verdict, "(reward, info)")
-            reward = verdict[0]
-            info |= verdict[1]
+            reward, told = self._verdict(ended)
+            info |= told
         return StepResult(self._observe(), reward, ended, info=info)
 
     def _asked(self, user: User, instructions: str) -> UserTurn | Awaitable[UserTurn]:
         """What `user`, who plays by `instructions`, says next."""
-        return user.say(instructions, tuple(self.transcript.spoken), derive(self._seed, "user", self._steps))
+        return user.say(instructions, tuple(self.spoken), derive(self._seed, "user", self._steps))
 
     def _observe(self) -> Observation:
-        return self.transcript.observe(self._offered)
+        return Observation(tuple(self.messages), tools=tuple(self._offered), replies=True)
 
     def _begin(self, task: Task, seed: int) -> str:
         """Begin `task`; the policy that the agent reads first, or "". Raises as `reset` does."""
@@ -312,7 +239,7 @@ class ConversationEnv(Env):
         """(reward, info) of the last step. ended: not by the horizon."""
         raise NotImplementedError
 
-    def _before(self, meaning: ToolCall | Reply | Refusal) -> None:
+    def _before(self, meaning: ToolCall | str | Refusal) -> None:
         """Called before each action; may raise."""
 
     def _after(self, ended: bool) -> None:

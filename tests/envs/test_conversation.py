@@ -1,26 +1,39 @@
 """The transcript that envs with a user share: what an action means, what each side reads, and limits."""
 
+from typing import Any
+
 import pytest
 
-from reflectkit.envs.conversation import (
-    Refusal,
-    Reply,
-    Transcript,
-    read_action,
-    spoken,
-)
+from reflectkit.env import UserTurn
+from reflectkit.envs.conversation import ConversationEnv, read_action, spoken
 from reflectkit.tools import HERMES, PLAIN, Form, parse
-from reflectkit.types import Message, ToolCall, ToolSpec, ToolUse
+from reflectkit.types import Message, Task, ToolCall, ToolSpec, ToolUse
 
 FIND = ToolSpec("find_order", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}})
 CREDIT = ToolSpec("credit", "Gives a credit.", {"type": "object"})
 CALL = ToolCall("find_order", {"id": "W1"})
 
 
-def transcript() -> Transcript:
-    begun = Transcript("support", "Be polite.")
-    begun.add_user("Where is my order?")
-    return begun
+class Desk(ConversationEnv):
+    """Its user says one thing; orders are found."""
+
+    name = "desk"
+    _tools = (FIND,)
+
+    def _begin(self, task: Task, seed: int) -> str:
+        return "Be polite."
+
+    def _user_turn(self, said: str) -> UserTurn:
+        return UserTurn("Thanks!" if said else "Where is my order?")
+
+    def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
+        return "shipped", False, False
+
+
+def desk() -> Desk:
+    env = Desk()
+    env.reset(Task("1", "desk", "all", "1", {}), 0)
+    return env
 
 
 @pytest.mark.parametrize(
@@ -29,11 +42,11 @@ def transcript() -> Transcript:
         ('find_order {"id": "W1"}', PLAIN, CALL),
         ('<tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
         ('One moment. <tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
+        ("Which order is it?", PLAIN, "Which order is it?"),
     ],
 )
 def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: object) -> None:
-    assert read_action(parse(text, (FIND, CREDIT), form, replies=True), "support") == meaning
-    assert read_action("Which order is it?", "support") == Reply("Which order is it?")
+    assert read_action(parse(text, (FIND, CREDIT), form, replies=True)) == meaning
 
 
 @pytest.mark.parametrize(
@@ -45,27 +58,24 @@ def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: obje
     ],
 )
 def test_anything_else_is_refused_and_nothing_is_executed(text: str, expected: str, parts: int) -> None:
-    talk = transcript()
+    env = desk()
     action = parse(text, (FIND,), PLAIN, replies=True)
-    meaning = talk.add_action(action)
-    assert isinstance(meaning, Refusal)
-    assert expected in meaning.text
-    assert "nothing was executed" in meaning.text
-    assert meaning.parts == parts
-    assert talk.messages[-2:] == [Message("assistant", text, action.calls), Message("tool", meaning.text)]
-    assert talk.spoken == [Message("user", "Where is my order?")]
+    result: Any = env.step(action)
+    *_, written, refusal = result.observation.messages
+    assert expected in refusal.content
+    assert "nothing was executed" in refusal.content
+    assert result.info == {"refused": parts}
+    assert written == Message("assistant", text, action.calls)
+    assert env.spoken == [Message("user", "Where is my order?")]
 
 
 def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
-    talk = transcript()
-    assert talk.add_action(ToolUse("find_order …", (CALL,))) == CALL
-    talk.add_result("find_order", "shipped")
-    assert talk.add_action("<think>Shipped.</think> It is on its way.") == Reply("It is on its way.")
-    talk.add_user("Thanks!")
-    observation = talk.observe((FIND,))
-    assert observation.replies
-    assert observation.tools == (FIND,)
-    assert observation.messages == (
+    env = desk()
+    env.step(ToolUse("find_order …", (CALL,)))
+    result: Any = env.step("<think>Shipped.</think> It is on its way.")
+    assert result.observation.replies
+    assert result.observation.tools == (FIND,)
+    assert result.observation.messages == (
         Message("system", "Be polite."),
         Message("user", "Where is my order?"),
         Message("assistant", "find_order …", (CALL,)),
@@ -73,7 +83,7 @@ def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
         Message("assistant", "<think>Shipped.</think> It is on its way."),
         Message("user", "Thanks!"),
     )
-    assert [(message.role, message.content) for message in talk.spoken] == [
+    assert [(message.role, message.content) for message in env.spoken] == [
         ("user", "Where is my order?"),
         ("assistant", "It is on its way."),
         ("user", "Thanks!"),
@@ -84,6 +94,7 @@ def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
     ("text", "heard"),
     [
         ("Hello <think>a</think>there", "Hello there"),
+        ("a</think>b<think>c</think>d", "bd"),
         ("Hello</s><|eot_id|><end_of_turn>\x1e", "Hello"),
         ("[INST]Hello[/INST] [1] < 3 > <b>", "Hello [1] < 3 > <b>"),
         ("Hello" + "<think>" * 200_000, "Hello"),  # hours, if each mark were sought to the end

@@ -20,7 +20,7 @@ from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.seeding import generator
 from reflectkit.tools import PLAIN, parse
-from reflectkit.types import Task, ToolUse, from_json
+from reflectkit.types import Observation, Task, ToolUse, from_json
 
 SOURCE = source_of(3, CUSTOMERS)
 
@@ -200,7 +200,7 @@ def test_what_a_user_injects_stays_text() -> None:
 
 def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
     env = begun(find(SEVERAL), brief=True)
-    seen, comments = env.transcript.observe(()), list[str | None]()
+    seen, comments = Observation(tuple(env.messages), replies=True), list[str | None]()
     while True:
         comments.append(None if len(comments) == 1 else f"Note {len(comments)}.")
         prompt = policy_prompt(with_comments(seen, comments[:-1]), comments[-1])

@@ -19,7 +19,6 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from string import Formatter
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -31,13 +30,7 @@ from reflectkit.envs.conversation import ConversationEnv, ConversationTeacher, U
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.support.hearing import agrees, heard, names, numbers, statements
 from reflectkit.envs.support.policy import POLICY, QUESTIONS, RULES, UserRequest, refuses, rules_named
-from reflectkit.envs.support.shop import (
-    CUSTOMERS,
-    TEN,
-    Ledger,
-    ShopDatabase,
-    shop,
-)
+from reflectkit.envs.support.shop import CUSTOMERS, TEN, Ledger, ShopDatabase, shop
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
 from reflectkit.envs.support.user import Persona, UserIdentity, instructions
@@ -351,30 +344,18 @@ class Support(ConversationEnv):
             raise DataError(
                 task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
             )
-        if content.customer not in database.tables["customers"]:
-            raise DataError(task.id, "is no customer of the database", field="data.customer")
-        for request in content.requests:
-            said = "" if request.rule else (PROPOSALS | ANSWERS).get(request.kind, "")
-            needed = {name for _, name, _, _ in Formatter().parse(said) if name} - {"told"}
-            if wrong := sorted((request.final.keys() - FACT_QUESTIONS.keys()) | (needed - request.final.keys())):
-                why = f"a request of kind {request.kind!r} has too many or too few facts: {', '.join(wrong)}"
-                raise DataError(task.id, why, field="data.requests.facts")
         self._requests = content.requests
         self._expected = Ledger(database)
         """The records after all that is to be done."""
         for call in (call for request in self._requests for call in request.actions):
-            done, message = execute(self._expected, call)
-            if not done:
-                raise DataError(task.id, f"its call {call.name} cannot be done: {message}", field="data.requests")
+            execute(self._expected, call)
         self.ledger = Ledger(database)
         self._instructions = instructions(content.user, self._requests)
         self.persona = Persona(content.user, self._requests, generator(seed, "user"))
         self.conduct = Conduct(database, content.customer)
         return "" if self.settings.brief else POLICY
 
-    @property
-    def _tools(self) -> Sequence[ToolSpec]:
-        return TOOLS
+    _tools = TOOLS
 
     @property
     def _offered(self) -> Sequence[ToolSpec]:
@@ -389,9 +370,7 @@ class Support(ConversationEnv):
         done, text = execute(self.ledger, call)
         agreed = self.persona.confirmed
         if self.user is not None:
-            agreed = agrees(
-                heard([message.content for message in self.transcript.spoken if message.role == "user"][-1])
-            )
+            agreed = agrees(heard([message.content for message in self.spoken if message.role == "user"][-1]))
         if done and self.conduct.saw(call, agreed):
             self.persona.acted = True
         return text, not done, self.ledger.escalated
@@ -401,7 +380,7 @@ class Support(ConversationEnv):
         changes, right = ledger.differences(), expected.differences()
         replies = self.persona.replies
         if self.user is not None:  # has no script: all that was said counts for each request
-            said = [heard(message.content) for message in self.transcript.spoken if message.role == "assistant"]
+            said = [heard(message.content) for message in self.spoken if message.role == "assistant"]
             replies = [said] * len(self._requests)
         missing_facts = untold(self._requests, replies)
         wrong = {
@@ -454,11 +433,6 @@ class SupportTaskSettings(Config):
     )
     customers: int = option(CUSTOMERS, help="Customers of the generated shop.", ge=20)
 
-    @property
-    def number(self) -> int:
-        """Number of tasks of each level."""
-        return INSTANCES if self.instances is None else self.instances
-
 
 class SupportTasks(ProblemGenerator):
     """Tasks with one request, with several, and with one that must be refused."""
@@ -471,11 +445,11 @@ class SupportTasks(ProblemGenerator):
         """`data.json` with all tasks. Raises ConfigError for a task that its own oracle cannot solve."""
         source = source_of(self.seed, self.settings.customers)
         database = shop(self.seed, self.settings.customers)
-        levels = (ONE, SEVERAL, REFUSE)
+        levels, count = (ONE, SEVERAL, REFUSE), self.settings.instances or INSTANCES
         tasks: list[Task] = []
-        with progress.bar("Tasks, each solved once", len(levels) * self.settings.number) as bar:
+        with progress.bar("Tasks, each solved once", len(levels) * count) as bar:
             for level in levels:
-                for number in range(self.settings.number):
+                for number in range(count):
                     tasks.append(make_task(self.seed, number, level, database, source))
                     prove(tasks[-1])
                     bar.advance()

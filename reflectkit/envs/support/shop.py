@@ -92,12 +92,8 @@ class Ledger:
     changed: dict[tuple[str, str], Record] = field(default_factory=dict)
     escalated: bool = False
 
-    def find(self, table: str, name: str) -> Record | None:
-        """The record as it is now; not to be changed."""
-        return self.changed.get((table, name)) or self.database.tables[table].get(name)
-
     def of(self, table: str, name: str) -> Record:
-        """The record as it is now, which must exist; not to be changed."""
+        """The record as it is now; not to be changed. Raises KeyError if there is none."""
         return self.changed.get((table, name)) or self.database.tables[table][name]
 
     def change(self, table: str, record: str, /, **values: Any) -> None:

@@ -197,10 +197,10 @@ READING = tuple(tool.name for tool in TOOLS[:6])
 
 
 def _record(ledger: Ledger, table: str, name: str) -> Record:
-    record = ledger.find(table, name)
-    if record is None:
-        raise RefusedCallError(f"no {table[:-1]} {name[:80]}")
-    return record
+    try:
+        return ledger.of(table, name)
+    except KeyError:
+        raise RefusedCallError(f"no {table[:-1]} {name[:80]}") from None
 
 
 def _in_state(ledger: Ledger, order: str, state: str) -> Record:

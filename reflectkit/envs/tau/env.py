@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Table
 from reflectkit.env import Taskset, Teacher, UserTurn, check_task
-from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, Reply, UserSettings
+from reflectkit.envs.conversation import FIRST, ConversationEnv, ConversationTeacher, Refusal, UserSettings
 from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS
@@ -173,14 +173,14 @@ class Tau(ConversationEnv):
     def _tools(self) -> Sequence[ToolSpec]:
         return self._domain.tools
 
-    def _before(self, meaning: ToolCall | Reply | Refusal) -> None:
-        if self.user is None and isinstance(meaning, Reply) and meaning.text != self.closing:
+    def _before(self, meaning: ToolCall | str | Refusal) -> None:
+        if self.user is None and isinstance(meaning, str) and meaning != self.closing:
             raise ConfigError(
                 "env 'tau' needs a user for replies; give --user openai:MODEL, or --user local:MODEL with --user-url"
                 " http://localhost:1234/v1 (without one only --policy oracle can be played)"
             )
         right = self.right_call
-        is_right = isinstance(meaning, Reply) if right is None else meaning == right
+        is_right = isinstance(meaning, str) if right is None else meaning == right
         self.mark = "good" if is_right else "mistake"
 
     def _user_turn(self, said: str) -> UserTurn | Awaitable[UserTurn]:
@@ -197,11 +197,11 @@ class Tau(ConversationEnv):
         changes = self._domain.database.changes(self._tables)
         expected = package.expected(place.domain, place.split, place.index)
         wrong, missing, forbidden = changes.verdict(expected)
-        said = [message.content for message in self.transcript.spoken if message.role == "assistant"]
+        said = [message.content for message in self.spoken if message.role == "assistant"]
         replies = [reply.lower().replace(",", "") for reply in said]
         untold = [text for text in self._problem.outputs if not any(text.lower() in reply for reply in replies)]
         success = ended and not (wrong or missing or forbidden or untold)
-        last = self.transcript.messages[-1]
+        last = self.messages[-1]
         transferred = last.role == "tool" and last.name in self._domain.ending
         needless = transferred and not any(call.name == last.name for call in self._problem.actions)
         figures = {
