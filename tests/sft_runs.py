@@ -7,9 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.sft import open_training
 from reflectkit.commands import sft
 from reflectkit.console import Bar, Quiet
+from reflectkit.data.sft_rows import read_rows
 from reflectkit.jsonl import write_jsonl
+from reflectkit.models.load import save_player
+from reflectkit.train.sft import starting_model
 
 LABELS = " 0", " 1"
 
@@ -45,6 +51,27 @@ def config(rows: Path, results: Path, **settings: Any) -> sft.SFTConfig:
     known = {"env": "corridor", "role": "plain", "task_file": rows, "max_steps": 7, "save_steps": 2, "batch_size": 4,
              "max_length": 32, "vocabulary": 300, "device": "cpu"}  # fmt: skip
     return sft.SFTConfig.from_flat(results_dir=results, **(known | settings))
+
+
+def open_trainer(folder: Path, kind: str, **settings: Any) -> Any:
+    """The trainer of an sft run of a fresh model of `kind`, or of an "adapter" on one, that has not begun."""
+    rows = write_rows(folder)
+    own: dict[str, Any] = {"model": kind}
+    if kind == "adapter":
+        plain = config(rows, folder, **settings)
+        save_player(folder / "base", starting_model(plain, rows, read_rows(rows)))
+        own = {"model": str(folder / "base"), "lora_r": 2}
+    with Quiet().bar("sft", 1) as bar:
+        return open_training(config(rows, folder, **settings | own), folder / "scratch", bar)
+
+
+def learnt(trainer: Any, kind: Any, inputs: Any, count: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss, gradient of each weight) of a batch with the class `kind`. count: of the tokens the loss is divided by."""
+    trainer.model.zero_grad()
+    loss = kind.compute_loss(trainer, trainer.model, dict(inputs), num_items_in_batch=count)
+    loss.backward()
+    weights = trainer.model.named_parameters()
+    return loss.detach(), {name: weight.grad.clone() for name, weight in weights if weight.requires_grad}
 
 
 def train(rows: Path, results: Path, progress: Quiet | None = None, **settings: Any) -> Path:

@@ -145,28 +145,12 @@ def test_a_cluster_stops_it_as_ctrl_c_does(tmp_path: Path) -> None:
     assert subprocess.run(ignoring, env=os.environ | ROOT | env, timeout=120).returncode == 7
 
 
-ROWS = tuple(
-    (name, "full", "100", f"{index}.25", f"{index} to {index + 9} %")
-    for index, name in enumerate(("SFT", "SFT with reflection", "a-policy-with-the-longest-name-of-the-paper"))
-)
-TABLE = Table("a title", ("policy", "level", "tasks", "success rate of all", "95 % interval"), ROWS)
-
-
 def lines_of(table: Table, width: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
     show(Screen(width=width), Report("evaluate", Path(), {}, (), (table,)))
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == table.title
     assert max(map(len, lines), default=0) <= width
     return lines
-
-
-@pytest.mark.parametrize("width", [40, 60, 200])
-def test_no_cell_is_lost(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(TABLE, width, capsys)
-    assert sum(line.count("%") for line in lines) == 4  # a figure that would be cut is folded
-    if width >= 60:
-        shown = " ".join(lines)
-        assert all(cell in shown for row in ROWS for cell in row[3:])
 
 
 def test_control_characters_and_wide_letters_fit(capsys: pytest.CaptureFixture[str]) -> None:

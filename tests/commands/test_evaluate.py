@@ -24,20 +24,10 @@ from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
+from tests.sft_runs import Interrupting
 
 HERE = __name__
 TASKS = tuple(Corridor.taskset.tasks("long"))
-
-
-class Interrupting(Quiet):
-    """Presses Ctrl-C once three episodes have ended."""
-
-    episodes = 0
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        self.episodes += amount
-        if self.episodes == 3:
-            raise KeyboardInterrupt
 
 
 FLIPPED = (
@@ -52,7 +42,7 @@ def test_damaged_lines_are_dropped_and_their_episodes_played_again(
     settings = {"env": "corridor", "policy": ("oracle",), "max_concurrency": 1}
     whole = evaluate.run(EvaluateConfig.from_flat(**settings, results_dir=tmp_path / "whole"), Quiet())
     with pytest.raises(KeyboardInterrupt):
-        evaluate.run(EvaluateConfig.from_flat(**settings), Interrupting())
+        evaluate.run(EvaluateConfig.from_flat(**settings), Interrupting(at=3))
     (kept,) = (tmp_path / "results").glob("*_evaluate/episodes/*.jsonl")
     lines = kept.read_bytes().splitlines(keepends=True)
     assert len(lines) == 3

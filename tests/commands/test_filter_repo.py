@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from reflectkit.commands import filter_repo
 from reflectkit.console import Quiet, Report
-from reflectkit.envs.auto_explore.filtering import filter_repository
 
 GOOD = b"enough characters to be kept\n"
 
@@ -147,22 +144,3 @@ def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None
     assert kept(tmp_path) == {"fine/a.py"}
     assert set(report.figures["left_out"]) == {"bomb", "tarbomb"}
     assert all("decompression bomb" in why for why in report.figures["left_out"].values())
-
-
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names=st.lists(st.one_of(st.sampled_from(list(HOSTILE)), st.text(min_size=1, max_size=30)), max_size=5))
-def test_whatever_an_archive_calls_its_members_all_stays_inside(
-    tmp_path_factory: pytest.TempPathFactory, names: list[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("names")
-    with zipfile.ZipFile(folder / "x.zip", "w") as archive:
-        for name in dict.fromkeys(names):
-            try:
-                archive.writestr(name + ".py", GOOD)
-            except (ValueError, UnicodeEncodeError, IndexError):
-                continue
-    before = set(folder.rglob("*"))
-    result = filter_repository(folder / "x.zip", folder / "out" / "x", 1 << 20)
-    made = set(folder.rglob("*")) - before
-    assert all(path.is_relative_to(folder / "out") for path in made)
-    assert result.kept == sum(path.is_file() for path in made)

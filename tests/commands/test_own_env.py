@@ -71,6 +71,24 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
     assert "Already finished" not in capsys.readouterr().out
 
 
+DRIFTING = """
+import random
+from reflectkit.envs.corridor import Corridor
+
+class Drifting(Corridor):
+    def _text(self):
+        return f"{super()._text()} {random.random()}"
+"""
+
+
+def test_an_env_that_differs_each_time_makes_no_rows(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(f"{module}.py").write_text(DRIFTING, encoding="utf-8")
+    made = [["gen-trajectory", "--demonstrations", "6"], ["split"], ["gen-sft"]]
+    assert [main([*command, "--env", f"{module}:Drifting"]) for command in made] == [0, 0, 2]
+    assert "differs when it is played again with the same seed" in capsys.readouterr().err
+    assert not list(Path("data").rglob("sft.jsonl"))
+
+
 IN_A_FILE = """
 from reflectkit import ChoiceEnv, Task
 from {neighbour} import TEXT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,9 @@ import torch
 from trl import SFTTrainer
 from trl.trainer import utils
 
-from benchmarks.sft import open_training
-from reflectkit.console import Quiet
-from reflectkit.data.sft_rows import read_rows
-from reflectkit.models.load import save_player
-from reflectkit.train import sft as sft_training
 from reflectkit.train import sft_trainers as completions
 from reflectkit.train.sft_trainers import CompletionTrainer
-from tests.sft_runs import config, write_rows
+from tests.sft_runs import learnt, open_trainer
 
 ROWS = [([5, 6, 7, 8, 9, 10], 2), ([11, 12, 13], 1), ([7, 7, 9, 5], 4)]
 """Token ids of a row, and how many of them, at its end, are trained on; nothing predicts the last row's first."""
@@ -31,15 +25,8 @@ def any_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["tiny", "tiny-hybrid", "adapter"])
-def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    settings: dict[str, Any] = {"model": request.param}
-    rows = write_rows(tmp_path)
-    if request.param == "adapter":
-        plain = config(rows, tmp_path)
-        save_player(tmp_path / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
-        settings = {"model": str(tmp_path / "base"), "lora_r": 2}
-    with Quiet().bar("sft", 1) as bar:
-        yield open_training(config(rows, tmp_path, **settings), tmp_path / "scratch", bar)
+def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    return open_trainer(tmp_path, request.param)
 
 
 def batch(trainer: Any) -> dict[str, torch.Tensor]:
@@ -47,19 +34,10 @@ def batch(trainer: Any) -> dict[str, torch.Tensor]:
     return dict(trainer.data_collator(encoded))
 
 
-def learnt(trainer: Any, kind: type[SFTTrainer], count: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(loss, gradient of each weight) of the batch with `kind`. count: of the tokens that the loss is divided by."""
-    trainer.model.zero_grad()
-    loss = kind.compute_loss(trainer, trainer.model, batch(trainer), num_items_in_batch=count)
-    loss.backward()
-    weights = trainer.model.named_parameters()
-    return loss.detach(), {name: weight.grad.clone() for name, weight in weights if weight.requires_grad}
-
-
 @pytest.mark.parametrize("count", [None, 11])
 def test_loss_and_gradients_and_metrics_are_those_of_trl(trainer: Any, count: int | None) -> None:
-    loss, gradients = learnt(trainer, CompletionTrainer, count)
-    expected_loss, expected = learnt(trainer, SFTTrainer, count)
+    loss, gradients = learnt(trainer, CompletionTrainer, batch(trainer), count)
+    expected_loss, expected = learnt(trainer, SFTTrainer, batch(trainer), count)
     torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-6)
     torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-6)
     assert any(gradient.abs().max() > 1e-3 for gradient in gradients.values())
@@ -76,7 +54,7 @@ def test_the_head_reads_what_is_trained_on_unless_the_vocabulary_is_small(
     monkeypatch.setattr(
         utils._ChunkedLogProbFunction, "apply", lambda hidden, *rest: read.append(len(hidden)) or head(hidden, *rest)
     )
-    learnt(trainer, CompletionTrainer, None)
+    learnt(trainer, CompletionTrainer, batch(trainer), None)
     monkeypatch.setattr(completions, "SMALL_VOCABULARY", 300)
-    learnt(trainer, CompletionTrainer, None)
+    learnt(trainer, CompletionTrainer, batch(trainer), None)
     assert read == [TRAINED, POSITIONS]

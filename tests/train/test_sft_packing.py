@@ -11,14 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from trl import SFTTrainer
 
-from benchmarks.sft import open_training
-from reflectkit.console import Quiet
-from reflectkit.data.sft_rows import read_rows
-from reflectkit.models.load import checkpoint_gradients, save_player
+from reflectkit.models.load import checkpoint_gradients
 from reflectkit.models.scoring import unwrapped
-from reflectkit.train import sft as sft_training
 from reflectkit.train.sft_trainers import NOT_TRAINED, PackTrainer, can_pack, collate, pack
-from tests.sft_runs import config, write_rows
+from tests.sft_runs import learnt, open_trainer
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 WIDTH, LIMIT, PAD = 128, 200, 1
@@ -43,27 +39,10 @@ def transcripts() -> list[dict[str, list[int]]]:
     return rows
 
 
-def trainer(folder: Path, kind: str, **settings: Any) -> Any:
+def trainer(folder: Path, kind: str) -> Any:
     """The trainer of `sft --share-prefixes`."""
-    rows = write_rows(folder)
-    own: dict[str, Any] = {"model": kind, "init_range": 0.1}
-    if kind == "adapter":
-        plain = config(rows, folder, max_length=256)
-        save_player(folder / "base", sft_training.starting_model(plain, rows, read_rows(rows)))
-        own = {"model": str(folder / "base"), "lora_r": 2}
-    with Quiet().bar("sft", 1) as bar:
-        return open_training(
-            config(rows, folder, max_length=256, share_prefixes=True, **own, **settings), folder / "scratch", bar
-        )
-
-
-def learnt(trainer: Any, kind: type[SFTTrainer], inputs: Any, count: int | None) -> tuple[float, dict[str, Any]]:
-    """(loss, gradient of each weight) of a batch. count: of the tokens that the loss is divided by."""
-    trainer.model.zero_grad()
-    loss = kind.compute_loss(trainer, trainer.model, dict(inputs), num_items_in_batch=count)
-    loss.backward()
-    weights = trainer.model.named_parameters()
-    return loss.item(), {name: weight.grad.clone() for name, weight in weights if weight.requires_grad}
+    own = {} if kind == "adapter" else {"init_range": 0.1}
+    return open_trainer(folder, kind, max_length=256, share_prefixes=True, **own)
 
 
 def padded(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -120,7 +99,7 @@ def test_loss_and_gradients_and_metrics_are_those_of_the_rows(tmp_path: Path, ki
     assert 1 < len(packs) < len(rows) / 2
     loss, gradients = learnt(ours, PackTrainer, collate(packs, PAD), count)
     expected_loss, expected = learnt(ours, SFTTrainer, padded(rows), count)
-    assert loss == pytest.approx(expected_loss, abs=1e-5)
+    assert float(loss) == pytest.approx(float(expected_loss), abs=1e-5)
     torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-5)
     assert any(gradient.abs().max() > 1e-2 for gradient in gradients.values())
     for name in ("entropy", "mean_token_accuracy"):
