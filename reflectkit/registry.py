@@ -5,6 +5,7 @@ Other packages add names with entry points, which are read only if a name is not
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
@@ -13,7 +14,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -129,21 +129,50 @@ def code_files(modules: Iterable[str]) -> list[Path]:
     """The user's own files among the imported `modules` (names, or paths of files), and those that they import from
     their own folder or package, also within functions. Files in the working directory are relative to it.
     """
+    pending = []
+    for module in map(module_key, modules):
+        if file := getattr(sys.modules.get(module), "__file__", None):
+            pending += [(module, Path(file).absolute()), *_modules_next_to(module, Path(file).absolute(), [module])]
     found: set[Path] = set()
-    for key in map(module_key, modules):
-        path = Path(getattr(sys.modules.get(key), "__file__", None) or "").absolute()
-        if path.is_file() and is_user_code(str(path)):
-            package = path.parent if path.name == "__init__.py" else path
-            finder = ModuleFinder([str(package.parents[key.count(".")])])
-            with contextlib.suppress(SyntaxError):  # it was changed after the import
-                if "." in key or path.name == "__init__.py":
-                    finder.import_hook(key)
-                else:
-                    finder.run_script(str(path))
-            files = (getattr(module, "__file__", None) for module in finder.modules.values())
-            found |= {path, *map(Path, filter(None, files))}
+    while pending:
+        name, path = pending.pop()
+        if path not in found and path.is_file() and is_user_code(str(path)):
+            found.add(path)
+            pending += _modules_next_to(name, path, _imports_of(name, path))
     here = Path.cwd()
     return [path.relative_to(here) if path.is_relative_to(here) else path for path in sorted(found)]
+
+
+def _modules_next_to(name: str, path: Path, imported: Iterable[str]) -> list[tuple[str, Path]]:
+    """The (name, file) of those of the `imported` modules, and of the packages that they are in, that come from the
+    folder in which module `name` with the file `path` is, or its outermost package.
+    """
+    place = path.parent if path.name == "__init__.py" else path
+    root = place.parents[name.count(".")]
+    parts = [module.split(".") for module in imported]
+    names = dict.fromkeys(tuple(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
+    files = [
+        (".".join(part), file)
+        for part in names
+        for file in (root.joinpath(*part, "__init__.py"), root.joinpath(*part[:-1], f"{part[-1]}.py"))
+    ]
+    return [(module, file) for module, file in files if file.is_file()]
+
+
+def _imports_of(name: str, path: Path) -> list[str]:
+    """The names that the code in `path`, the file of module `name`, imports; some may be no modules."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # it was not imported yet, or could not be
+        return []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = [*above, *(node.module or "").split(".")] if node.module else above
+            names += [".".join(base), *(".".join([*base, alias.name]) for alias in node.names)]
+    return [name for name in names if name]
 
 
 def plugins(group: str) -> dict[str, metadata.EntryPoint]:

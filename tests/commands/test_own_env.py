@@ -114,20 +114,31 @@ class Door(ChoiceEnv):
 """
 
 
-@pytest.mark.parametrize("form", ["folder/{}.py:Door", "folder/{}.py", "{}:Door"])
+@pytest.mark.parametrize(
+    ("form", "neighbour"),
+    [
+        ("folder/{}.py:Door", "{}_text"),
+        ("folder/{}.py", "{}_text"),
+        ("{}:Door", "{}_text"),
+        ("{}:Door", "{}_parts.text"),
+    ],
+)
 def test_an_environment_is_named_by_its_file(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, neighbour: str
 ) -> None:
-    """Its neighbours can be imported, its name is the class's, and both files are inputs of the run."""
+    """Its neighbours can be imported, also from a folder without `__init__.py`; its name is the class's, and both files
+    are inputs of the run.
+    """
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     name = own_module(request.node)
     folder = Path("folder") if "/" in form else Path()
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}_text.py").write_text('TEXT = "A door."', encoding="utf-8")
-    (folder / f"{name}.py").write_text(IN_A_FILE.format(neighbour=f"{name}_text"), encoding="utf-8")
+    text = folder / f"{neighbour.format(name).replace('.', '/')}.py"
+    text.parent.mkdir(parents=True, exist_ok=True)
+    text.write_text('TEXT = "A door."', encoding="utf-8")
+    (folder / f"{name}.py").write_text(IN_A_FILE.format(neighbour=neighbour.format(name)), encoding="utf-8")
     assert main(["evaluate", "--env", form.format(name), "--policy", "random", "--name", "door"]) == 0
     inputs = read_json(Path("results/door/config.json"))["inputs"]
-    assert inputs.keys() == {str(folder / f"{name}.py"), str(folder / f"{name}_text.py")}
+    assert inputs.keys() == {str(folder / f"{name}.py"), str(text)}
 
 
 def test_packages_offer_environments_and_players(
