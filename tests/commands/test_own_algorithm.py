@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json, read_jsonl
-from reflectkit.models.labels import label_ids, prompt_ids
-from reflectkit.sampling.base import Opening, SampleRequest
-from reflectkit.sampling.config import backend
 from tests.examples import own_module, save_example
 
 
@@ -66,17 +61,3 @@ def test_the_example_trains_and_its_setting_is_a_flag(policy: Path, capsys: pyte
     play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2"]
     play += ["--task-file", str(policy.parent / "train.json")]
     assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
-
-
-def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
-    row = backend("my_sampler:BACKEND")
-    sampler = row.open(Opening(str(policy), "cpu"), row.settings(epsilon=0.5))
-    local = backend("local").open(Opening(str(policy), "cpu"), None)
-    prompt = tuple(prompt_ids(sampler.tokenizer, "Cell 3 of 6."))
-    labels = label_ids(sampler.tokenizer, 2)
-    mixed = run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1)))
-    plain = run_sync(local.sample(SampleRequest(prompt, labels, seed=1)))
-    expected = [math.log(0.5 * math.exp(one) + 0.25) for one in plain.label_logprobs]
-    assert mixed.label_logprobs == pytest.approx(expected)
-    run_sync(sampler.publish(None, 7))
-    assert run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1))).version == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,25 @@ from reflectkit.runs.run import verify
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
-BOTH = ["--train-reflector", "1", "--reflector-states", "3", "--reflector-comments", "3", "--horizon", "8",
-    "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
-    "--max-steps", "2", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base",
-    "--reflector-length-cost", "0.01"]  # fmt: skip
+BOTH: dict[str, Any] = {
+    "train_reflector": 1,
+    "reflector_states": 3,
+    "reflector_comments": 3,
+    "reflector_rate": 1e-3,
+    "reflector_temperature": 1.5,
+    "reflector_length_cost": 0.01,  # so that comments on a state differ in reward
+    "horizon": 8,
+    "kl_coef": 0.1,
+    "max_steps": 2,
+    "episodes": 4,
+}
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in BOTH.items()]
+FLAGS += ["--algo=ppo", "--save-steps=1", "--learning-rate=1e-3", "--share-base"]
 
 
 def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder: Path, tmp_path: Path) -> None:
     """After a turn of the reflector; both players are adapters on one base."""
-    arguments = command(corridor_folder, *BOTH)
+    arguments = command(corridor_folder, *FLAGS)
     for role in ("policy", "reflection"):
         arguments[arguments.index(str(corridor_folder / role))] += "-adapter"
     for name in ("straight", "killed"):
@@ -34,27 +45,11 @@ def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder
     assert any(row.get("reflector_rows") for row in rows)  # it did learn
 
 
-def adapters(corridor_folder: Path) -> dict[str, object]:
-    return {
-        "policy": corridor_folder / "policy-adapter",
-        "reflector": corridor_folder / "reflection-adapter",
-        "train_reflector": 1,
-        "reflector_states": 3,
-        "reflector_comments": 3,
-        "horizon": 8,
-        "reflector_rate": 1e-3,
-        "reflector_temperature": 1.5,
-        "reflector_length_cost": 0.01,  # so that comments on a state differ in reward
-        "kl_coef": 0.1,
-        "max_steps": 2,
-        "episodes": 4,
-    }
-
-
 def test_two_adapters_on_one_base_learn_as_two_models_do(corridor_folder: Path, tmp_path: Path) -> None:
     """Each has its own frozen start on the base too. The reflector's adapter is a checkpoint by itself."""
-    apart = train(corridor_folder, tmp_path, **adapters(corridor_folder))
-    shared = train(corridor_folder, tmp_path, **adapters(corridor_folder), share_base=True)
+    players = {"policy": corridor_folder / "policy-adapter", "reflector": corridor_folder / "reflection-adapter"}
+    apart = train(corridor_folder, tmp_path, **BOTH, **players)
+    shared = train(corridor_folder, tmp_path, **BOTH, **players, share_base=True)
     assert same(apart, shared)
     assert same(apart / "reflector", shared / "reflector")
     assert not same(apart / "reflector", corridor_folder / "reflection-adapter")

@@ -15,12 +15,10 @@ import pytest
 
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
 from reflectkit.envs import make
-from reflectkit.envs.alfworld.belief import Belief
 from reflectkit.envs.alfworld.engine import Game, State
 from reflectkit.envs.alfworld.env import Alfworld
-from reflectkit.envs.alfworld.expert import Goal, good
 from reflectkit.envs.alfworld.fast import memoised
-from reflectkit.envs.alfworld.games import COOL, HEAT, LOOK, PLACE, TWO
+from reflectkit.envs.alfworld.games import LOOK, PLACE, TWO
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.eventloop import result_of
 from reflectkit.rollouts.episode import Episode, rollout
@@ -28,12 +26,6 @@ from reflectkit.types import Status, Task, Trajectory
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
-ROOM = (
-    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see a"
-    " cabinet 1, a countertop 1, a fridge 1, a microwave 1, and a shelf 1.\n\nYour task is to: put a hot tomato in"
-    " fridge."
-)
-EVERYWHERE = tuple(f"go to {place}" for place in ("cabinet 1", "countertop 1", "fridge 1", "microwave 1", "shelf 1"))
 
 
 @pytest.fixture(scope="module")
@@ -171,65 +163,3 @@ def test_the_planner_wins_in_fewest_steps_and_after_departures(root: Path, tasks
 
 
 # -------------------------------------------------------------------------------------------------------- what is known
-
-
-Step = tuple[str, tuple[str, ...]]
-
-
-def seen(*steps: Step) -> Belief:
-    belief = Belief()
-    for feedback, commands in ((ROOM, (*EVERYWHERE, "inventory", "look")), *steps):
-        belief.learn(feedback, commands)
-    return belief
-
-
-def said(feedback: str, *commands: str) -> Step:
-    return feedback, (*EVERYWHERE, *commands, "look")
-
-
-AT_FRIDGE = said("You arrive at fridge 1. The fridge 1 is closed.", "examine fridge 1", "open fridge 1")
-OPENED = said(
-    "You open the fridge 1. The fridge 1 is open. In it, you see a egg 1, and a tomato 2.",
-    *("close fridge 1", "examine fridge 1", "take egg 1 from fridge 1", "take tomato 2 from fridge 1"),
-)
-TAKEN = said(
-    "You pick up the tomato 2 from the fridge 1.",
-    *("close fridge 1", "cool tomato 2 with fridge 1", "examine fridge 1", "move tomato 2 to fridge 1"),
-)
-AT_MICROWAVE = said(
-    "You arrive at microwave 1. The microwave 1 is closed.",
-    *("examine microwave 1", "heat tomato 2 with microwave 1", "open microwave 1"),
-)
-HEATED = ("You heat the tomato 2 using the microwave 1.", AT_MICROWAVE[1])
-HOT = Goal(HEAT, "tomato", "fridge", frozenset({"fridge", "countertop"}), frozenset({"fridge", "cabinet", "microwave"}))
-
-
-def test_belief_is_what_was_seen() -> None:
-    belief = seen(AT_FRIDGE, OPENED)
-    assert list(belief.places) == ["cabinet 1", "countertop 1", "fridge 1", "microwave 1", "shelf 1"]
-    assert belief.places["fridge 1"] == ["egg 1", "tomato 2"]
-    assert belief.unsearched() == ["cabinet 1", "countertop 1", "microwave 1", "shelf 1"]
-    assert belief.here == ("fridge 1",)
-    belief = seen(AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED)
-    assert (belief.held, belief.origin, belief.treated) == ("tomato 2", "fridge 1", {"tomato 2": {"heat"}})
-    assert belief.places["fridge 1"] == ["egg 1"]
-    assert belief.closed == {"microwave 1"}
-    belief.learn("You move the tomato 2 to the shelf 1.", EVERYWHERE)
-    assert belief.held is None
-    assert belief.where("tomato") == [("tomato 2", "shelf 1")]
-    belief.learn("You cool the tomato 2 using the fridge 1.", EVERYWHERE)
-    assert belief.treated == {"tomato 2": {"cool"}}
-
-
-def test_what_is_good_follows_from_what_is_known() -> None:
-    # of the five, the two of fitting kinds first, and of these that which needs no opening
-    assert good(seen(), HOT)[:2] == ["go to countertop 1", "go to fridge 1"]
-    assert set(good(seen(), HOT)) == set(EVERYWHERE)
-    assert good(seen(AT_FRIDGE), HOT) == ["open fridge 1"]
-    assert good(seen(AT_FRIDGE, OPENED), HOT) == ["take tomato 2 from fridge 1"]
-    assert good(seen(AT_FRIDGE, OPENED, TAKEN), HOT) == ["go to microwave 1"]
-    assert good(seen(AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE), HOT) == ["heat tomato 2 with microwave 1"]
-    assert good(seen(AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED), HOT) == ["go to fridge 1"]
-    # for another goal the tomato in hand is put away, and for a cold one it is cooled here
-    assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(PLACE, "egg", "shelf")) == ["move tomato 2 to fridge 1"]
-    assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(COOL, "tomato", "shelf")) == ["cool tomato 2 with fridge 1"]

@@ -141,5 +141,3 @@ def test_random_walks_are_as_in_the_packages_own_env(name: str) -> None:
                 break
     assert len(rewards) > WALKS // 4
     assert {0.0, 1.0} >= set(rewards)
-    if WALKS >= 200:
-        assert set(rewards) == {0.0, 1.0}, "walks of both ends"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -149,16 +148,3 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     agent.close()
     with pytest.raises(AgentError, match="was closed"):
         agent.act(observations[0].text)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_acts_too(checkpoints: dict[str, Path], observations: list[Any]) -> None:
-    """A server that loads first and forks then: the thread stays behind, so the child starts its own."""
-    agent = load_agent(checkpoints["plain"], device="cpu")
-    expected = agent.act(observations[0].text, ACTIONS).index
-    child = os.fork()
-    if child == 0:
-        os._exit(10 + (agent.act(observations[1].text, ACTIONS).index or 0))
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert expected is not None
-    assert status == 10 + (agent.act(observations[1].text, ACTIONS).index or 0)

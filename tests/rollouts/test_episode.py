@@ -229,33 +229,6 @@ def test_a_time_out_of_an_env_is_no_deadline() -> None:
         rollout(EPISODES[:1], lambda: Checked(Slow(), 9), RandomAgent(), timeout_s=60)
 
 
-def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:
-    batches: list[list[int]] = []
-
-    def work(items: list[int]) -> list[int]:
-        batches.append(items)
-        return [10 * item for item in items]
-
-    batcher = Batcher(work)
-
-    async def player(table: BatchBarrier, episode: int, delay: int) -> list[int]:
-        seat = table.join()
-        seat.episode = episode
-        for _ in range(delay):
-            await asyncio.sleep(0)
-        answers = [await batcher.ask(episode), await batcher.ask(episode + 100)]
-        table.leave(seat)
-        return answers
-
-    async def play() -> list[list[int]]:
-        table = BatchBarrier(60)
-        players = [player(table, 2, 0), player(table, 1, 3), player(table, 0, 7)]
-        return list(await asyncio.gather(*map(asyncio.create_task, players)))
-
-    assert run_sync(play()) == [[20, 1020], [10, 1010], [0, 1000]]
-    assert batches == [[0, 1, 2], [100, 101, 102]]
-
-
 def test_the_lower_rank_serves_first_and_its_askers_join_the_others() -> None:
     """As comments and actions: two ask for a comment, one has it already."""
     order: list[tuple[str, list[int]]] = []

@@ -56,7 +56,7 @@ def build_trainer(
     settings = Settings(learning_rate=learning_rate, loss=own.loss, max_grad_norm=10.0, mismatch=True,
         agrees_with="" if staleness else f"{kind}:{server.url}", is_cap=2.0 if staleness else 0.0)  # fmt: skip
     limits = StalenessConfig(max_staleness=staleness)
-    config = TrainerConfig([LEVELS[answer]], UPDATES, 12, own, seed=0, width=12, staleness=limits)
+    config = TrainerConfig([LEVELS[answer]], UPDATES, 8, own, seed=0, width=8, staleness=limits)
     agent = TwoPlayerAgent(sampler, max_new_tokens=3)
     return Trainer(config, agent, Learner(player, settings))
 
