@@ -43,7 +43,7 @@ from reflectkit.agents.scripted import RandomAgent
 from reflectkit.cli.main import main
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, Table, figures_table
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import read_records
 from reflectkit.env import Env
 from reflectkit.envs import NONE_LISTED
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level

@@ -9,8 +9,8 @@ from typing import Any
 
 from reflectkit.agents.scripted import Oracle
 from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.data.problems import read_records
 from reflectkit.data.sft_rows import Lesson, Row, plain_row
-from reflectkit.data.trajectories import read_records
 from reflectkit.env import Agent, Context
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.jsonl import write_jsonl

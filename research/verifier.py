@@ -10,7 +10,7 @@ from typing import Any
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import read_records
 from reflectkit.env import Context
 from reflectkit.envs import cluster_of
 from reflectkit.envs.auto_explore.env import FOUND, NOT_HERE

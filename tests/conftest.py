@@ -19,7 +19,7 @@ from transformers import GPT2Config
 
 from reflectkit.agents.two_player import Reflector
 from reflectkit.console import Quiet
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi

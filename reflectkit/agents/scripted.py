@@ -111,7 +111,7 @@ class Baseline:
 class Replay:
     """Replays recorded steps; the env recreates the observations.
 
-    steps: `Step`s of `data.trajectories`. where: the record's name in errors.
+    steps: `Step`s of `data.problems`. where: the record's name in errors.
     """
 
     def __init__(self, steps: Sequence[Any], where: str) -> None:

@@ -32,7 +32,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import episode_to_json, read_compared
-from reflectkit.data.problems import Problems, draw_problems
+from reflectkit.data.problems import Problems, draw_problems, read_records
 from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
@@ -381,8 +381,6 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> st
     training = source.with_name("train.json")
     trained: list[Task] = []
     if training.is_file() and read_json(training):  # a split may leave nothing to train on
-        from reflectkit.data.trajectories import read_records
-
         trained = [record.task for record in read_records(training, config.setup.env_name)]
     for level, played in problems.items():
         moved = [config.env.kind.taskset.at_level(task, level) for task in trained]

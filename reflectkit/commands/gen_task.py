@@ -18,8 +18,8 @@ from reflectkit.chat.config import TeacherConfig, free_estimate
 from reflectkit.commands import Traits
 from reflectkit.config import Config, NoSettings, chosen_by, option
 from reflectkit.console import Progress, Report, Table
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.data.questioning import QuestionSettings, ask_oracle, ask_teacher, estimate_questions, read_material
-from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.auto_explore.questions import found_by_words, to_json
 from reflectkit.envs.problems import ProblemGenerator

@@ -33,8 +33,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
-from reflectkit.data.problems import Problems
-from reflectkit.data.trajectories import Record, read_records, record_to_json
+from reflectkit.data.problems import Problems, Record, read_records, record_to_json
 from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted

@@ -33,8 +33,7 @@ from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.problems import Problems
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import Problems, read_records
 from reflectkit.env import Agent, Context, Env, rules_of
 from reflectkit.envs import PROBLEMS, cluster_of
 from reflectkit.envs.setup import (

@@ -20,8 +20,7 @@ from pydantic import create_model, model_validator
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
-from reflectkit.data.problems import Problems
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import Problems, read_records
 from reflectkit.env import rules_of
 from reflectkit.envs import SPLITS
 from reflectkit.envs.setup import HORIZON_HELP, EnvConfig, EnvSetup, at_level, check_level

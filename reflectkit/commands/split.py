@@ -21,7 +21,7 @@ from pydantic import field_validator, model_validator
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.trajectories import SHARES, Record, levels_by_group, read_records, record_to_json, split_groups
+from reflectkit.data.problems import SHARES, Record, levels_by_group, read_records, record_to_json, split_groups
 from reflectkit.env import Taskset
 from reflectkit.envs import ENV_HELP, PROBLEMS, RECORDS, SPLITS, env_class, split_of
 from reflectkit.envs.setup import EnvSetup, problem_settings

@@ -16,8 +16,8 @@ from reflectkit.agents.scripted import Marker, Relabel, Replay
 from reflectkit.config import flag
 from reflectkit.console import Progress
 from reflectkit.data.episodes import read_episodes
+from reflectkit.data.problems import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
 from reflectkit.data.sft_rows import Lesson, lessons
-from reflectkit.data.trajectories import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
 from reflectkit.env import Agent, Env, Teacher
 from reflectkit.envs.setup import EnvSetup, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import read_records
 from reflectkit.envs import env_class, listed
 from reflectkit.envs.setup import at_level, check_level
 from reflectkit.errors import ConfigError

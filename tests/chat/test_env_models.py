@@ -11,7 +11,7 @@ import pytest
 from reflectkit.chat.config import BudgetSpentError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatJudge, ChatReader, ChatUser
 from reflectkit.cli.main import main
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.env import Claim, UserTurn
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation

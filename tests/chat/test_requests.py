@@ -16,7 +16,7 @@ import pytest
 
 from reflectkit.chat.templates import RIGHT, named, parse_comment, playing_request
 from reflectkit.cli.main import main
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
 from reflectkit.jsonl import read_json, read_jsonl, write_json

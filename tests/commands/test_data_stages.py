@@ -14,7 +14,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate, gen_sft, gen_trajectory
 from reflectkit.console import Quiet, Report
-from reflectkit.data.trajectories import Demonstration, read_records
+from reflectkit.data.problems import Demonstration, read_records
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_jsonl, write_jsonl

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from tests.server import Server, serve

@@ -15,7 +15,7 @@ from reflectkit.agents.scripted import Replay
 from reflectkit.cli.main import main
 from reflectkit.commands import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
 from reflectkit.console import Quiet
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import read_records
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.errors import DataError

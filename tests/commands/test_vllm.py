@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_jsonl, write_json

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectkit.commands.split import split_weighted
-from reflectkit.data.problems import Problems
-from reflectkit.data.trajectories import apportion, split_groups
+from reflectkit.data.problems import Problems, apportion, split_groups
 from reflectkit.env import ChoiceEnv
 from reflectkit.envs import env_class
 from reflectkit.envs.adapters.program import ProgramSettings

@@ -14,7 +14,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs.alfworld import games
 from reflectkit.envs.alfworld.games import LOOK, TWO, TYPES
 from reflectkit.envs.alfworld.generate import TOOLS, DrawnGame, draw, table

@@ -12,7 +12,7 @@ import pytest
 
 from reflectkit.commands import gen_trajectory, split
 from reflectkit.console import Quiet
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import read_records
 from reflectkit.envs.taxi import ACTIONS, MAPS, TAXI_V4, Taxi, TaxiMaps, decode, draw, drawn
 from reflectkit.types import Task
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs.support.env import Support
 from reflectkit.integrations import skyrl
 from reflectkit.jsonl import write_json

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from transformers import GPT2Config
 
-from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError, EnvironmentFailure

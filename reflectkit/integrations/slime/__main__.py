@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.cli.app import print_error, say
-from reflectkit.data.trajectories import read_records
+from reflectkit.data.problems import read_records
 from reflectkit.envs import data_folder, env_class
 from reflectkit.envs.setup import at_level, check_level
 from reflectkit.errors import DataError, ReflectkitError
