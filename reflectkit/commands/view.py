@@ -28,7 +28,6 @@ EXAMPLES = (
 )
 EPISODES = "episodes.jsonl"
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
-KILOBYTE = 1000
 
 
 class ViewConfig(Config):
@@ -66,7 +65,7 @@ def run(config: ViewConfig, progress: Progress) -> Report:
         Source(name, str(place), _beside(file, "config.json", "settings", {}), _beside(file, "eval.json", "rows", []))
         for file, place, name in zip(files, places, distinct_names(places), strict=True)
     ]
-    with progress.bar("Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE) as bar:
+    with progress.bar("Reading episodes", len(files)) as bar:
         episodes = _episodes(files, bar)
         target = config.out or folder / ("inspect" if config.inspect else "view.html")
         if config.inspect:
@@ -106,17 +105,11 @@ def _beside(file: Path, name: str, key: str, default: Any) -> Any:
 
 
 def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
-    """Each episode with the index of its file; moves `bar` by kilobytes."""
-    characters = 0
-
-    def on_line(size: int) -> None:
-        nonlocal characters
-        bar.advance((characters + size) // KILOBYTE - characters // KILOBYTE)
-        characters += size
-
+    """Each episode with the index of its file."""
     for index, file in enumerate(files):
-        for episode in read_episodes(file, on_line):
+        for episode in read_episodes(file):
             yield index, episode
+        bar.advance()
 
 
 def _write_logs(
