@@ -32,6 +32,7 @@ from reflectkit.envs.memory.store import (
     CallOutcome,
     Store,
     apply,
+    insertion,
 )
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
@@ -97,8 +98,8 @@ class Noted:
 )
 def test_what_cannot_be_done_changes_nothing_and_is_told(call: ToolCall, said: str) -> None:
     store = Store()
-    store.insert(SEMANTIC, "here already", 0)
-    store.insert(EPISODIC, "it rained", 0)
+    apply(store, insertion(SEMANTIC, "here already"), 0)
+    apply(store, insertion(EPISODIC, "it rained"), 0)
     before = (store.core, dict(store.items))
     outcome = apply(store, call, 1)
     assert not outcome.ok

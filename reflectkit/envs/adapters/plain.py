@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_origin
@@ -19,7 +19,7 @@ from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, code_place
 from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import read_use
-from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
+from reflectkit.types import Message, Observation, Task, ToolSpec
 
 SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
@@ -202,7 +202,6 @@ class Tools(Plain):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._tools = _tools(self.plain)
-        self._steps = 0
         self._waits = any(
             inspect.iscoroutinefunction(getattr(self.plain_type, name, None))
             for name in ("get_reward", *_tool_names(self.plain_type))
@@ -227,32 +226,22 @@ class Tools(Plain):
         self._row, self._first, self._steps = row, len(self._messages), 0
         return self._observe()
 
-    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """Carry out the calls; without one, the episode ends. Awaitable if a method of the class is."""
-        acting = self._act(read_use(action, self._tools, self.name))
-        if self._waits:
-            return acting
-        try:
-            acting.send(None)
-        except StopIteration as done:
-            result: StepResult = done.value
-            return result
-        raise RuntimeError("a tool waits; write `async def`")
-
-    async def _act(self, action: ToolUse) -> StepResult:
-        self._messages.append(Message("assistant", action.text, action.calls))
+    async def step(self, action: Action) -> StepResult:
+        """Carry out the calls; without one, the episode ends."""
+        use = read_use(action, self._tools, self.name)
+        self._messages.append(Message("assistant", use.text, use.calls))
         self._steps += 1
-        refused = len(action.errors)
+        refused = len(use.errors)
         with contextlib.nullcontext() if self._waits else self._own_random():
-            for call in action.calls:
+            for call in use.calls:
                 try:
                     result = getattr(self.plain, call.name)(**call.arguments)
                     result = await result if inspect.isawaitable(result) else result
                 except Exception as error:  # the agent reads it, as in TRL
                     result, refused = {"error": str(error)}, refused + 1
                 self._messages.append(Message("tool", cut(str(result), LONGEST_RESULT), name=call.name))
-            self._messages += [Message("tool", error) for error in action.errors]
-            over = not action.calls and not action.errors
+            self._messages += [Message("tool", error) for error in use.errors]
+            over = not use.calls and not use.errors
             info: dict[str, Any] = {"refused": refused} if refused else {}
             reward = 0.0
             if over or self._steps == self.horizon:

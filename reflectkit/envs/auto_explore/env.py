@@ -24,7 +24,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -91,7 +90,7 @@ STEP, ERROR, WARNING = 1, 2, 1
 SOLVED_BELOW = 0.01
 ENOUGH = 0.7  # share of the question's words that a file must have for the keyword player to name it
 DEEPEST = 9
-ROUNDING = 32  # tokens; lengths of shortened text are multiples of it; results can be cached
+ROUNDING = 32  # tokens; lengths of shortened text are multiples of it
 HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
 FEWEST_NAMES = 40  # minimum tokens of the listing
 QUESTION_SHARE = 0.5  # maximum share of prompt_tokens for a question
@@ -342,7 +341,8 @@ class AutoExplore(Env):
     def _text(self) -> str:
         """The prompt, within `prompt_tokens`; see the module's docstring for the priorities."""
         start = f"Task: {self.question}\nFolder: /{self.walk.here}\n"
-        room = self.settings.prompt_tokens - count_short(start) - HEADINGS - _choice_tokens(self.commands)
+        room = self.settings.prompt_tokens - count_short(start) - HEADINGS
+        room -= sum(count_short(command) + 2 for command in self.commands)
         listing, used = _listing(self.walk.folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES))
         room -= used
         self.shown_output, used = self._shorten_output(room)
@@ -354,22 +354,11 @@ class AutoExplore(Env):
         if not text:
             return " none", 1
         budget = most if room >= most else max(room, 0) // ROUNDING * ROUNDING
-        key = self.history[-1], self.walk.here, most, budget
-        if key not in self.repository.memo:
-            lines = (text if budget == most else shorten(text, budget)).split("\n")
-            shown = "".join(f"\n {line.rstrip()}" for line in lines if line.strip())
-            self.repository.memo[key] = shown, count_tokens(shown)
-        output: tuple[str, int] = self.repository.memo[key]
-        return output
+        lines = (text if budget == most else shorten(text, budget)).split("\n")
+        shown = "".join(f"\n {line.rstrip()}" for line in lines if line.strip())
+        return shown, count_tokens(shown)
 
 
-@lru_cache(maxsize=10_000)
-def _choice_tokens(choices: tuple[str, ...]) -> int:
-    """Number of tokens of the numbered actions, one per line."""
-    return sum(count_short(choice) + 2 for choice in choices)
-
-
-@lru_cache(maxsize=10_000)
 def _listing(folder: Folder, room: int) -> tuple[str, int]:
     """As many names as fit, the number of omitted ones, and the tokens of the text."""
     names = [*(f"{name}/" for name in folder.folders), *folder.files]

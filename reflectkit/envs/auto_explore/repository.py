@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,14 +59,9 @@ def open_repository(root: Path) -> Repository:
     """The repository in folder `root`; read once a process, unless the folder was replaced since. Raises DataError: no
     such folder, or more than 200,000 files.
     """
-    try:
-        status = os.stat(root)
-    except (OSError, ValueError):
-        raise DataError(
-            ascii(str(root))[1:-1], "no such repository; run `reflectkit filter-repo`, or give --repos-dir"
-        ) from None
-    if not stat.S_ISDIR(status.st_mode):
-        raise DataError(root, "is a file, expected a repository's folder")
+    if not root.is_dir():
+        raise DataError(root, "no such repository; run `reflectkit filter-repo`, or give --repos-dir")
+    status = root.stat()
     return _open(str(root), status.st_ino, status.st_mtime_ns)
 
 

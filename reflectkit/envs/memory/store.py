@@ -37,14 +37,13 @@ class Item:
 @dataclass
 class Store:
     """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id, oldest first.
-
-    Changes are atomic; invalid ones raise RefusedChangeError.
+    given: number of ids that each list has given.
     """
 
     core: str = ""
     core_chunk: int = -1
     items: dict[str, Item] = field(default_factory=dict)
-    _given: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LISTS, 0))
+    given: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LISTS, 0))
 
     @property
     def tokens(self) -> int:
@@ -56,7 +55,7 @@ class Store:
         return [item for item in self.items.values() if item.kind == kind]
 
     def held(self, kind: str, item_id: str | None) -> Item:
-        """The core, which has no id, or an item."""
+        """The core, which has no id, or an item. Raises RefusedChangeError if there is none."""
         if kind == CORE:
             return Item("", CORE, self.core, self.core_chunk)
         if item_id is None:
@@ -66,44 +65,14 @@ class Store:
             raise RefusedChangeError(f"{kind} has no item {item_id[:40]!r}")
         return item
 
-    def insert(self, kind: str, content: str, chunk: int) -> Item:
-        """Add an item."""
-        text = _line(content, ITEM_TOKENS, kind)
-        self._given[kind] += 1
-        item = Item(f"{kind[0]}{self._given[kind]}", kind, text, chunk)
-        self.items[item.id] = item
-        return item
 
-    def update(self, kind: str, content: str, item_id: str | None, chunk: int) -> str:
-        """Replace the whole core; or an item, which moves to the end of its list. Returns the new text."""
-        old = self.held(kind, item_id)
-        text = _line(content, CORE_TOKENS if kind == CORE else ITEM_TOKENS, kind)
-        if kind == CORE:
-            self.core, self.core_chunk = text, chunk
-        else:
-            del self.items[old.id]
-            self.items[old.id] = Item(old.id, kind, text, chunk)
-        return text
-
-    def delete(self, kind: str, item_id: str | None) -> None:
-        """Remove the core or an item."""
-        old = self.held(kind, item_id)
-        if kind != CORE:
-            del self.items[old.id]
-        elif not self.core:
-            raise RefusedChangeError("core_memory is already empty")
-        else:
-            self.core = ""
-
-
-def _line(content: str, max_tokens: int, kind: str) -> str:
-    """`content` on one line."""
-    text = " ".join(content.split())
+def _check_text(text: str, kind: str) -> None:
+    """Raises RefusedChangeError for a text that is empty or too long."""
     if not text:
         raise RefusedChangeError(f"{kind}: the text is empty; use memory_delete to remove something")
-    if (tokens := count_tokens(text)) > max_tokens:
-        raise RefusedChangeError(f"{kind}: the text has {tokens} tokens, and the limit is {max_tokens}; shorten it")
-    return text
+    limit = CORE_TOKENS if kind == CORE else ITEM_TOKENS
+    if (tokens := count_tokens(text)) > limit:
+        raise RefusedChangeError(f"{kind}: the text has {tokens} tokens, and the limit is {limit}; shorten it")
 
 
 def _tool(name: str, description: str, required: list[str], **properties: Any) -> ToolSpec:
@@ -171,18 +140,31 @@ def apply(store: Store, call: ToolCall, chunk: int) -> CallOutcome:
     try:
         if call.name == DELETE:
             old = store.held(kind, item_id)
-            store.delete(kind, item_id)
+            if kind != CORE:
+                del store.items[old.id]
+            elif store.core:
+                store.core = ""
+            else:
+                raise RefusedChangeError("core_memory is already empty")
             return CallOutcome(call, True, f"deleted from {kind}", removed=old.text, fresh=old.chunk == chunk)
-        content = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
+        text = " ".join(call.arguments["content" if call.name == INSERT else "new_content"].split())
         held = [store.held(CORE, None)] if kind == CORE else store.listed(kind)
-        if (same := next((item for item in held if item.text == content), None)) is not None:
+        if (same := next((item for item in held if item.text == text), None)) is not None:
             place = f", in {same.id}" if call.name == INSERT else ""
             return CallOutcome(call, False, f"{kind} already says that{place}", counts=False)
         if call.name == INSERT:
-            item = store.insert(kind, content, chunk)
-            return CallOutcome(call, True, f"{item.id} added", written=item.text)
-        removed = store.held(kind, item_id).text
-        written = store.update(kind, content, item_id, chunk)
-        return CallOutcome(call, True, f"{kind} updated", written=written, removed=removed)
+            _check_text(text, kind)
+            store.given[kind] += 1
+            item = Item(f"{kind[0]}{store.given[kind]}", kind, text, chunk)
+            store.items[item.id] = item
+            return CallOutcome(call, True, f"{item.id} added", written=text)
+        old = store.held(kind, item_id)
+        _check_text(text, kind)
+        if kind == CORE:
+            store.core, store.core_chunk = text, chunk
+        else:  # moves to the end of its list
+            del store.items[old.id]
+            store.items[old.id] = Item(old.id, kind, text, chunk)
+        return CallOutcome(call, True, f"{kind} updated", written=text, removed=old.text)
     except RefusedChangeError as error:
         return CallOutcome(call, False, str(error))

@@ -15,7 +15,8 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -50,36 +51,26 @@ class Changes:
         return wrong, bool(right.keys() - ours.keys()), bool(ours.keys() - right.keys())
 
 
-class EpisodeTable(MutableMapping[str, Any]):
+class EpisodeTable(UserDict[str, Any]):
     """A table of one episode. Each record is copied when it is first read, so that the original stays as it is.
 
     own: the records that were read, changed or added, by id; None for a removed one.
     """
 
     def __init__(self, original: Mapping[str, Any]) -> None:
-        self._original, self._keys = original, dict.fromkeys(original)
-        self.own: dict[str, Any] = {}
+        self.data, self.own = dict(original), dict[str, Any]()
 
     def __getitem__(self, key: str) -> Any:
-        if key not in self._keys:
-            raise KeyError(key)
-        if key not in self.own:
-            self.own[key] = marshal.loads(marshal.dumps(self._original[key]))
-        return self.own[key]
+        if self.own.get(key) is None:
+            self[key] = marshal.loads(marshal.dumps(self.data[key]))
+        return self.data[key]
 
     def __setitem__(self, key: str, record: Any) -> None:
-        self._keys[key] = None
-        self.own[key] = record
+        self.data[key] = self.own[key] = record
 
     def __delitem__(self, key: str) -> None:
-        del self._keys[key]
+        del self.data[key]
         self.own[key] = None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 class DomainDatabase:
