@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Teacher, User, UserTurn
+from reflectkit.errors import ConfigError
 from reflectkit.eventloop import followed
 from reflectkit.seeding import derive
 from reflectkit.tools import THOUGHT, read_use
@@ -160,7 +161,7 @@ class ConversationEnv(Env):
         self.messages, self.spoken = [Message("system", policy)] if policy else [], []
 
         def opened(turn: UserTurn) -> Observation:
-            self._hear(turn.text)
+            self._hear(turn)
             return self._observe()
 
         return followed(self._user_turn(""), opened)
@@ -183,27 +184,40 @@ class ConversationEnv(Env):
         if isinstance(meaning, Refusal):
             self.messages.append(Message("tool", meaning.text))
             return self._result({"refused": meaning.parts}, ended=False)
-        result, refused, ended = self._execute(meaning)
+        executed = self._execute(meaning)
+        fits = isinstance(executed, tuple) and len(executed) == 3 and isinstance(executed[0], str)
+        self._need("_execute", fits, executed, "(a text, whether it was refused, whether it ends the conversation)")
+        result, refused, ended = executed
         self.messages.append(Message("tool", cut(result, LONGEST_RESULT), name=meaning.name))
         wrong = len(use.calls) - 1 + bool(refused)  # those passed over, too
         return self._result({"refused": wrong} if wrong else {}, ended=ended)
 
-    def _hear(self, text: str) -> None:
-        message = Message("user", cut(text.strip(), LONGEST))
-        self.messages.append(message)
-        self.spoken.append(message)
+    def _hear(self, turn: UserTurn) -> None:
+        fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
+        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.env)")
+        if turn.text or not turn.over:
+            message = Message("user", cut(turn.text.strip(), LONGEST))
+            self.messages.append(message)
+            self.spoken.append(message)
 
     def _answered(self, turn: UserTurn) -> StepResult:
-        if turn.text or not turn.over:
-            self._hear(turn.text)
+        self._hear(turn)
         return self._result({}, ended=turn.over)
+
+    def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
+        """Raises ConfigError unless what the subclass's `method` returned `fits`."""
+        if not fits:
+            raise ConfigError(f"{method}() of env '{self.name}' returned {returned!r:.80}; return {wanted}")
 
     def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
         self._after(ended)
         reward = 0.0
         if ended or self._steps == self.horizon:
-            reward, told = self._verdict(ended)
-            info |= told
+            verdict = self._verdict(ended)
+            fits = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], dict)
+            self._need("_verdict", fits, verdict, "(reward, info)")
+            reward = verdict[0]
+            info |= verdict[1]
         return StepResult(self._observe(), reward, ended, info=info)
 
     def _asked(self, user: User, instructions: str) -> UserTurn | Awaitable[UserTurn]:

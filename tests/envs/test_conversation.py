@@ -6,6 +6,7 @@ import pytest
 
 from reflectkit.env import UserTurn
 from reflectkit.envs.conversation import ConversationEnv, read_action, spoken
+from reflectkit.errors import ConfigError
 from reflectkit.tools import HERMES, PLAIN, Form, parse
 from reflectkit.types import Message, Task, ToolCall, ToolSpec, ToolUse
 
@@ -88,6 +89,14 @@ def test_the_agent_sees_everything_and_the_user_only_what_was_said() -> None:
         ("assistant", "It is on its way."),
         ("user", "Thanks!"),
     ]
+
+
+@pytest.mark.parametrize(("method", "returned"), [("_execute", "shipped"), ("_user_turn", "Thanks!")])
+def test_what_a_method_must_return_is_said(monkeypatch: pytest.MonkeyPatch, method: str, returned: str) -> None:
+    env = desk()
+    monkeypatch.setattr(env, method, lambda _: returned)
+    with pytest.raises(ConfigError, match=rf"{method}\(\) of env 'desk' returned '{returned}'"):
+        env.step(ToolUse("find_order …", (CALL,)) if method == "_execute" else "It is on its way.")
 
 
 @pytest.mark.parametrize(

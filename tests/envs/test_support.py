@@ -16,6 +16,7 @@ from reflectkit.envs.support.shop import CUSTOMERS, PENDING, shop
 from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, TOOLS
 from reflectkit.envs.support.user import MANNERS, Mood, Persona, UserIdentity
+from reflectkit.errors import DataError
 from reflectkit.eventloop import result_of
 from reflectkit.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
 from reflectkit.seeding import generator
@@ -61,6 +62,16 @@ def test_every_task_is_solved_by_its_oracle_in_every_mood(level: str) -> None:
     assert {task.data["user"]["mood"] for task in tasks} == set(MANNERS) - ({"wavering"} if level == REFUSE else set())
     if level == ONE:
         assert {task.data["kind"] for task in tasks} == set(CHANGES)
+
+
+@pytest.mark.parametrize("damage", [{"facts": {"colour": "red"}}, {"facts": {}}, {"told": [[]]}])
+def test_a_damaged_request_is_named(damage: dict[str, Any]) -> None:
+    task = find(ONE, kind="cancel")
+    request = task.data["requests"][0]
+    request["revised"] = {}
+    request.update(damage)
+    with pytest.raises(DataError, match=r"requests\.(facts|0)"):
+        begun(task)
 
 
 def test_a_fact_is_told_only_when_asked_for() -> None:

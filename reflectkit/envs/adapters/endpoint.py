@@ -213,10 +213,12 @@ def _digest(messages: Sequence[Message]) -> int:
 
 
 def _call(function: _Function) -> ToolCall:
-    try:
-        return ToolCall(function.name, dict(json.loads(function.arguments or "{}")))
-    except (ValueError, TypeError):
-        raise RequestError(f"tool_calls: the arguments of {function.name} are no JSON object") from None
+    arguments = None
+    with contextlib.suppress(ValueError):
+        arguments = json.loads(function.arguments or "{}")
+    if not isinstance(arguments, dict):
+        raise RequestError(f"tool_calls: the arguments of {function.name} are no JSON object")
+    return ToolCall(function.name, arguments)
 
 
 def _tools(asked: _Request) -> tuple[ToolSpec, ...]:

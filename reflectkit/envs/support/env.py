@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -344,11 +345,21 @@ class Support(ConversationEnv):
             raise DataError(
                 task.id, "was made for another database than its seed gives; make the tasks again with `gen-task`"
             )
+        if content.customer not in database.tables["customers"]:
+            raise DataError(task.id, "is no customer of the database", field="data.customer")
+        for request in content.requests:
+            said = "" if request.rule else (PROPOSALS | ANSWERS).get(request.kind, "")
+            needed = {name for _, name, _, _ in Formatter().parse(said) if name} - {"told"}
+            if wrong := sorted((request.final.keys() - FACT_QUESTIONS.keys()) | (needed - request.final.keys())):
+                why = f"a request of kind {request.kind!r} has too many or too few facts: {', '.join(wrong)}"
+                raise DataError(task.id, why, field="data.requests.facts")
         self._requests = content.requests
         self._expected = Ledger(database)
         """The records after all that is to be done."""
         for call in (call for request in self._requests for call in request.actions):
-            execute(self._expected, call)
+            done, message = execute(self._expected, call)
+            if not done:
+                raise DataError(task.id, f"its call {call.name} cannot be done: {message}", field="data.requests")
         self.ledger = Ledger(database)
         self._instructions = instructions(content.user, self._requests)
         self.persona = Persona(content.user, self._requests, generator(seed, "user"))
