@@ -114,7 +114,6 @@ class AsyncRollouts:
         return over or None
 
     async def _play_on(self) -> None:
-        """Play one episode after the other."""
         envs: dict[Callable[[], Env], Checked] = {}
         try:
             while True:
