@@ -1,8 +1,9 @@
-"""Chat models as players of evaluate, against a real server; what a killed evaluation keeps; paired differences."""
+"""Chat models as players of evaluate, alone and by published methods, against a real server; what a kill keeps."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.data.problems import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.memory.generate import conversation
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from tests.server import Server, serve
 
@@ -99,3 +101,32 @@ def test_killed_chat_episodes_go_on_without_paying_twice(
     assert len(asked) - len(set(asked)) <= 1, "the other episode's call was under way"
     (row,) = found(here)["rows"]
     assert row["price_usd"] == pytest.approx(row["steps"] * 6 * 2 * CALL)
+
+
+CHUNKS = 4
+
+
+def keeps_all(body: dict[str, Any]) -> str:
+    """The old text and the new part, in one line."""
+    shown = body["messages"][-1]["content"]
+    old, part = re.findall(r"<(?:memory|IS|part|info)>\n(.*?)\n</", shown, re.DOTALL)
+    text = f"{old.replace('Nothing yet.', '')} {part}"
+    return f"<IS>{text}</IS>" if "<IS>" in shown else text
+
+
+def test_published_methods_are_scored_with_the_others_and_asked_once(tmp_path: Path) -> None:
+    write_json(tmp_path / "memory.json", [record_to_json(Record(conversation(0, CHUNKS, "short", 0), ()))])
+    policies = ["memagent:local:small", "mem1:local:small", "long-context"]
+    command = ["evaluate", "--env", "memory", "--task-file", "memory.json", "--level", "short"]
+    command += [f"--policy={policy}" for policy in policies]
+    with serve(keeps_all) as server:
+        command += ["--base-url", server.url]
+        assert main([*command, *PRICES]) == 0
+        told = found(tmp_path)
+        means = [row["figures"]["accuracy"]["mean"] for row in told["rows"]]
+        assert means[0] == means[1] == means[2] > 0
+        assert told["asked"]["local:small"]["calls"] == len(server.requests) == 2 * CHUNKS
+        assert {body["max_tokens"] for body in server.requests} == {2048}
+        assert told["rows"][0]["price_usd"] == pytest.approx(CHUNKS * CALL)
+        assert main([*command, "--force"]) == 0
+        assert len(server.requests) == 2 * CHUNKS, "a rerun costs nothing"

@@ -1,7 +1,10 @@
-"""rlft killed at any point, or with damaged checkpoints, ends with the same bytes; an update that diverges ends it."""
+"""rlft killed at any point, or with damaged checkpoints, ends with the same bytes; an update that diverges, or a budget
+that is spent, ends it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -9,8 +12,10 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_jsonl
-from tests.kill import fork_killed_at, forked
+from tests.command_lines import error_of
+from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import HARD, command, cut_in_half, final
+from tests.server import serve
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +98,29 @@ def test_a_diverged_update_leaves_its_rows_and_a_good_checkpoint(
     (tmp_path / "diverge").unlink()
     assert main(command(corridor_folder, *settings)) == 0  # goes on from update 2
     assert [row["step"] for _, row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_chat_reflectors_run_that_stops_in_the_middle_resumes_and_asks_nothing_twice(
+    corridor_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And from its journal alone it comes to the same bytes. The server never says the same twice."""
+    numbers = itertools.count()
+    settings = ("--max-steps", "3", "--episodes", "8", "--save-steps", "1", "--name", "run")
+    prices = ("--price-in", "1", "--price-out", "2")
+    arguments = command(corridor_folder, "--reflector", "local:m", *prices, *settings)
+    with serve(lambda body: f"Comment: Go on to the right, step {next(numbers)}.") as server:
+        arguments += ["--base-url", server.url]
+        assert "with a larger --max-cost-usd" in error_of([*arguments, "--max-cost-usd", "0.0015"], capsys)
+        run = Path("results/run")
+        assert (run / "reflector.jsonl").read_text()
+        assert main(arguments) == 0
+        answered = len((run / "reflector.jsonl").read_text().splitlines())
+        assert answered == server.answered
+        before = hashes(run / "checkpoint-3")
+        for path in [run / "report.json", run / "metrics.jsonl"]:
+            path.unlink()
+        for path in run.glob("checkpoint-*"):
+            shutil.rmtree(path)
+        assert main(arguments) == 0
+    assert server.answered == answered
+    assert hashes(run / "checkpoint-3") == before

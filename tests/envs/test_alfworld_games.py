@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +163,6 @@ def split_of(tmp_path: Path, *flags: str) -> dict[str, list[dict[str, Any]]]:
     write_json(source, [record_to_json(Record(task, ())) for task in tasks])
     assert gen(tmp_path, *flags, stage="split") == 0
     return {path.stem: read_json(path) for path in source.parent.glob("*.json") if path != source}
-
-
-def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
-    parts = split_of(tmp_path)
-    assert {name: Counter(record["level"] for record in part) for name, part in parts.items()} == {
-        "train": dict.fromkeys(TYPES, 14), "validate": dict.fromkeys(TYPES, 4), "test": dict.fromkeys(TYPES, 2),
-    }  # fmt: skip
 
 
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ STUBS = ("ray", "sglang", "sglang_router", "wandb", "requests", "urllib3")
 pytestmark = [pytest.mark.slime, pytest.mark.skipif(not SLIME, reason="needs a checkout of slime in SLIME_DIR")]
 
 
-Answer = Callable[[list[int]], Sequence[int] | str | dict[str, Any]]
-"""From a prompt's ids to the sampled ids, to "abort", or to a whole response."""
+Answer = Callable[[list[int]], Sequence[int]]
+"""From a prompt's ids to the sampled ids."""
 
 
 @dataclass
@@ -63,10 +63,6 @@ class Router:
     def respond(self, body: dict[str, Any]) -> dict[str, Any]:
         """SGLang's response: no two tokens have the same log-prob."""
         answer = self.answer(body["input_ids"])
-        if isinstance(answer, dict):
-            return answer
-        if isinstance(answer, str):
-            return {"text": "", "meta_info": {"finish_reason": {"type": answer}, "output_token_logprobs": []}}
         with self.lock:
             ids = list(answer)[: body["sampling_params"]["max_new_tokens"]]
             logprobs = [-next(self.numbers) / 1024 for _ in ids]
@@ -78,8 +74,6 @@ class Router:
             "prompt_tokens": len(body["input_ids"]),
             "cached_tokens": 1,
         }
-        if labels := body.get("token_ids_logprob"):
-            meta["output_token_ids_logprobs"] = [[[-1.0 - place, label, None] for place, label in enumerate(labels)]]
         return {"text": "", "meta_info": meta}
 
 
@@ -159,23 +153,21 @@ def slime() -> Iterator[Callable[[str], Any]]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tokenizers with a config, by the name of their chat template; "plain" has none."""
-    made = {}
-    for name in ("qwen", "forgetful", "plain"):
-        made[name] = tmp_path_factory.mktemp(name)
-        make_tokenizer(None if name == "plain" else name).save_pretrained(made[name])
-        GPT2Config(n_positions=100_000).save_pretrained(made[name])
-    return made
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with a chat template, and a config."""
+    folder = tmp_path_factory.mktemp("qwen")
+    make_tokenizer("qwen").save_pretrained(folder)
+    GPT2Config(n_positions=100_000).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
-def arguments(slime: Any, folders: dict[str, Path]) -> Iterator[Callable[..., Namespace]]:
+def arguments(slime: Any, folder: Path) -> Iterator[Callable[..., Namespace]]:
     """Makes slime's arguments for a router; its singletons are new in each test."""
 
     def make(router: Router, **more: Any) -> Namespace:
         args = Namespace(
-            hf_checkpoint=str(folders["qwen"]), sglang_router_ip="127.0.0.1", sglang_router_port=router.port,
+            hf_checkpoint=str(folder), sglang_router_ip="127.0.0.1", sglang_router_port=router.port,
             sglang_server_concurrency=8, rollout_num_engines=1, use_distributed_post=False, sglang_dp_size=1,
             custom_generate_function_path="reflectkit.integrations.slime.generate", custom_rm_path=None,
             partial_rollout=False, group_rm=False, rollout_seed=42, rollout_temperature=1.0, rollout_top_p=1.0,
@@ -228,8 +220,8 @@ class Script:
     last text is that of all further turns.
     """
 
-    def __init__(self, texts: Sequence[str], template: str = "qwen") -> None:
-        self.texts, self.tokenizer = texts, make_tokenizer(template)
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts, self.tokenizer = texts, make_tokenizer("qwen")
 
     def ids(self, text: str) -> list[int]:
         return [*byte_by_byte(self.tokenizer, text), self.tokenizer.eos_token_id]
@@ -291,12 +283,10 @@ CONTRACTS = (
 )
 
 
-def test_slimes_own_contract_tests_pass_with_our_functions(
-    slime: Any, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_slimes_own_contract_tests_pass_with_our_functions(slime: Any, folder: Path) -> None:
     with serve_router(Script([REFUSAL])) as router:
         args = {
-            "hf_checkpoint": str(folders["qwen"]), "sglang_router_ip": "127.0.0.1", "sglang_router_port": router.port,
+            "hf_checkpoint": str(folder), "sglang_router_ip": "127.0.0.1", "sglang_router_port": router.port,
             "sglang_server_concurrency": 8, "rollout_num_engines": 1, "use_distributed_post": False,
             "reflectkit": {"one_row": True},
         }  # fmt: skip

@@ -74,10 +74,6 @@ Call one so: <tool_call>
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-FORGETFUL = QWEN.replace(
-    "{{ message.content }}<|im_end|>", "{{ message.content.split('</think>')[-1] | trim }}<|im_end|>"
-)
-
 LLAMA3 = """\
 {{ '<|begin_of_text|>' }}{% if tools %}<|start_header_id|>system<|end_header_id|>
 
@@ -101,8 +97,8 @@ MISTRAL = """\
 {%- if message.role == 'user' %}[INST] {{ message.content }} [/INST]{% else %}{{ message.content }}</s>{% endif %}
 {%- endfor %}"""
 
-TEMPLATES = {"qwen": QWEN, "forgetful": FORGETFUL, "llama": LLAMA3, "mistral": MISTRAL}
-ENDS = {"qwen": "<|im_end|>", "forgetful": "<|im_end|>", "llama": "<|eot_id|>", "mistral": "</s>"}
+TEMPLATES = {"qwen": QWEN, "llama": LLAMA3, "mistral": MISTRAL}
+ENDS = {"qwen": "<|im_end|>", "llama": "<|eot_id|>", "mistral": "</s>"}
 SPECIAL = [
     "<|im_start|>",
     "<|im_end|>",
