@@ -187,6 +187,7 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
 
 
 def _any_value(schema: Mapping[str, Any], seen: Sequence[str], chance: random.Random) -> Any:
+    """A value of the schema's type."""
     if "enum" in schema:
         return chance.choice(schema["enum"])
     kind = schema.get("type", "string")

@@ -285,6 +285,7 @@ class TwoPlayerAgent:
     async def _choose(
         self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
     ) -> Decision:
+        """One of the choices."""
         labels = self.labels(observation.choices)
         ask = SampleRequest(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
         sampled = await self.policy.sample(ask)
@@ -321,6 +322,7 @@ class TwoPlayerAgent:
     async def _write(
         self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
     ) -> Decision:
+        """A line, or calls of tools."""
         left = self.max_new_tokens
         if self.episode_tokens:
             left = min(left, self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns))
@@ -382,5 +384,6 @@ def _line_ends(sampler: Sampler) -> frozenset[int]:
 
 
 def _text_ids(sampled: SampleOutput, stop_ids: frozenset[int]) -> list[int]:
+    """The tokens without the stop token."""
     ids = list(sampled.token_ids)
     return ids[:-1] if ids and ids[-1] in stop_ids else ids

@@ -345,6 +345,7 @@ class ChatClient:
         return {name: figures.get(name) for name in CALL_FIGURES}
 
     def _session_here(self) -> _Session:
+        """The session of the running event loop."""
         if self._session is None or self._session.loop is not asyncio.get_running_loop():
             self._session = _Session(self.concurrency)
         return self._session
@@ -436,6 +437,7 @@ class ChatClient:
         return Caller(self.endpoint, self.temperature, self.timeout_s, self._keep_error)
 
     def _keep_error(self, sent: bytes, prompt_tokens: int, completion_tokens: int) -> None:
+        """Keep and pay the bill of an error."""
         bill = Answer("", MALFORMED, "", prompt_tokens, completion_tokens)
         key = f"{hashlib.sha256(sent).hexdigest()}/{len(self.journal.answers)}"
         self.journal.add(key, self.endpoint.model, bill)

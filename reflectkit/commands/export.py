@@ -174,4 +174,5 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
 
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:
+    """A part of a run's file; empty if it is missing."""
     return dict(read_json(path)[part]) if path.is_file() else {}

@@ -104,6 +104,7 @@ def run(config: GenTaskConfig, progress: Progress) -> Report:
 
 
 def _ask(config: GenTaskConfig, progress: Progress) -> Report:
+    """Write questions about the files of the filtered repositories."""
     settings: QuestionSettings = config.settings
     repos = settings.repos_dir or config.setup.repos_folder
     folders = sorted(path for path in repos.iterdir() if path.is_dir()) if repos.is_dir() else []
@@ -168,6 +169,7 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
 
 
 def _generate(config: GenTaskConfig, generator: type[ProblemGenerator], progress: Progress) -> Report:
+    """Write the problems of the env's generator."""
     maker = generator(config.settings, config.setup.env_folder, config.run.seed)
     inputs = maker.inputs()
     for folder in (*maker.outputs(), config.setup.folder):

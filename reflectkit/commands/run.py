@@ -244,6 +244,7 @@ def _changes(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Abl
 def _jobs(
     config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation], changes: list[Change], seed: int
 ) -> list[Job]:
+    """The jobs of one seed, in order."""
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
     of_run = {
         "data_dir": config.data_folder / prefix,

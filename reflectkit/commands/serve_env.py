@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -57,11 +58,9 @@ class ServeEnvConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        from reflectkit.envs.adapters.endpoint import LOOPBACK
-
         if self.level:
             check_level(self.env.name, self.level)
-        if self.host not in LOOPBACK and not header_text(KEY):
+        if not is_loopback(self.host) and not header_text(KEY):
             raise ConfigError(f"--host {self.host} lets other machines in: set {KEY} to a token that clients must send")
         return self
 
@@ -278,3 +277,11 @@ class Guard:
         else:
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b""})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -102,6 +102,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
 
 def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
+    """What training takes, by arithmetic."""
     player = starting_model(config, source, rows)
     lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
     steps = _steps(config, len(lengths))

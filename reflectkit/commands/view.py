@@ -105,6 +105,7 @@ def _beside(file: Path, name: str, key: str, default: Any) -> Any:
 
 
 def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
+    """Each episode with the index of its file."""
     for index, file in enumerate(files):
         for episode in read_episodes(file):
             yield index, episode
@@ -114,6 +115,7 @@ def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
 def _write_logs(
     folder: Path, sources: Sequence[Source], files: Sequence[Path], episodes: Iterator[tuple[int, Played]]
 ) -> tuple[int, list[Path]]:
+    """Write one log for each run, player, env and level."""
     logs: dict[tuple[int, str, str, str], list[Played]] = {}
     for index, episode in episodes:
         logs.setdefault((index, episode.name, episode.env, episode.level), []).append(episode)

@@ -296,6 +296,7 @@ def _plainly(message: Message) -> Message:
 
 
 def _replayed(setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int) -> Trajectory:
+    """Replay one demonstration. Raises DataError if the env disagrees with the record."""
     where, steps = f"{source}, task '{task.id}'", demonstration.trajectory
     if not steps:
         raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")

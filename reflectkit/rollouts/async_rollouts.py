@@ -114,6 +114,7 @@ class AsyncRollouts:
         return over or None
 
     async def _play_on(self) -> None:
+        """Play one episode after the other."""
         envs: dict[Callable[[], Env], Checked] = {}
         try:
             while True:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import EnvironmentFailure
@@ -163,7 +162,6 @@ class Batcher(Generic[Item, Answer]):
 
 
 Value = TypeVar("Value")
-Given = ParamSpec("Given")
 LATE = "the episode took longer than"
 """Begins the reason of an episode that met its deadline."""
 
@@ -182,7 +180,7 @@ class Episode:
     start: int | None = None
 
 
-async def play_all(
+def rollout(
     episodes: Sequence[Episode],
     make_env: Callable[[], Env],
     agent: Agent,
@@ -193,8 +191,7 @@ async def play_all(
     on_end: Callable[[Trajectory], None] | None = None,
     keep: bool = True,
 ) -> list[Trajectory]:
-    """Play `episodes` with `agent`, and return their trajectories in the same order. `rollout` is for callers that are
-    not coroutines. Raises what env and agent raise, except EnvironmentFailure; see `play`.
+    """Play `episodes` with `agent`, and return their trajectories in the same order; a coroutine awaits `play_all`.
 
     Args:
         episodes: What to play.
@@ -207,6 +204,24 @@ async def play_all(
         on_end: Called with each trajectory as it ends.
         keep: Whether to return the trajectories; with `on_end` alone, memory stays small.
     """
+    playing = play_all(
+        episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
+    )
+    return run_sync(playing)
+
+
+async def play_all(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent,
+    *,
+    width: int = 32,
+    patience: float = 2.0,
+    timeout_s: float = 0.0,
+    on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
+) -> list[Trajectory]:
+    """`rollout` for coroutines. Raises what env and agent raise, except EnvironmentFailure; see `play`."""
     if not episodes:
         return []
     trajectories: list[Trajectory | None] = [None] * len(episodes)
@@ -250,17 +265,6 @@ async def play_all(
         for env in opened:
             env.close()
     return [trajectory for trajectory in trajectories if trajectory is not None]
-
-
-def _synchronous(work: Callable[Given, Coroutine[Any, Any, Value]]) -> Callable[Given, Value]:
-    @wraps(work)
-    def run(*args: Given.args, **kwargs: Given.kwargs) -> Value:
-        return run_sync(work(*args, **kwargs))
-
-    return run
-
-
-rollout = _synchronous(play_all)
 
 
 def usable_after(trajectory: Trajectory) -> bool:
