@@ -352,7 +352,7 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     if first["type"] == "value_error":
         raise ConfigError(f"{prefix}{found.shown} {text}")
     got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
-    raise ConfigError(f"{prefix}{found.shown} {re.sub('^(Input|String) should', 'must', text)}, got {got}")
+    raise ConfigError(f"{prefix}{found.shown} {text.replace('Input should', 'must')}, got {got}")
 
 
 def literals(hint: Any) -> list[Any]:

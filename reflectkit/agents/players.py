@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reflectkit.chat.config import HISTORY_TOKENS, KEYS, ChatConfig, Endpoint, parse_endpoint
 from reflectkit.console import Progress
-from reflectkit.env import Agent, Env, check_teacher
+from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, load_tokenizer, model_facts
@@ -405,7 +405,13 @@ class Players:
         """Who comments: the `Reflector` of `checkpoint`, a chat model, the env's teacher, or nobody. Raises
         CheckpointError, ConfigError.
         """
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = self._open_reflector(checkpoint)
+        return self._reflectors[checkpoint]
+
+    def _open_reflector(self, checkpoint: Path) -> Any:
         from reflectkit.agents.two_player import NoComments, Reflector, TeacherComments
+        from reflectkit.env import check_teacher
 
         if checkpoint == TEACHER:
             check_teacher(self.settings.kind.teacher_type, self.settings.kind.name, "comment")
@@ -416,7 +422,5 @@ class Players:
             from reflectkit.chat.players import ChatReflector
 
             return ChatReflector(self._client(str(checkpoint), reflects=True))
-        if checkpoint not in self._reflectors:
-            config = self.settings.config
-            self._reflectors[checkpoint] = Reflector(config.sampler.open_reflector(str(checkpoint), config.device))
-        return self._reflectors[checkpoint]
+        config = self.settings.config
+        return Reflector(config.sampler.open_reflector(str(checkpoint), config.device))

@@ -30,7 +30,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from reflectkit.commands import STAGES, config_class, is_own, stage_module, summary
-from reflectkit.console import Bar, Progress, Report, process_number, visible
+from reflectkit.console import Bar, Progress, Report, Table, process_number, visible
 from reflectkit.errors import NO_ROOM, ConfigError, DataError, ReflectkitError, UnknownNameError, user_code_line
 from reflectkit.version import VERSION
 
@@ -41,6 +41,7 @@ HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 HELP_ALL = "--help-all"
 CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."
+SHORT = 16  # characters; longer cells may be folded
 
 
 class Stages(TyperGroup):
@@ -401,13 +402,15 @@ class _RichBar(Bar):
         self.progress.news(f"{self.title}: {self.done} of {self.total}{'  ' + self.figures if self.figures else ''}")
 
 
-def _grid(columns: Sequence[Sequence[str]]) -> Grid:
-    """A table of these columns, which each begin with their heading, as rich draws it."""
+def _grid(table: Table, *, fold: bool = True) -> Grid:
+    """`table` as rich draws it, with long texts folded. fold: also numbers and other short cells."""
     grid = Grid()
-    for index, (heading, *_) in enumerate(columns):
-        grid.add_column(Text(visible(heading)), justify="right" if index else "left", overflow="fold")
-    for cells in zip(*(cells[1:] for cells in columns), strict=True):
-        grid.add_row(*(Text(visible(cell)) for cell in cells))
+    for index, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
+        heading, *texts = map(visible, cells)
+        short = not fold and index > 0 and max(map(len, texts), default=0) <= SHORT
+        grid.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=short)
+    for row in table.rows:
+        grid.add_row(*(Text(visible(cell)) for cell in row))
     return grid
 
 
@@ -415,13 +418,20 @@ def show(console: Screen, report: Report) -> None:
     """Print the report's tables, the paths of its outputs, and its closing lines."""
     for table in report.tables:
         console.say(table.title, style="bold")
-        columns = list(zip(table.columns, *table.rows, strict=True))
-        grid, unlimited = _grid(columns), console.options.update(width=10_000)
+        grid, unlimited = _grid(table), console.options.update(width=10_000)
         if console.measure(grid, options=unlimited).maximum > console.width:
-            grid = _grid(
-                list(zip(*columns, strict=True)) if len(table.rows) == 1 else columns
-            )  # one row becomes two columns
-            grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+            columns = list(zip(table.columns, *table.rows, strict=True))
+            if len(table.rows) == 1:  # becomes one of two columns
+                columns = list(zip(*columns, strict=True))
+            same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
+            if same:
+                console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
+            heading, *rows = zip(*(cells for cells in columns if cells not in same), strict=True)
+            for fold in (False, True):
+                grid = _grid(Table(table.title, heading, tuple(rows)), fold=fold)
+                grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+                if console.measure(grid, options=unlimited).minimum <= console.width:
+                    break
         console.print(grid)
     if report.skipped:
         console.say(f"Already finished in {report.folder}; --force runs it again.")

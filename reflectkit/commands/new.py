@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Literal
+
+from pydantic import field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
@@ -96,12 +99,17 @@ FILES = {"choices": CHOICES, "tools": TOOLS, "prompts": PROMPTS}
 class NewConfig(Config):
     """Settings of new."""
 
-    name: str = option(
-        help="Name of the environment: letters, digits and _.", argument=True, pattern="^[a-z][a-z0-9_]*$"
-    )
+    name: str = option(help="Name of the environment: letters, digits and _.", argument=True)
     kind: Literal["choices", "tools", "prompts"] = option(
         "choices", help="How the player acts: choices, calls of tools, or an answer to a prompt."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _identifier(cls, name: str) -> str:
+        if not re.fullmatch("[a-z][a-z0-9_]*", name):
+            raise ValueError(f"{name!r:.40}: write small letters, digits and _, e.g. my_maze")
+        return name
 
 
 def run(config: NewConfig, progress: Progress) -> Report:

@@ -9,13 +9,14 @@ one.
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from reflectkit.commands import Traits
 from reflectkit.config import Config, option
@@ -54,9 +55,7 @@ class SplitConfig(Config):
     by: Literal["", "group", "repo", "question"] = option(
         "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
     )
-    ratio: str = option(
-        "7:2:1", help="Shares of train, validate and test.", pattern="^[1-9][0-9]*:[1-9][0-9]*:[1-9][0-9]*$"
-    )
+    ratio: str = option("7:2:1", help="Shares of train, validate and test.")
     unseen_rooms: float = option(
         0.0,
         help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one) whose problems"
@@ -65,6 +64,13 @@ class SplitConfig(Config):
         le=1,
     )
     run: RunConfig = RunConfig()
+
+    @field_validator("ratio")
+    @classmethod
+    def _three_numbers(cls, ratio: str) -> str:
+        if not re.fullmatch("[1-9][0-9]*:[1-9][0-9]*:[1-9][0-9]*", ratio):
+            raise ValueError(f"{ratio!r:.40}: write three whole numbers from 1, e.g. 7:2:1")
+        return ratio
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -93,6 +99,11 @@ class SplitConfig(Config):
         places = [self.task_file] if self.task_file else [self.folder / name for name in (RECORDS, PROBLEMS)]
         found = next((place for place in places if place.exists()), None)
         return found or (None if self.taskset.has("tasks") and not self.task_file else places[0])
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """`ratio` in numbers."""
+        return tuple(map(int, self.ratio.split(":")))
 
 
 def run(config: SplitConfig, progress: Progress) -> Report:
@@ -123,10 +134,9 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         own = {record.task.id: "" if by == "question" else split_of(config.env, record.task) for record in records}
         free = [record for record in records if not own[record.task.id]]
         chance, kinds = generator(config.run.seed, "split"), ""
-        shares = tuple(map(int, config.ratio.split(":")))
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
-            name_of_group = split_weighted(sizes, chance, shares)
+            name_of_group = split_weighted(sizes, chance, config.shares)
         else:
             levels = levels_by_group(record.task for record in free) if source is None else {}
             taught = {group_of[record.task.id] for record in free if record.trajectories}
@@ -136,7 +146,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 kept = record.task.level if room_of[record.task.id] else ""
                 strata[group] = (group in taught, kept) if source else levels[record.task.group]
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
-            name_of_group = split_groups(strata, chance, shares)
+            name_of_group = split_groups(strata, chance, config.shares)
         parts: dict[str, list[Record]] = {name: [] for name in SPLITS}
         for record in records:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)

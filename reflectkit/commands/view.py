@@ -28,6 +28,7 @@ EXAMPLES = (
 )
 EPISODES = "episodes.jsonl"
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
+KILOBYTE = 1000
 
 
 class ViewConfig(Config):
@@ -65,7 +66,7 @@ def run(config: ViewConfig, progress: Progress) -> Report:
         Source(name, str(place), _beside(file, "config.json", "settings", {}), _beside(file, "eval.json", "rows", []))
         for file, place, name in zip(files, places, distinct_names(places), strict=True)
     ]
-    with progress.bar("Reading episodes", len(files)) as bar:
+    with progress.bar("Reading episodes, in kB", sum(file.stat().st_size for file in files) // KILOBYTE) as bar:
         episodes = _episodes(files, bar)
         target = config.out or folder / ("inspect" if config.inspect else "view.html")
         if config.inspect:
@@ -105,11 +106,17 @@ def _beside(file: Path, name: str, key: str, default: Any) -> Any:
 
 
 def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
-    """Each episode with the index of its file."""
+    """Each episode with the index of its file; moves `bar` by kilobytes."""
+    characters = 0
+
+    def on_line(size: int) -> None:
+        nonlocal characters
+        bar.advance((characters + size) // KILOBYTE - characters // KILOBYTE)
+        characters += size
+
     for index, file in enumerate(files):
-        for episode in read_episodes(file):
+        for episode in read_episodes(file, on_line):
             yield index, episode
-        bar.advance()
 
 
 def _write_logs(

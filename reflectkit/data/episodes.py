@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -196,8 +196,8 @@ class Played(EpisodePart):
     ending: list[PlayedMessage] = []
 
 
-def read_episodes(path: Path) -> Iterator[Played]:
-    """The episodes in `path`, one in memory at a time.
+def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
+    """The episodes in `path`, one in memory at a time. on_line: gets each line's size.
 
     Integers that JavaScript cannot represent, and infinite numbers, become text where any JSON value may stand.
 
@@ -218,6 +218,7 @@ def read_episodes(path: Path) -> Iterator[Played]:
                 line=number,
             )
         yield from_json(Played, row, path=path, line=number)
+        on_line(len(text))
 
 
 def _integer(text: str) -> int | str:

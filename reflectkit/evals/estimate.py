@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 from reflectkit.agents.players import Player, PlayersSetup, is_chat
@@ -12,14 +13,14 @@ from reflectkit.chat.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, 
 from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.chat.players import request_of
 from reflectkit.chat.templates import ANSWER_TOKENS, playing_request, reflecting_request
-from reflectkit.console import Progress, Report, Table
+from reflectkit.console import Bar, Progress, Report, Table
 from reflectkit.env import Agent, Context
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.tools import use_of
-from reflectkit.types import Decision, Observation, Task, ToolUse
+from reflectkit.types import Decision, Observation, Task, ToolUse, Trajectory
 
 SAMPLED = 32  # problems of a level that are enough to look at, where each is played often
 ANSWER = 90  # tokens that a chat model writes per step, roughly
@@ -93,6 +94,10 @@ class _Rehearsal:
         return replace(decision, answer=LONG, reflection=LONG)
 
 
+def _ended(bar: Bar, _: Trajectory) -> None:
+    bar.advance()
+
+
 def estimate(
     stage: str, setup: EnvSetup, chat: ChatConfig, parts: Iterable[PlannedCalls], progress: Progress, seed: int
 ) -> Report:
@@ -110,8 +115,7 @@ def estimate(
         rehearsal = _Rehearsal(part)
         episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in part.tasks]
         with progress.bar(f"play without the models ({part.level})", len(episodes)) as bar:
-            make = setup.maker(part.level)
-            trial = rollout(episodes, make, rehearsal, width=1, on_end=lambda _, bar=bar: bar.advance())  # type: ignore[misc]
+            trial = rollout(episodes, setup.maker(part.level), rehearsal, width=1, on_end=partial(_ended, bar))
         if not rehearsal.requests:
             raise EnvironmentFailure(f"every episode was aborted ({len(trial)}): {trial[0].reason}")
         horizon, steps_of = setup.horizon_at(part.level), setup.kind.taskset.episode_steps
