@@ -10,9 +10,11 @@ from reflectkit.agents.two_player import NoComments, Reflector, ShuffledComments
 from reflectkit.env import Context
 from reflectkit.envs import env_class, make
 from reflectkit.eventloop import run_sync
+from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel
+from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.types import Observation
+from reflectkit.types import Message, Observation
 from tests.train.training import agent_of, decide_all
 
 
@@ -38,6 +40,20 @@ def test_reflect_prob_drops_its_share_of_comments(
     decisions = decide_all(agent, [observations[0]] * 400, [Context(seed, env) for seed in range(400)])
     share = sum(decision.reflection is not None for decision in decisions) / 400
     assert 0.18 < share < 0.32  # seeded; 0.25 within three standard errors
+
+
+def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: LoadedModel) -> None:
+    agent = agent_of(policy, max_new_tokens=20)
+    short = Observation((Message("user", "Say: ab"),), ())
+    room = policy.context - len(prompt_ids(policy.tokenizer, policy_prompt(short))) - 3
+    long = Observation((Message("user", "Say: ab" + " x" * room),), ())
+    while len(prompt_ids(policy.tokenizer, policy_prompt(long))) > policy.context - 3:
+        long = Observation((Message("user", long.text[:-1]),), ())
+    alone = decide_all(agent, [short], [Context(0, 7)])[0]
+    together, cut = decide_all(agent, [short, long], [Context(0, 7), Context(0, 8)])
+    assert together.token_ids == alone.token_ids
+    assert len(alone.token_ids) == 20
+    assert 0 < len(cut.token_ids) <= 4
 
 
 def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> None:
