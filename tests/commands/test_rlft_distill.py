@@ -31,14 +31,17 @@ def test_weight_0_gives_the_plain_runs_bytes(corridor_folder: Path, tmp_path: Pa
     "settings",
     [
         {"reflector": "reflection", "distill_ema": 0.5, "reflect_temperature": 1.0, "horizon": 4},
-        {
-            "reflector": "reflection",
-            "algo": "grpo",
-            "group_size": 2,
-            "comments_on": "failed",
-            "distill_joint": 0.3,
-            "horizon": 4,
-        },
+        pytest.param(
+            {
+                "reflector": "reflection",
+                "algo": "grpo",
+                "group_size": 2,
+                "comments_on": "failed",
+                "distill_joint": 0.3,
+                "horizon": 4,
+            },
+            marks=pytest.mark.slow,
+        ),
         {"reflector": Path("oracle"), "distill_ema": 0.5, "policy": "policy-adapter"},
     ],
 )

@@ -17,7 +17,7 @@ from reflectkit.prompts import label, policy_prompt
 from reflectkit.types import Observation
 
 
-@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
+@pytest.mark.parametrize("quantize", [pytest.param("8bit", marks=pytest.mark.slow), "4bit"])
 def test_an_adapter_on_quantised_weights(
     checkpoints: dict[str, Path], observations: list[Observation], tmp_path: Path, quantize: str
 ) -> None:

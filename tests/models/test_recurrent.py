@@ -111,7 +111,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "zamba2": ZAMBA | {"n_mamba_heads": 4, "mamba_headdim": 16, "chunk_size": 8, "adapter_rank": 4},
     "zaya": ATTENTION | EXPERTS | {"num_experts_per_tok": 1, "num_hidden_layers": 4, "router_hidden_size": 16},
 }  # fmt: skip
-QUICK = ("lfm2", "mamba2", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
+QUICK = ("lfm2", "mamba2", "qwen3_5_text")
 """One of each kind of state; the tests of the others are slow."""
 LIMITS = (5, 8, 3, 7, 8, 6)
 LABELS = ((5,), (6, 7), (6, 9))
