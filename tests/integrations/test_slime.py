@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.integrations.slime import generate, normalise_rewards
+from reflectkit.integrations.slime.__main__ import main as write_prompts
 from reflectkit.integrations.slime.__main__ import prompt_row
 from reflectkit.integrations.slime.episodes import RouterAnswer, read_answer, reflector_of, to_samples
 from reflectkit.sampling.base import SampleRequest
@@ -281,15 +281,13 @@ def write_splits(folder: Path, sizes: dict[str, int]) -> None:
         (folder / f"{split}.json").write_text(json.dumps(records))
 
 
-def run_module(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "reflectkit.integrations.slime", *words], capture_output=True, text=True, check=False
-    )
-
-
-def test_the_command_writes_them(tmp_path: Path) -> None:
+def test_the_command_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_splits(tmp_path / "taxi", {"train": 3, "test": 0})
     out = tmp_path / "out"
-    done = run_module("--env", "taxi", "--data-dir", str(tmp_path), "--out-dir", str(out), "--level", "pickup")
-    assert (done.returncode, done.stdout) == (0, f"{out}/train.jsonl: 3 tasks\n")
+    words = ["--env", "taxi", "--data-dir", str(tmp_path), "--out-dir", str(out), "--level", "pickup"]
+    monkeypatch.setattr(sys, "argv", ["slime", *words])
+    write_prompts()
+    assert capsys.readouterr().out == f"{out}/train.jsonl: 3 tasks\n"
     assert json.loads((out / "train.jsonl").read_text().splitlines()[0])["metadata"]["task"]["level"] == "pickup"
