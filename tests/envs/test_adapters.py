@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
 from pathlib import Path
@@ -16,7 +17,7 @@ from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapted
 from reflectkit.envs.setup import EnvSetup
-from reflectkit.eventloop import result_of
+from reflectkit.eventloop import result_of, run_sync
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.types import Task, ToolCall, ToolUse
@@ -180,6 +181,8 @@ def test_the_score_is_also_asked_at_the_horizon() -> None:
 
 
 REWARDS = """
+import asyncio
+
 SEEN = []
 
 def exact(prompts, completions, answer, **kwargs):
@@ -188,6 +191,10 @@ def exact(prompts, completions, answer, **kwargs):
 
 async def short(completions, **kwargs):
     return [1 - len(completion) / 10 for completion in completions]
+
+async def late(completions, **kwargs):
+    await asyncio.sleep(0.01)
+    return [0.5]
 
 def of_desk(environments, completions, **kwargs):
     return [environments[0].sum + len(completions[0])]
@@ -226,6 +233,21 @@ def test_reward_functions_see_the_environments(rewards: str) -> None:
     env.reset(task_of(env), 3)
     step(env, calls(4))
     assert step(env, ToolUse("Done.")).reward == 0.4 + 2 * (4 + 3)  # of three messages
+
+
+def test_an_env_that_waits_for_a_reward_leaves_the_random_state_to_others(rewards: str) -> None:
+    env = make(Desk, reward=(f"{rewards}:late",))
+    env.reset(task_of(env), 3)
+    before = random.getstate()
+
+    async def end() -> tuple[Any, Any]:
+        ending = asyncio.ensure_future(env.step(ToolUse("Done.")))
+        await asyncio.sleep(0)
+        return random.getstate(), await ending
+
+    meanwhile, result = run_sync(end())
+    assert meanwhile == before
+    assert result.reward == 0.5
 
 
 ROWS = [{"prompt": "1 + 1 =", "answer": 2}, {"prompt": "2 + 2 =", "answer": 4}, {"prompt": "1 + 1 =", "answer": 2}]

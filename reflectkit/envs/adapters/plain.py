@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
-from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score
+from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, code_place
 from reflectkit.rollouts.wrappers import is_flag
@@ -202,7 +202,7 @@ class Tools(Plain):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._tools = _tools(self.plain)
-        self._waits = any(
+        self._waits = waits(self.settings.reward) or any(
             inspect.iscoroutinefunction(getattr(self.plain_type, name, None))
             for name in ("get_reward", *_tool_names(self.plain_type))
         )

@@ -140,6 +140,11 @@ def _reward(spec: str) -> tuple[str, Any, float]:
     return name, function, number
 
 
+def waits(specs: Sequence[str]) -> bool:
+    """Whether one of the reward functions `specs` is a coroutine."""
+    return any(inspect.iscoroutinefunction(function) for _, function, _ in map(_reward, specs))
+
+
 def is_reward(value: object) -> bool:
     """Whether `value` is a finite number, of Python or a library."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):  # of an array, or a number beyond a float's range
