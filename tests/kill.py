@@ -40,10 +40,10 @@ def arm(point: str) -> None:
     os.replace, os.rename = dying(os.replace), dying(os.rename)
 
 
-def forked(arguments: list[str], folder: Path, point: str | None = None) -> int:
-    """The exit code of `reflectkit ARGUMENTS` in `folder`, in a fork of this process, which has imported everything.
+def started(arguments: list[str], folder: Path, point: str | None = None) -> int:
+    """Start `reflectkit ARGUMENTS` in `folder`, in a fork of this process, which has imported everything; its id.
 
-    Negative where a signal ended it; `point` names where it kills itself. What it prints is in `output.txt`.
+    `point` names where it kills itself. What it prints is in `output.txt`.
     """
     child = os.fork()
     if child == 0:
@@ -64,7 +64,12 @@ def forked(arguments: list[str], folder: Path, point: str | None = None) -> int:
             traceback.print_exc()
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child
+
+
+def forked(arguments: list[str], folder: Path, point: str | None = None) -> int:
+    """The exit code of a command that is `started`; negative where a signal ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(started(arguments, folder, point), 0)[1])
 
 
 def fork_killed_at(points: Sequence[str], arguments: list[str], folder: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.tools import use_of
 from reflectkit.types import ToolCall, ToolUse
+from tests.kill import started
 from tests.models.test_chat import make_tokenizer
 
 LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {"box": {}}}}
@@ -158,14 +160,14 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
     for name, role, seed in (("policy", None, 0), ("reflector", "reflection", 1)):
         tokenizer = make_tokenizer("qwen" if role is None else None)
         save_player(tmp_path / name, LoadedModel(build_model(tokenizer, 2048, seed), tokenizer, role))
-    command = [sys.executable, "-m", "reflectkit", "serve", "--policy", "policy", "--reflector", "reflector"]
+    command = ["serve", "--policy", "policy", "--reflector", "reflector"]
     command += ["--port", "0", "--record", "record.jsonl", "--max-new-tokens", "8"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+    server, output = started(command, tmp_path), tmp_path / "output.txt"
     try:
-        assert server.stdout is not None
-        line = next(line for line in server.stdout if "serving" in line)
-        url = line.split(" at ")[1].split(" ")[0].removesuffix("/v1")
+        while not (found := output.exists() and re.search(r"serving .* at (\S+)/v1", output.read_text())):
+            assert os.waitpid(server, os.WNOHANG) == (0, 0), output.read_text()
+            time.sleep(0.05)
+        url = found[1]
         client = openai.OpenAI(base_url=f"{url}/s/mine/v1", api_key="any")
         with pytest.raises(openai.BadRequestError, match="its model reads 2048"):  # also where it has read nothing yet
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi " * 9000}])
@@ -173,10 +175,11 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
         again: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
         client.chat.completions.create(model="m", messages=again, max_tokens=4)
         assert post(f"{url}/s/mine/reward", b'{"reward": 0.5}')[0] == 200
-        server.send_signal(signal.SIGINT)
-        assert server.wait(120) == 0
+        os.kill(server, signal.SIGINT)
+        assert os.waitpid(server, 0)[1] == 0
     finally:
-        server.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
     first, second, reward = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
     assert reward == {"session": "mine", "reward": 0.5}
     decision = first["decision"]
