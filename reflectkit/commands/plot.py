@@ -122,10 +122,10 @@ def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[
                 own = row["figures"] | {"success": {"mean": row["success"], "low": row["low"], "high": row["high"]}}
                 if figure in own:  # a figure may be of some levels
                     mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
-                    name = row["name"] if len(evals) == 1 else f"{row['name']} ({label})"
-                    interval = (mean, *(mean if end is None else end for end in ends))  # unknown ends: no whisker
-                    bars.setdefault(name, {})[row["level"]] = interval
-        except (KeyError, TypeError):
+                    name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"
+                    low, high = (float(mean if end is None else end) for end in ends)  # unknown ends: no whisker
+                    bars.setdefault(name, {})[str(row["level"])] = float(mean), low, high
+        except (KeyError, TypeError, ValueError):
             raise DataError(path, "is not a result of evaluate; name the folder of one") from None
         if not bars:
             raise DataError(path, f"has no figure; available: {', '.join(own)}", field=figure)

@@ -234,15 +234,35 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not valid JSON")
 
 
+def _known(value: Any) -> Any:
+    """`value` without what is null in it; an unknown price counts."""
+    if isinstance(value, dict):
+        return {name: _known(part) for name, part in value.items() if part is not None or name == "price_usd"}
+    return [*map(_known, value)] if isinstance(value, list) else value
+
+
+COMPARED: dict[str, Any] = {
+    "name": str,
+    "level": str,
+    "task": str,
+    "status": str,
+    "success": bool,
+    "return": int | float,
+}
+"""What the tables need of each line."""
+
+
 def read_compared(path: Path) -> list[dict[str, Any]]:
-    """The unchanged lines of the episodes.jsonl that `path` is or contains, for recomputing tables.
+    """The lines of the episodes.jsonl that `path` is or contains, without unknown values, for recomputing tables.
 
     Raises DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
     """
     path = path if path.is_file() or path.suffix else path / "episodes.jsonl"
-    rows = [(number, dict(row)) for number, row in read_jsonl(path)]
+    rows = [(number, _known(row)) for number, row in read_jsonl(path)]
     for (number, row), _ in zip(rows, read_episodes(path), strict=True):
-        for name in ("name", "level", "task", "status", "success", "return"):
-            if row.get(name) in (None, ""):
+        for name, kind in COMPARED.items():
+            if row.get(name, "") == "":
                 raise DataError(path, "missing", line=number, field=name)
+            if not isinstance(row[name], kind):  # a number that JavaScript cannot represent passes as text
+                raise DataError(path, f"expected a text, found {row[name]!r:.40}", line=number, field=name)
     return [row for _, row in rows]

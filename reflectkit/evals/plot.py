@@ -38,7 +38,7 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
         env = _settings(path).get("env", path)
         for _, _, row in rows.values():
             if f"{when}success_rate" in row:
-                played.setdefault((env, None if when else row.get("level")), []).append(row)
+                played.setdefault((env, None if when else str(row.get("level"))), []).append(row)
     for same in played.values():
         if any(name in (row.get(f"{when}{NAMED}") or ()) for row in same):
             for row in same:

@@ -20,7 +20,7 @@ from reflectkit.console import Quiet
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
 from reflectkit.evals.tables import row
-from reflectkit.jsonl import read_json, read_jsonl
+from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
@@ -104,6 +104,27 @@ def test_memory_does_not_grow_with_the_episodes(tmp_path: Path) -> None:
 
 def again(*sources: Path | str) -> int:
     return main(["evaluate", "--env", "corridor", "--name", "again", *(f"--from={source}" for source in sources)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("level", 10**30, "field 'level': expected"), ("figures", None, ""), ("turns", [{"info": None}], "")],
+)
+def test_a_damaged_line_is_named_and_null_is_unknown(
+    name: str, value: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {
+        "name": "a",
+        "level": "long",
+        "task": "1",
+        "status": "completed",
+        "success": True,
+        "return": 1.0,
+        "turns": [],
+    }
+    write_jsonl(Path("lines.jsonl"), [line, line | {"task": "2", name: value}])
+    assert again("lines.jsonl") == (2 if said else 0)
+    assert said in capsys.readouterr().err
 
 
 def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(tmp_path: Path) -> None:

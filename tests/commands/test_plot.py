@@ -55,3 +55,14 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path) -> None:
         assert main(["plot", *runs, "--figure=success_rate", "--figure=loss", "--out", name]) == 0
     assert (tmp_path / "x.svg").read_bytes() == (tmp_path / "y.svg").read_bytes()
     assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize(("name", "value"), [("high", "x"), ("success", {}), ("level", None), ("name", True)])
+def test_a_damaged_evaluation_is_drawn_or_named(name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "random", "level": "long", "success": 0.5, "low": 0.4, "high": None, "figures": {}}
+    folder = Path("damaged")
+    folder.mkdir()
+    write_json(folder / "eval.json", {"rows": [row, row | {name: value}]})
+    number = name in ("high", "success")
+    assert main(["plot", "--evals", "damaged"]) == (2 if number else 0)
+    assert ("is not a result of evaluate" in capsys.readouterr().err) is number
