@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -136,6 +137,7 @@ def asking(**more: Any) -> bytes:
         (asking(response_format={"type": "json_object"}), 400, "response_format"),
         (asking(tools=TOOLS, tool_choice={"function": 3}), 400, "tool_choice"),
         (asking(tools=TOOLS * 2), 400, "two have the same name"),
+        (asking(tools=[{"type": "function", "function": LOOK | {"parameters": {"type": math.nan}}}]), 400, "tools: "),
         (asking(junk="x" * (17 << 20)), 413, "at most"),
     ],
 )

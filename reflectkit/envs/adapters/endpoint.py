@@ -233,7 +233,7 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
     try:
         for spec in specs.values():
             check_tool(spec)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:  # NaN in a schema, which is no JSON
         raise RequestError(f"tools: {error}") from None
     if len(specs) < len(functions):
         raise RequestError("tools: two have the same name")
