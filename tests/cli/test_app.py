@@ -145,12 +145,44 @@ def test_a_cluster_stops_it_as_ctrl_c_does(tmp_path: Path) -> None:
     assert subprocess.run(ignoring, env=os.environ | ROOT | env, timeout=120).returncode == 7
 
 
+ROWS = tuple(
+    (name, "full", "100", f"{index}.25", f"{index} to {index + 9} %")
+    for index, name in enumerate(("SFT", "SFT with reflection", "a-policy-with-the-longest-name-of-the-paper"))
+)
+TABLE = Table("a title", ("policy", "level", "tasks", "success rate of all", "95 % interval"), ROWS)
+
+
 def lines_of(table: Table, width: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
     show(Screen(width=width), Report("evaluate", Path(), {}, (), (table,)))
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == table.title
     assert max(map(len, lines), default=0) <= width
     return lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_no_cell_is_lost(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(TABLE, width, capsys)
+    assert sum(line.count("%") for line in lines) == 4  # a figure that would be cut is folded
+    if width >= 60:
+        shown = " ".join(lines)
+        assert all(cell in shown for row in ROWS for cell in row[3:])
+
+
+def test_no_number_is_broken_where_columns_that_are_alike_leave_room(capsys: pytest.CaptureFixture[str]) -> None:
+    alike = ("12.3 to 45.6 %", "cuda:0", "1,234,567", "2.34e-05")
+    names = ("step", "name of the arm", "success", "return", "95 % interval", "device", "tokens", "learning rate")
+    rows = [(f"update {step}", "with a reflector", f"{step / 8:.3f}", f"{step / 3:.5f}", *alike) for step in range(4)]
+    show(Screen(width=80), Report("evaluate", Path(), {}, (), (Table("t", names, tuple(rows)),)))
+    out = capsys.readouterr().out
+    assert all(cell in out for row in rows for cell in row)
+    assert out.count("1,234,567") == 1
+
+
+def test_a_single_row_that_is_too_wide_becomes_a_column(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(Table("a title", TABLE.columns, ROWS[:1]), 50, capsys)
+    assert [line.split("  ")[0].strip() for line in lines] == ["policy", "─" * len(lines[1]), *TABLE.columns[1:]]
+    assert lines[-1].endswith(ROWS[0][-1])
 
 
 def test_control_characters_and_wide_letters_fit(capsys: pytest.CaptureFixture[str]) -> None:
