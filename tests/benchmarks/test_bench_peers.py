@@ -51,7 +51,7 @@ def test_both_sides_play_and_learn_the_same_choices(bench: Bench) -> None:
 def test_both_sides_get_the_same_gradients_from_texts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = sums(4, seed=0)
     mine, other = bench.sides(tasks, single_turn)
-    ours = answering(mine, tokens=12)
+    ours = answering(mine, 12, micro=2)
     task = tasks[0]  # one prompt, since TRL counts GPT-2's positions from the padding on
     episodes = [Episode(task, number) for number in range(4)]
     norms: list[float] = []
