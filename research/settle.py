@@ -112,8 +112,10 @@ WORLDS = {
 
 SEEN = "research.observed:ObservedAutoExplore"
 """The env of experiment A."""
-ASKS = ("--result-tokens", 80, "--prompt-tokens", 340)
-"""Its prompts."""
+PROMPTS = {"result_tokens": 80, "prompt_tokens": 340}
+"""Settings of its prompts."""
+ASKS = [part for name, tokens in PROMPTS.items() for part in (f"--{name.replace('_', '-')}", tokens)]
+"""Their flags."""
 ADAPTED = "--max-length 640 --batch-size 8 --learning-rate 1e-3 --dtype bfloat16 --group-by-length --save-steps 50"
 NEW_ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
 """Flags of each SFT of experiment A, and of one that starts from the pretrained model."""
@@ -263,7 +265,7 @@ class Explore(Commands):
     """Experiment A, one seed."""
 
     def __init__(self, seed: int, fast: bool) -> None:
-        super().__init__("explore", SEEN, seed, fast, result_tokens=80, prompt_tokens=340, force_answer=True)
+        super().__init__("explore", SEEN, seed, fast, **PROMPTS, force_answer=True)
 
     def prepare(self) -> None:
         """Questions, demonstrations and rows."""

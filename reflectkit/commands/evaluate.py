@@ -232,15 +232,11 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             f"evaluate: {pluralize(count, 'episode')} of {pluralize(len(entrants), 'player')} → {current.folder}"
         )
         kept = current.folder / "episodes"
-        played = {
-            kept / f"{number}-{level}.jsonl": (player, level)
-            for number, player in enumerate(entrants)
-            for level in levels
-        }
-        saved = {
-            path: play(config, player, level, problems[level], players, path, progress)
-            for path, (player, level) in played.items()
-        }
+        saved: dict[Path, list[Saved]] = {}
+        for number, player in enumerate(entrants):
+            for level, tasks in problems.items():
+                path = kept / f"{number}-{level}.jsonl"
+                saved[path] = play(config, player, level, tasks, players, path, progress)
         lines = [line for episodes in saved.values() for line, _ in episodes]
         if any(line["status"] == "completed" and "success" not in line for line in lines):
             progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")

@@ -255,7 +255,7 @@ class Program(Env):
     async def _begin(self, task: Task, seed: int) -> Observation:
         self._folder = tempfile.TemporaryDirectory(prefix="reflectkit-program-")
         self._reward_file = Path(self._folder.name) / "reward"
-        self._run, self._token = _Run(), secrets.token_urlsafe(24)
+        self._run, self._pending, self._token = _Run(), None, secrets.token_urlsafe(24)
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
@@ -277,8 +277,6 @@ class Program(Env):
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
         if isinstance(event, _Exit):
-            if event.code == -signal.SIGUSR1:
-                raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
             raise EnvironmentFailure(f"the program ended without a request{_last_line(event.errors or event.output)}")
         self._first = len(event.request.observation.messages)
         return self._observe(event)
@@ -304,9 +302,11 @@ class Program(Env):
         return StepResult(seen, reward, True, info=info)
 
     async def _next(self) -> _Pending | _Exit:
-        """The next request, or the end. Raises EnvironmentFailure if the program failed."""
+        """The next request, or the end. Raises EnvironmentFailure if the program failed; see `reset`."""
         event: _Pending | _Exit = await self._run.next(self.settings.program_timeout_s)
-        if isinstance(event, _Exit) and event.code not in (0, -signal.SIGUSR1):
+        if isinstance(event, _Exit) and event.code:
+            if event.code == -signal.SIGUSR1 and self._pending is None:  # of the supervisor
+                raise ConfigError(f"--env program: cannot start {event.output.strip()}; check the command")
             last = _last_line(event.errors or event.output)
             raise EnvironmentFailure(f"the program ended with exit code {event.code}{last}")
         return event

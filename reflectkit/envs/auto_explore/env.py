@@ -24,6 +24,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -359,6 +360,7 @@ class AutoExplore(Env):
         return shown, count_tokens(shown)
 
 
+@lru_cache(maxsize=10_000)
 def _listing(folder: Folder, room: int) -> tuple[str, int]:
     """As many names as fit, the number of omitted ones, and the tokens of the text."""
     names = [*(f"{name}/" for name in folder.folders), *folder.files]
