@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reflectkit.agents.players import newest_checkpoint
 from reflectkit.cli.main import main
 from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import PROBLEMS, env_class
@@ -26,7 +27,8 @@ from reflectkit.errors import DataError
 from reflectkit.files import included_repositories
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from research.dagger import visited_rows, write_rows
-from research.verifier import play as play_verified
+from research.explore_players import oracle_losses
+from research.explore_players import play as play_verified
 
 RESULTS, DATA, PACKS = Path("results/settle"), Path("data/settle"), Path("research/experiments/episodes")
 GROUPS = (("sft", "distilled", "dagger"), ("grpo", "grpo-distilled"), ("grpo-kl",))
@@ -121,7 +123,7 @@ NEW_ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
 """Flags of each SFT of experiment A, and of one that starts from the pretrained model."""
 DISTILLED = "--algo none --reflector oracle --distill-comments 1 --learning-rate 5e-4 --entropy-coef 0"
 """Flags of the updates of its last arm."""
-PLAYERS = ("plain", "think", "two", "distilled")
+PLAYERS = ("plain", "distilled", "think", "two")
 """The arms of experiment A in the order in which they run."""
 COMPARED_A: tuple[str, ...] = (
     "two players - think first",
@@ -137,7 +139,7 @@ COMPARED_A: tuple[str, ...] = (
 """What experiment A compares; the first two are primary."""
 MEASURED = (
     "start", *ARMS, *(f"evaluation-{group[0]}" for group in GROUPS),
-    "plain", "think", "reflector", "both", "policy", "evaluation", "swapped", "verified",
+    "plain", "think", "reflector", "both", "policy", *(f"evaluation-{arm}" for arm in PLAYERS), "swapped", "verified",
 )  # fmt: skip
 """The commands whose costs are told."""
 
@@ -307,27 +309,30 @@ class Explore(Commands):
         policies = [part for player in players for part in ("--policy", player)]
         self.run(name, "evaluate", *ASKS, *played, *policies, *flags)
 
-    def compare(self) -> None:
-        """All players, and two players whose comments are on other states."""
-        policy, reflector = self.folder / "policy", self.folder / "reflector"
-        alone = ("plain", "think", "distilled")
-        players = [f"{'think first' if arm == 'think' else arm}={self.folder / arm}" for arm in alone]
-        players += [f"two players={policy}+{reflector}"]
-        players += [f"two players with the teacher's comments={policy}+oracle"]
-        players += [f"two players with empty comments={policy}+nothing"]
-        self.evaluate("evaluation", "random", "keyword", *players)
-        swapped = f"two players with comments on other states={policy}+{reflector}"
-        self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
-        self.verify()
+    def compare(self, arm: str) -> None:
+        """Play an arm; with two players, also with other comments than the reflector's, and with its vetoes."""
+        name, trained = f"evaluation-{arm}", self.folder / arm
+        if arm == "two":
+            policy, reflector = self.folder / "policy", self.folder / "reflector"
+            others = [f"two players with the teacher's comments={policy}+oracle"]
+            others += [f"two players with empty comments={policy}+nothing"]
+            self.evaluate(name, f"two players={policy}+{reflector}", *others)
+            swapped = f"two players with comments on other states={policy}+{reflector}"
+            self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
+            self.verify()
+        elif arm == "plain":
+            self.evaluate(name, "random", "keyword", f"plain={trained}")
+        else:
+            self.evaluate(name, f"{'think first' if arm == 'think' else arm}={trained}")
 
     def verify(self) -> None:
         """Play what the plain policy played, with the reflector as verifier."""
-        folder, evaluation = self.folder / "verified", self.folder / "evaluation"
+        folder, evaluation = self.folder / "verified", self.folder / "evaluation-plain"
         if (folder / "episodes.jsonl").is_file():
             return
         say(f"{self.folder.name}: {folder.name}")
         lines = [line for _, line in read_jsonl(evaluation / "episodes.jsonl") if line["name"] == "plain"]
-        (policy,), (reflector,) = ((self.folder / arm).glob("checkpoint-*") for arm in ("plain", "reflector"))
+        policy, reflector = map(self.checkpoint, ("plain", "reflector"))
         before = time.process_time()
         rows = play_verified(replace(self.setup, horizon=10), lines, policy, reflector)
         folder.mkdir(exist_ok=True)
@@ -335,13 +340,30 @@ class Explore(Commands):
         write_json(folder / "config.json", {"stage": "evaluate", "seed": self.seed})
         write_jsonl(folder / "episodes.jsonl", rows)
 
+    def checkpoint(self, name: str) -> Path:
+        """What a run trained."""
+        return newest_checkpoint(self.folder / name)
+
+    def losses(self, arms: Sequence[str]) -> None:
+        """The loss of the oracle's action in each arm, on the same states of held-out questions; in losses.json."""
+        path = self.folder / "losses.json"
+        known = dict(read_json(path)) if path.is_file() else {}
+        for arm in (arm for arm in arms if arm not in known):
+            say(f"{self.folder.name}: loss of {arm}")
+            reflector = self.checkpoint("reflector") if arm == "two" else None
+            policy = self.checkpoint("policy" if arm == "two" else arm)
+            found = oracle_losses(replace(self.setup, horizon=10), policy, reflector, 8 if self.fast else None)
+            known[arm] = {"loss": sum(found) / len(found), "states": len(found)}
+            write_json(path, known)
+
     def settle(self, arms: Sequence[str]) -> None:
-        """Train `arms`, and compare them if all are there."""
+        """Train `arms`, and play each when it is trained."""
         self.prepare()
-        for arm in (arm for arm in PLAYERS if arm in arms):
+        chosen = [arm for arm in PLAYERS if arm in arms]
+        for arm in chosen:
             self.train(arm)
-        if set(PLAYERS) <= set(arms):
-            self.compare()
+            self.compare(arm)
+        self.losses(chosen)
 
 
 def _read(path: Path) -> list[object]:
@@ -366,7 +388,7 @@ def costs(folder: Path) -> list[str]:
 
 def pack(world: str, seeds: Sequence[int]) -> None:
     """Keep the episodes of the finished seeds."""
-    title, last, measure, pairs = "Two players or one", "swapped", "", COMPARED_A
+    title, last, measure, pairs = "Two players or one", "evaluation-two", "", COMPARED_A
     if spec := WORLDS.get(world):
         title, last, measure, pairs = f"Comments as a teacher: {spec.title}", "evaluation-sft", spec.measure, ()
     done = [RESULTS / f"{world}-{seed}" for seed in seeds]

@@ -1,4 +1,6 @@
-"""A policy whose reflector only says yes or no: it vetoes the files that the policy would name (AutoExplore)."""
+"""Players of experiment A (AutoExplore): a policy whose reflector only says yes or no, and vetoes the files that it
+would name; and one that is asked, and led by the oracle.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reflectkit.agents.scripted import Oracle
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import read_records
@@ -22,6 +25,9 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Decision, Observation
+
+CONCURRENT = 128
+"""Episodes at the same time."""
 
 
 class Verifier:
@@ -73,8 +79,34 @@ def play(setup: EnvSetup, lines: Sequence[Mapping[str, Any]], policy: Path, refl
     plain = TwoPlayerAgent(LocalSampler(load_player(policy, "policy")), answer="text", temperature=0, show=True)
     judge = Reflector(LocalSampler(load_player(reflector, "reflection"), rank=0))
     episodes = [Episode(tasks[line["task"]], line["seed"]) for line in lines]
-    played = rollout(episodes, setup.maker("all"), Verifier(plain, judge))
+    played = rollout(episodes, setup.maker("all"), Verifier(plain, judge), width=CONCURRENT)
     return [
         episode_to_json("verifier", trajectory, cluster=cluster_of(setup.env, trajectory.task)) | {"level": "all"}
         for trajectory in played
     ]
+
+
+class Led:
+    """Asks `player`, and takes the oracle's action. losses: of that action among the legal ones, in nats."""
+
+    def __init__(self, player: TwoPlayerAgent) -> None:
+        self.player, self.losses = player, list[float]()
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The oracle's action."""
+        best = await Oracle().decide(observation, context)
+        asked = await self.player.decide(observation, context)
+        self.losses.append(-math.log(asked.probabilities[best.action]))  # type: ignore[index]
+        return best
+
+
+def oracle_losses(setup: EnvSetup, policy: Path, reflector: Path | None, count: int | None) -> list[float]:
+    """The loss of the oracle's action in each state of its own episodes on the first `count` test problems, or all.
+
+    Which loss belongs to which state is not told. reflector: whose comments the policy reads.
+    """
+    tasks = [record.task for record in read_records(setup.folder / "test.json", setup.env_name)][:count]
+    judge = Reflector(LocalSampler(load_player(reflector, "reflection"), rank=0)) if reflector else None
+    led = Led(TwoPlayerAgent(LocalSampler(load_player(policy)), judge, answer="text", temperature=0, show=True))
+    rollout([Episode(task, 0) for task in tasks], setup.maker("all"), led, width=CONCURRENT)
+    return led.losses
