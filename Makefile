@@ -17,7 +17,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-untrained,$(shell ls -d research/experiments/episodes/* | sort -V))
+PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-distilled %/settle-untrained,$(shell ls -d research/experiments/episodes/* | sort -V))
 CURVED := $(wildcard research/experiments/episodes/taxi-few* research/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 

@@ -314,7 +314,7 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
 
 def _communication_error(text: str, processes: int) -> ReflectkitError:
     """The error of launched processes that printed `text`: NotPossibleError if they cannot share a GPU."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalpha, line))]
     errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
     for line in errors:
         if processes > 1 and any(words in line.lower() for words in UNSHAREABLE):

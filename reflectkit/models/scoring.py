@@ -10,6 +10,9 @@ Rows that begin alike are read as a tree where that is asked for: what several o
 gradients. The longest rows are trunks. Every other row is read only from where it leaves one that was read already,
 with that one's keys and values before it. So an episode whose prompts grow costs little more than its last prompt.
 Gradients flow through the keys and values. This is exact for plain causal attention, up to the rounding of sums.
+
+On a GPU, many small passes are slow. There, a prompt and all branches of its labels are one row, in which a branch does
+not see the others.
 """
 
 from __future__ import annotations
@@ -64,12 +67,14 @@ class Scorer(nn.Module):
         row_N: torch.Tensor,
         place_N: torch.Tensor,
         label_ids_NK: torch.Tensor | None = None,
+        **branches: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole
-        vocabulary (N, V).
+        vocabulary (N, V). branches: see `_branched`.
         """
-        if has_plain_head(self.model):  # no mask: a position never sees what is right of it
-            hidden_ND = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False).last_hidden_state[row_N, place_N]
+        if has_plain_head(self.model):  # no other mask: a position never sees what is right of it
+            output = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False, **branches)
+            hidden_ND = output.last_hidden_state[row_N, place_N]
             return hidden_ND, head_logits(self.model, hidden_ND, label_ids_NK)
         places_U, index_N = torch.unique(place_N, return_inverse=True)
         output = unwrapped(self.model)(
@@ -109,7 +114,8 @@ def choice_logprobs(
     legal_NC = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in children], device=device)
     bare, parts = model.model if type(model) is Scorer else model, any(tree.chains for tree in tries)
     hidden: torch.Tensor | None = None
-    if (share or parts) and can_share(bare):
+    branched = parts and not share and reads_branches(model)
+    if (share or parts) and not branched and can_share(bare):
         at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
         hidden = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
     elif not parts and not torch.is_grad_enabled() and not is_scorer(model):
@@ -117,10 +123,13 @@ def choice_logprobs(
     if hidden is not None:
         hidden_ND, logits_NC = hidden, head_logits(bare, hidden, children_NC)
     else:
-        rows, nodes = _rows_and_nodes(prompts, tries)
+        scorer, branches = model if is_scorer(model) else Scorer(model), dict[str, torch.Tensor]()
+        if branched:
+            rows, nodes, branches = _branched(prompts, tries, device)
+        else:
+            rows, nodes = _rows_and_nodes(prompts, tries)
         row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
-        scorer = model if is_scorer(model) else Scorer(model)
-        hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
+        hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC, **branches)
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
@@ -207,6 +216,38 @@ def attends_to_all(model: Any) -> bool:
 def only_keys_and_values(cache: Any) -> bool:
     """Whether the cache holds the keys and values of all positions, and nothing else."""
     return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def reads_branches(model: Any) -> bool:
+    """Whether a prompt and the branches of its labels are read as one row: on a GPU, where that is exact."""
+    inner = model.model if is_scorer(model) else model
+    if next(model.parameters()).device.type == "cpu" or unwrapped(inner).config._attn_implementation != "sdpa":
+        return False
+    return has_plain_head(inner) and takes_positions(inner) and attends_to_all(inner)
+
+
+def _branched(
+    prompts: Sequence[Sequence[int]], tries: Sequence[Trie], device: torch.device
+) -> tuple[list[Sequence[int]], list[tuple[int, int]], dict[str, torch.Tensor]]:
+    """(each prompt with all of its chains, one after another; the row and place of every node; the model's other
+    arguments: positions, and a mask that hides a chain from the others).
+    """
+    rows: list[Sequence[int]] = []
+    nodes: list[tuple[int, int]] = []
+    chains_of: list[list[int]] = []  # of each token: 0 in the prompt, then the number of its chain
+    positions: list[list[int]] = []
+    for prompt, tree in zip(prompts, tries, strict=True):
+        length = len(prompt)
+        starts = list(itertools.accumulate(map(len, tree.chains), initial=length))
+        for node, chain in zip(tree.nodes, tree.chain_of, strict=True):
+            nodes.append((len(rows), (starts[chain] if node.prefix else length) + len(node.prefix) - 1))
+        rows.append([*prompt, *itertools.chain(*tree.chains)])
+        chains_of.append([0] * length + [number for number, chain in enumerate(tree.chains, 1) for _ in chain])
+        positions.append([*range(length), *(length + step for chain in tree.chains for step in range(len(chain)))])
+    chain_BT = right_pad(chains_of, -1, device)
+    seen_BTT = (chain_BT[:, None, :] == 0) | (chain_BT[:, None, :] == chain_BT[:, :, None])
+    mask_B1TT = seen_BTT.tril()[:, None]
+    return rows, nodes, {"attention_mask": mask_B1TT, "position_ids": right_pad(positions, 0, device)}
 
 
 def _rows_and_nodes(

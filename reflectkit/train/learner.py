@@ -21,7 +21,15 @@ from reflectkit.config import Config
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
-from reflectkit.models.scoring import can_share, choice_logprobs, right_pad, shared_length, token_logprobs, tree_of
+from reflectkit.models.scoring import (
+    can_share,
+    choice_logprobs,
+    reads_branches,
+    right_pad,
+    shared_length,
+    token_logprobs,
+    tree_of,
+)
 from reflectkit.train import algorithms
 from reflectkit.train.algorithms import entropy
 from reflectkit.train.batch import commented_row
@@ -43,18 +51,23 @@ pass of a tree costs as much as 20 to 60 tokens.
 @dataclass(frozen=True)
 class Unit:
     """One input sequence: the tokens of a text row, or a prompt that several choices share. rows: indices of its
-    samples.
+    samples. branched: whether the prompt and the chains of its labels' trie are one row (`models.scoring`).
     """
 
     tokens: tuple[int, ...]
     choices: tuple[Path, ...]
     rows: tuple[int, ...]
+    branched: bool = False
 
     @cached_property
     def size(self) -> int:
-        """How many tokens are read for it at most: the prompt once for each chain of its labels' trie."""
-        labels = trie(self.choices) if self.choices else None
-        return len(self.tokens) if not labels else (len(self.tokens) + labels.depth) * max(1, len(labels.chains))
+        """How many tokens are read for it at most: unless it is branched, the prompt once for each chain."""
+        if not self.choices:
+            return len(self.tokens)
+        labels = trie(self.choices)
+        if self.branched:
+            return len(self.tokens) + sum(map(len, labels.chains))
+        return (len(self.tokens) + labels.depth) * max(1, len(labels.chains))
 
 
 @dataclass(frozen=True)
@@ -72,13 +85,13 @@ class Scored:
     """Of all K legal labels, or of the whole vocabulary."""
 
 
-def units(samples: Sequence[Sample]) -> list[Unit]:
+def units(samples: Sequence[Sample], branched: bool = False) -> list[Unit]:
     """The units of `samples`, in order of first occurrence."""
     members: dict[tuple[Any, ...], list[int]] = {}
     for number, sample in enumerate(samples):
         key = (sample.tokens[: sample.start], sample.choices) if sample.choices else (sample.tokens, (), number)
         members.setdefault(key, []).append(number)
-    return [Unit(key[0], key[1], tuple(rows)) for key, rows in members.items()]
+    return [Unit(key[0], key[1], tuple(rows), branched) for key, rows in members.items()]
 
 
 def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
@@ -117,15 +130,17 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 
 
 def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
-    """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`.
+    """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`: never on a GPU.
 
-    A large model on a CPU must save more than PASS tokens, padding included, for each pass that trees add. Others must
-    read at most READ of the tokens, and save WORTH tokens times parameters of a layer for each unit.
+    A large model must save more than PASS tokens, padding included, for each pass that trees add. A small one must read
+    at most READ of the tokens, and save WORTH tokens times parameters of a layer for each unit.
     """
-    micros = packed_as_trees(parts, max_tokens)
     weights = list(model.parameters())
+    if weights[0].device.type != "cpu":
+        return False
+    micros = packed_as_trees(parts, max_tokens)
     layer = sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
-    if layer >= LARGE and weights[0].device.type == "cpu":
+    if layer >= LARGE:
         plain = packed(parts, max_tokens)
         added = -len(plain)
         saved = sum(len(micro) * max(len(unit.tokens) for unit in micro) for micro in plain)
@@ -312,7 +327,8 @@ class Learner:
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
-        parts = units(samples)  # rows of one prompt stay together, for one forward pass
+        # rows of one prompt stay together, for one forward pass
+        parts = units(samples, reads_branches(self.scorer))
         self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
@@ -615,7 +631,7 @@ class Learner:
         split = packed_as_trees if self.shares else packed
         found: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
-            for micro in split(units(rows), self.max_tokens):
+            for micro in split(units(rows, reads_branches(model)), self.max_tokens):
                 part = self._score(model, rows, micro)
                 found |= zip(zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True)
         width = scored.logprobs_NK.shape[1]

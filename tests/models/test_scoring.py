@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from reflectkit.models.scoring import choice_logprobs, token_logprobs
+from reflectkit.models import scoring
+from reflectkit.models.scoring import Scorer, choice_logprobs, token_logprobs
 from reflectkit.sampling.decoding import decode
 
 VOCABULARY = 101
@@ -128,3 +129,26 @@ def test_token_logprobs_are_the_models_own(build) -> None:
     assert hidden.shape == (6, 32)
     with pytest.raises(ValueError, match="first token"):
         token_logprobs(model, [[1, 2]], [[1, 1]], pad_id=0)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["model", "scorer"])
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_branches_in_one_row_do_not_see_each_other(build, sharded, monkeypatch) -> None:
+    model = build()
+    labels = [((5, 9, 1), (5, 9, 2), (5, 8), (6, 9, 1, 4), (6, 9, 1, 5), (7,)), single(3, 4), ((5, 8), (5, 9))]
+    rows, read = prompts(3), list[int]()
+
+    def scored() -> list[torch.Tensor]:
+        model.zero_grad()
+        read.clear()
+        logprobs, hidden = choice_logprobs(Scorer(model) if sharded else model, rows, labels, pad_id=0, temperature=0.7)
+        (logprobs.exp() * torch.arange(6)).sum().backward()
+        return [logprobs, hidden, *(weight.grad.clone() for weight in model.parameters())]
+
+    model.get_input_embeddings().register_forward_hook(lambda _, given, __: read.append(given[0].numel()))
+    expected = scored()
+    monkeypatch.setattr(scoring, "reads_branches", lambda model: True)
+    found = scored()
+    assert len(read) == 1
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

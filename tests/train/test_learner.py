@@ -13,12 +13,13 @@ import torch
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.errors import DivergedError, ReflectkitError
+from reflectkit.models import scoring
 from reflectkit.models.labels import label_ids
 from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.train import batch
+from reflectkit.train import batch, learner
 from reflectkit.train.algorithms import weighted_loss
 from reflectkit.train.critic import Critic
 from reflectkit.train.learner import Learner, Settings, Unit, minibatches, score, units
@@ -78,6 +79,27 @@ def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(poli
     for settings in ({"max_tokens": 300}, {"max_tokens": 1}, {"gradient_checkpointing": True}):
         for name, gradient in gradients_after(policy, samples, **settings).items():
             torch.testing.assert_close(gradient, whole[name], atol=1e-6, rtol=1e-4)
+
+
+def test_branches_in_one_row_change_nothing_but_speed(policy: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. With room for 60 tokens, two rows of 23 tokens are read together, instead of 3 times 22 for each."""
+    choices, chance = ((5, 9), (5, 8), (6, 1), (6, 2), (7, 3), (7, 4)), random.Random(0)
+    samples = []
+    for number in range(4):
+        tokens = (*chance.choices(range(1, 60), k=20), *choices[number])
+        zeros = (0.0,) * 20
+        columns = ((*zeros, -1.5, 0.0), (*zeros, 1.0 - number, 0.0), (*zeros, 0.0, 0.0))
+        samples.append(Sample(tokens, (0,) * 20 + (1, 0), (-1,) * 20 + (0, -1), *columns, (), choices, str(number)))
+    expected = gradients_after(policy, samples, max_tokens=60)
+    passes = list[int]()
+    for module in (scoring, learner):
+        monkeypatch.setattr(module, "reads_branches", lambda model: True)
+    hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, given, __: passes.append(len(given[0])))
+    found = gradients_after(policy, samples, max_tokens=60)
+    hook.remove()
+    assert passes == [2, 2]
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
 
 
 def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: LoadedModel) -> None:
