@@ -100,11 +100,11 @@ SHARDED = "accelerate shards on GPUs only"
 PARTS = (
     Part("setup", f"{HERE}:setup", limit_s=150.0),
     Part("rlft", f"{HERE}:learn", {"lora_r": 16}, LORA),
-    Part("decoding", f"{PASSES}:decoding"),
-    Part("bench-rl", f"{PASSES}:bench_rl"),
     Part("half-billion-lora", f"{PASSES}:half_update", {"lora_r": 16}, LORA),
     Part("half-billion", f"{PASSES}:half_update"),
     Part("half-billion-decoding", f"{PASSES}:half_decoding"),
+    Part("decoding", f"{PASSES}:decoding"),
+    Part("bench-rl", f"{PASSES}:bench_rl"),
     Part("rlft-all-weights", f"{HERE}:learn"),
     Part("sft", f"{HERE}:train", needs=TRAINER),
     Part("two-processes", f"{HERE}:launched", {"config": "multi_gpu", "processes": 2}),

@@ -35,11 +35,11 @@ def decoding(bench: Bench) -> Measured:
     """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
     need_setup(bench)
     player = load_player(bench.folder / "model", device=bench.device, dtype="bfloat16")
-    count, most = (6, 6) if bench.fast else (256, 64)
+    count, most = (6, 6) if bench.fast else (128, 64)
     rows = reflector_rows(bench)
     prompts = [row_tokens(player.tokenizer, rows[number % len(rows)])[:-1] for number in range(count)]
     limits = [most // 4 + number * 7 % (most - most // 4) for number in range(count)]
-    rate, share = _decoding(player, prompts, limits, max(4, count // 4), rounds=1 if bench.fast else 3)
+    rate, share = _decoding(player, prompts, limits, max(4, count // 2), rounds=1 if bench.fast else 2)
     return Measured(rate, share, f"bf16, {count} texts of {min(limits)} to {max(limits)} tokens")
 
 

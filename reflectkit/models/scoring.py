@@ -168,9 +168,34 @@ def token_logprobs(
         row_N = torch.tensor([row for row, _ in marked], device=device)
         place_N = torch.tensor([place - 1 for _, place in marked], device=device)
         hidden_ND, logits_NV = scorer(right_pad(rows, pad_id, device), row_N, place_N)
-    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logits_NV = logits_NV.float() if temperature == 1 else logits_NV.float() / temperature  # without a copy
+    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
     return logprobs_NV.gather(1, tokens_N1).squeeze(1), logprobs_NV, hidden_ND
+
+
+class _Entropy(torch.autograd.Function):
+    """Keeps nothing but its input, which for a text has a row of the whole vocabulary for each token."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs_BK: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logprobs_BK)
+        return -logprobs_BK.exp().mul_(_finite(logprobs_BK)).sum(dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_B: torch.Tensor) -> torch.Tensor:
+        (logprobs_BK,) = ctx.saved_tensors
+        share_BK, down_B1 = logprobs_BK.exp(), -gradient_B[..., None]
+        return _finite(logprobs_BK).mul_(down_B1).mul_(share_BK).add_(share_BK.mul_(down_B1))
+
+
+def _finite(logprobs_BK: torch.Tensor) -> torch.Tensor:
+    return logprobs_BK.masked_fill(logprobs_BK.isinf(), 0.0)
+
+
+def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
+    """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are ignored."""
+    return _Entropy.apply(logprobs_BK)
 
 
 def is_scorer(model: Any) -> bool:

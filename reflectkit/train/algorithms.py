@@ -101,12 +101,6 @@ def kl_estimate(
     return log_weight_N.exp() * (difference_N.exp() - difference_N - 1)
 
 
-def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
-    """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are ignored."""
-    finite_BK = logprobs_BK.where(logprobs_BK.isfinite(), 0.0)
-    return -(logprobs_BK.exp() * finite_BK).sum(dim=-1)
-
-
 def on_policy_enough(
     change_N: torch.Tensor, advantage_N: torch.Tensor, row_N: torch.Tensor, kind: str, limit: float
 ) -> torch.Tensor:

@@ -24,6 +24,7 @@ from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoin
 from reflectkit.models.scoring import (
     can_share,
     choice_logprobs,
+    entropy,
     reads_branches,
     right_pad,
     shared_length,
@@ -31,7 +32,6 @@ from reflectkit.models.scoring import (
     tree_of,
 )
 from reflectkit.train import algorithms
-from reflectkit.train.algorithms import entropy
 from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
 from reflectkit.train.optimizers import flat, make_optimizer, nested

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from reflectkit.models.scoring import entropy
 from reflectkit.train.algorithms import (
     TrainedTokens,
     clipped_loss,
     deviation,
-    entropy,
     generalised_advantages,
     group_relative,
     kl_estimate,
