@@ -114,6 +114,8 @@ WORLDS = {
 
 SEEN = "research.observed:ObservedAutoExplore"
 """The env of experiment A."""
+HORIZON = 10
+"""Its steps."""
 PROMPTS = {"result_tokens": 80, "prompt_tokens": 340}
 """Settings of its prompts."""
 ASKS = [part for name, tokens in PROMPTS.items() for part in (f"--{name.replace('_', '-')}", tokens)]
@@ -268,13 +270,14 @@ class Explore(Commands):
 
     def __init__(self, seed: int, fast: bool) -> None:
         super().__init__("explore", SEEN, seed, fast, **PROMPTS, force_answer=True)
+        self.setup = replace(self.setup, horizon=HORIZON)
 
     def prepare(self) -> None:
         """Questions, demonstrations and rows."""
         self.run("repos", "filter-repo", "--repo-dir", included_repositories())
         self.run("tasks", "gen-task", "--per-file", 8, "--max-level", 2, "--max-tokens", 80)
         self.run("clean", "filter-task")
-        played = ["--negatives", 1, "--noise", 0.3, "--horizon", 10]
+        played = ["--negatives", 1, "--noise", 0.3, "--horizon", HORIZON]
         self.run("demonstrations", "gen-trajectory", *ASKS, *played)
         self.run("split", "split", "--by", "repo", "--ratio", "8:1:3")
         self.run("rows", "gen-sft", *ASKS, "--answer", "text")
@@ -298,14 +301,14 @@ class Explore(Commands):
         elif arm == "distilled":
             self.sft("start", "policy", 200, *NEW_ADAPTER.split(), "--task-file", self.both())
             played = ["--episodes", 12, "--minibatch", 8, "--max-steps", 1 if self.fast else 5]
-            played += ["--validate-problems", 0, "--horizon", 10, "--force-answer"]
+            played += ["--validate-problems", 0, "--horizon", HORIZON, "--force-answer"]
             self.run(arm, "rlft", *ASKS, "--policy", self.folder / "start", *DISTILLED.split(), *played)
         else:
             self.sft(arm, arm, 300, *NEW_ADAPTER.split())
 
     def evaluate(self, name: str, *players: str, flags: Sequence[object] = ()) -> None:
         """Play the held-out questions, with a forced answer."""
-        played = ["--level", "all", "--horizon", 10, "--problems", 8 if self.fast else 120, "--force-answer"]
+        played = ["--level", "all", "--horizon", HORIZON, "--problems", 8 if self.fast else 120, "--force-answer"]
         policies = [part for player in players for part in ("--policy", player)]
         self.run(name, "evaluate", *ASKS, *played, *policies, *flags)
 
@@ -334,7 +337,7 @@ class Explore(Commands):
         lines = [line for _, line in read_jsonl(evaluation / "episodes.jsonl") if line["name"] == "plain"]
         policy, reflector = map(self.checkpoint, ("plain", "reflector"))
         before = time.process_time()
-        rows = play_verified(replace(self.setup, horizon=10), lines, policy, reflector)
+        rows = play_verified(self.setup, lines, policy, reflector)
         folder.mkdir(exist_ok=True)
         write_json(folder / "cost.json", {"processor_seconds": round(time.process_time() - before, 1)})
         write_json(folder / "config.json", {"stage": "evaluate", "seed": self.seed})
@@ -352,7 +355,7 @@ class Explore(Commands):
             say(f"{self.folder.name}: loss of {arm}")
             reflector = self.checkpoint("reflector") if arm == "two" else None
             policy = self.checkpoint("policy" if arm == "two" else arm)
-            found = oracle_losses(replace(self.setup, horizon=10), policy, reflector, 8 if self.fast else None)
+            found = oracle_losses(self.setup, policy, reflector, 8 if self.fast else None)
             known[arm] = {"loss": sum(found) / len(found), "states": len(found)}
             write_json(path, known)
 
