@@ -124,6 +124,8 @@ def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> 
     closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     more = ", …" if len(options) > MOST_LISTED else ""
     listed = f"choose from {', '.join(options[:MOST_LISTED])}{more}" if options else "there is none"
+    if len(options) == 1:
+        listed = f"there is only '{options[0]}'"
     advice = f"did you mean '{closest[0]}'?" if closest else listed
     return UnknownNameError(f"no {kind} named {name!r}; {advice}{' ' + hint if hint else ''}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ class Human:
     def _action(self, observation: Observation, env: Env) -> int | str | ToolUse | None:
         """A choice, calls (one per line, up to an empty line) or words; None if the person quits."""
         calls: list[ToolCall] = []
-        question = "Your call or reply: " if observation.replies else "Your move: "
+        names = [tool.name for tool in observation.tools]
+        question = ("Your call or reply: " if names else "Your reply: ") if observation.replies else "Your move: "
         while True:
             if observation.tools and not observation.replies:
                 question = f"Call {len(calls) + 1}, or Enter to go on: "
@@ -57,6 +59,9 @@ class Human:
                 return use_of(calls)
             else:
                 use = parse(text, observation.tools, PLAIN, replies=observation.replies)
+                if not use.calls and not use.errors and re.split(r"\W", text)[0] in names:
+                    self.progress.news(f"This is no call yet:\n{tools_text(observation.tools)}\n{TURN_RULES}")
+                    continue
                 if observation.replies and text and not use.errors:
                     return use
                 calls += use.calls

@@ -181,9 +181,9 @@ class ChatClient:
     """Asks a chat model. Use `open_client`.
 
     calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
-    completion_tokens, cost_usd: totals of both. stopped: whether the budget, which counts everything in the journal,
-    left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole response, from connecting
-    to its last byte.
+    completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts everything in the
+    journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole response, from
+    connecting to its last byte.
 
     Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
     """
@@ -204,6 +204,7 @@ class ChatClient:
         self.temperature, self.timeout_s = temperature, timeout_s
         self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
         self.cost_usd = 0.0
+        self._counted: set[str] = set()
         self.stopped = False
         self.budget.paid += sum(map(self._cost, journal.answers.values()))
         self._unanswered = 0  # requests in a row
@@ -393,7 +394,7 @@ class ChatClient:
             answer = await asyncio.shield(call)
         if answer is not None:
             self.replayed += 1
-            self._count(answer)
+            self._count(key, answer)
         return answer
 
     async def _call(self, session: _Session, request: Request, key: str) -> Answer | None:
@@ -426,7 +427,7 @@ class ChatClient:
                 raise
             self.journal.add(key, self.endpoint.model, answer)
             self.budget.pay(self._cost(answer), max_cost)
-        self._count(answer)
+        self._count(key, answer)
         self.calls += 1
         self._unanswered, self._trouble = 0, None
         return answer
@@ -442,9 +443,13 @@ class ChatClient:
         key = f"{hashlib.sha256(sent).hexdigest()}/{len(self.journal.answers)}"
         self.journal.add(key, self.endpoint.model, bill)
         self.budget.paid += self._cost(bill)
-        self._count(bill)
+        self._count(key, bill)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, key: str, answer: Answer) -> None:
+        """Add the tokens and the cost of an answer, once."""
+        if key in self._counted:
+            return
+        self._counted.add(key)
         self.prompt_tokens += answer.prompt_tokens
         self.completion_tokens += answer.completion_tokens
         self.cost_usd += self._cost(answer)

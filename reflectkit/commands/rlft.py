@@ -25,11 +25,11 @@ from reflectkit.train.rl_config import RLConfig as RLConfig
 from reflectkit.train.settings import require_trackers
 
 EXAMPLES = (
+    "reflectkit rlft --env corridor --model tiny",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
     " --curriculum full",
-    "reflectkit rlft --config settings.yaml --seed 1",
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
     " vllm:http://localhost:8000 --max-staleness 1",

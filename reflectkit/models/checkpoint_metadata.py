@@ -51,7 +51,11 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         raise CheckpointError(f"no such model folder: {folder}{near}")
     inside = checkpoints(folder)
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
+        near = (
+            f"; name a checkpoint in it, e.g. {inside[-1]}"
+            if inside
+            else "; name a run of sft or rlft, or a checkpoint"
+        )
         raise CheckpointError(f"{folder} is not a model folder{near}")
     if isinstance(stage := read_record(folder).get("stage"), str):
         near = f"; name one in it, e.g. {inside[-1]}" if inside else "; name a run of sft or rlft"

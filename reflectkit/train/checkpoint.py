@@ -91,9 +91,9 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
 def settings_of(checkpoint: Path) -> dict[str, Any]:
     """The settings of the run that wrote `checkpoint`. Raises CheckpointError."""
     if not (checkpoint / STATE).is_file():
-        raise CheckpointError(
-            f"{checkpoint} is not a checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
-        )
+        inside = checkpoints(checkpoint) if checkpoint.is_dir() else []
+        near = inside[-1] if inside else "results/taxi-tiny/reflect-rl/checkpoint-36"
+        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlft; name one, e.g. {near}")
     try:
         return dict(read_json(checkpoint / STATE)["settings"])
     except (DataError, KeyError, TypeError, ValueError) as error:

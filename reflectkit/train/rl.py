@@ -361,7 +361,8 @@ def resumed_trainer(
         except checkpoint.OtherSettingsError:
             raise
         except CheckpointError as error:
-            progress.news(f"{error}; resuming from an earlier state")
+            earlier = own != checkpoints(folder)[0] or place is not None
+            progress.news(f"{error}; {'resuming from an earlier state' if earlier else 'training starts anew'}")
     if place is None:
         return build_trainer(config, levels, None, processes, progress, chat)
     endless = config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
@@ -370,7 +371,8 @@ def resumed_trainer(
     trainer = build_trainer(config, levels, place, processes, progress, chat)
     checkpoint.restore(place, trainer)
     if trainer.step >= config.max_steps:
-        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
+        more = "raise --max-steps above that" if endless else f"to train on, start anew with --policy {place}"
+        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}, the last; {more}")
     return trainer
 
 
@@ -523,7 +525,11 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
     measure = "return" if any(row["success"] is None for row in every) else "success"
     partial = measure == "success" and any(row["return"] != row["success"] for row in every)
     clusters = {task.id: cluster_of(config.env.name, task) for task in level.tasks}
-    named = {"random": "random player", "before": "before training", "after": f"after {config.max_steps} updates"}
+    named = {
+        "random": "random player",
+        "before": "before training",
+        "after": f"after {pluralize(config.max_steps, 'update')}",
+    }
     figures, cells = {}, []
     for name, shown in named.items():
         if not rows.get(name):

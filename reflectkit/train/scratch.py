@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectkit.agents.scripted import AnyAction
+from reflectkit.agents.two_player import COMMENT_TOKENS
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import locked
@@ -28,7 +29,8 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     """The folder of a model for the env of `levels`, in the env's data folder; the same settings give the same model.
 
     Its tokenizer is made of the prompts that a random player sees, and its context is a quarter longer than the longest
-    of them, or than what they would grow to by the horizon. Raises ConfigError for an env without choices.
+    of them, or than what they would grow to by the horizon, with a comment if a reflector writes some. Raises
+    ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
     writes = config.env.kind.action_kind(config.env.settings) == "text"
@@ -51,7 +53,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
         shown = [[lengths[policy_prompt(each, None, form)] for each in episode] for episode in episodes]
         growth = sum(own[-1] - own[0] for own in shown) / max(1, sum(len(own) - 1 for own in shown))
         longest = max(longest, max(own[0] for own in shown) + int(growth * config.setup.horizon_at(names[-1])))
-    context = context_for(longest)
+    context = context_for(longest + (COMMENT_TOKENS if config.reflector.load_dir else 0))
     seed, hybrid = config.run.seed, config.policy.model == "tiny-hybrid"
     digest = hashlib.sha256("\0".join([form, str(seed), str(context), *prompts]).encode()).hexdigest()[:8]
     folder = config.setup.env_folder / "models" / f"{config.policy.model}-{digest}"

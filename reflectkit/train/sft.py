@@ -298,7 +298,8 @@ def last_checkpoint(folder: Path, progress: Progress) -> Path | None:
             return checkpoint
         except CheckpointError as error:
             if (checkpoint / CHECKSUMS).exists():
-                progress.news(f"{error}; resuming from an earlier state")
+                earlier = checkpoint != checkpoints(folder)[0]
+                progress.news(f"{error}; {'resuming from an earlier state' if earlier else 'training starts anew'}")
             shutil.rmtree(checkpoint)
     return None
 

@@ -180,6 +180,7 @@ class Trainer:
         self.rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
+        self._told = False  # of comments that cannot be distilled
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
 
@@ -204,6 +205,7 @@ class Trainer:
             raise EnvironmentFailure(
                 f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}"
             )
+        self._check_comments(played)
         fresh, old = batch.trainable(played), list(self.replay)
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
@@ -244,6 +246,21 @@ class Trainer:
             "update_seconds": round(seconds - played_s, 3),
         }
         return row | env_figures(played)
+
+    def _check_comments(self, played: Sequence[Trajectory]) -> None:
+        """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the first such ones."""
+        if not self.config.distill.weight:
+            return
+        why, self.agent.unused = next(filter(None, self.processes.gather(self.agent.unused)), ""), ""
+        hints = [turn.decision for trajectory in played for turn in trajectory.turns if turn.decision.hint is not None]
+        useless = sum(not decision.hint_prompt_ids for decision in hints)
+        if why and useless == len(hints):
+            raise EnvironmentFailure(f"no comment of update {self.step + 1} can be distilled ({useless}): {why}")
+        if why and not self._told:
+            self.learner.notify(
+                f"update {self.step + 1}: {useless} of {len(hints)} comments cannot be distilled: {why}"
+            )
+            self._told = True
 
     def validate(self, level: Level) -> dict[str, Any]:
         """Figures of `play_greedily`, as of an update, named `validation_…`."""

@@ -246,6 +246,7 @@ def test_coroutines_ask_side_by_side_and_equal_requests_share_a_call(server: Ser
         outcomes = together(*(client.ask(request, str.upper) for request in wanted))
     assert [outcome.value for outcome in outcomes] == [f"ECHO {request.name.upper()}" for request in wanted]
     assert (client.calls, client.replayed, len(server.requests)) == (20, 10, 20)
+    assert client.usage["usd"] == pytest.approx(20 * CALL_USD)
     assert 2 <= server.most_at_once <= 4
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.players import Player, mismatch
+from reflectkit.errors import EnvironmentFailure
 from reflectkit.jsonl import read_jsonl
 from tests.rlft_runs import same, train
 
@@ -89,6 +90,22 @@ def test_empty_comments_are_counted_and_skipped(
         assert row["commented_decisions"] == 0
         assert row["comments_skipped"] == row["rows"]
         assert row["divergence"] == 0
+
+
+@pytest.mark.parametrize(
+    ("comment", "why"), [(None, "the server wrote HTML"), ("a b c " * 500, "tokens, but the model reads")]
+)
+def test_an_update_in_which_no_comment_can_be_distilled_ends_the_run(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comment: str | None, why: str
+) -> None:
+    def written(self: object, chance: object) -> str:
+        if comment is None:
+            raise EnvironmentFailure("the server wrote HTML")
+        return comment
+
+    monkeypatch.setattr("reflectkit.envs.corridor.CorridorTeacher.comment", written)
+    with pytest.raises(EnvironmentFailure, match=f"no comment of update 1 can be distilled .*{why}"):
+        train(corridor_folder, tmp_path, max_steps=1, reflector=Path("oracle"), distill_comments=1.0)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,10 @@ class GymnasiumGame:
         self.renders = not isinstance(self.env.observation_space, spaces.Text)
         if self.renders and "ansi" in self.env.metadata.get("render_modes", ()):
             self.env.close()
-            self.env = type(self).make(**settings, render_mode="ansi")
+            try:
+                self.env = type(self).make(**settings, render_mode="ansi")
+            except TypeError as error:
+                raise ConfigError(f"{type(self).__name__} shows text by `render_mode`, but: {error}") from None
         actions = self.env.action_space
         if not isinstance(actions, spaces.Discrete) or (self.renders and self.env.render_mode != "ansi"):
             seen = type(self.env.observation_space).__name__
