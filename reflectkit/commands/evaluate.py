@@ -93,6 +93,7 @@ class EvaluateConfig(Config):
         name="from_",
         help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl files (repeat the"
         " flag; several are pooled like seeds).",
+        essential=True,
     )
     temperature: float = option(
         0.0, help="Sampling temperature of the policy; 0 takes the most likely action.", ge=0, essential=True

@@ -43,7 +43,9 @@ class ServeEnvConfig(Config):
     """Settings of serve-env."""
 
     env: EnvConfig
-    level: str = option("", help="The only level to serve; default: all, and the last for a reset without one.")
+    level: str = option(
+        "", help="The only level to serve; default: all, and the last for a reset without one.", essential=True
+    )
     task_file: Path | None = option(None, help="Problems; default: the env's own, or one per seed.", essential=True)
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
     host: str = option("127.0.0.1", help=f"Address to listen on; one of another machine's needs {KEY}.", essential=True)

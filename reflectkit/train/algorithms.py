@@ -551,7 +551,9 @@ class AlgorithmConfig(Config):
     settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
     gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
     normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
-    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0)
+    group_size: int = option(
+        0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.", ge=0, essential=True
+    )
     clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.", gt=0)
     clip_high: float = option(
         0.0, help="Upper end of the PPO clip range, e.g. 0.28 (clip-higher); 0: that of --clip.", ge=0
