@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reflectkit.chat.config import HISTORY_TOKENS, KEYS, ChatConfig, Endpoint, parse_endpoint
+from reflectkit.config import as_plain, flag, flat, is_path, leaves
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
@@ -21,7 +22,7 @@ from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, 
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
-from reflectkit.runs.run import CHECKPOINT, checkpoints
+from reflectkit.runs.run import CHECKPOINT, checkpoints, read_record
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
 
@@ -221,7 +222,8 @@ def unlike_training(policy: Path | None, reflector: Path | None, add: str, leave
 def warn_of(env: EnvConfig, players: Sequence[Player], models: Sequence[Path], progress: Progress) -> list[str]:
     """What is wrong with playing in `env`, which is reported and returned. models: those that play and comment."""
     texts = [text for player in players if (text := mismatch(player))]
-    texts += trained_elsewhere(env.name, models) + unknown_call_forms(env, [player.policy for player in players])
+    texts += trained_elsewhere(env.name, models) + other_settings(env, models)
+    texts += unknown_call_forms(env, [player.policy for player in players])
     for text in texts:
         progress.news(f"warning: {text}")
     return texts
@@ -247,6 +249,21 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
                 f"{model} was trained on version {trained_on} of the prompts of '{env}', but plays on {version};"
                 " train it again, or expect lower scores"
             )
+    return texts
+
+
+def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
+    """What to warn of: each of the `models` that `rlft` trained with other settings of `env`, paths left out."""
+    paths = {row.name for row in leaves(type(env.settings)) if is_path(row.hint)}
+    here = {name: as_plain(value) for name, value in flat(env.settings).items() if name not in paths}
+    texts = []
+    for model in dict.fromkeys(models):
+        record = read_record(model.parent)
+        there = record.get("settings")
+        if record.get("stage") == "rlft" and isinstance(there, dict) and there.get("env") == env.name:
+            apart = [name for name in here if name in there and there[name] != here[name]]
+            then, now = (" ".join(f"{flag(name)} {of[name]}" for name in apart) for of in (there, here))
+            texts += [f"{model} was trained with {then}, but plays with {now}"] if apart else []
     return texts
 
 

@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from reflectkit.agents.players import other_settings
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
 from reflectkit.commands.evaluate import EvaluateConfig, oracle_scores
 from reflectkit.console import Quiet
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.setup import EnvConfig
 from reflectkit.evals.tables import row
-from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import load_player
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
@@ -207,3 +209,11 @@ def test_a_model_in_anothers_place_is_one_line(
     assert "is a reflector, not a policy" in error_of([*command, f"x={checkpoints['reflection']}"], capsys)
     told = error_of([*command, f"x={checkpoints['policy']}+{checkpoints['policy']}"], capsys)
     assert "is a policy model, not a reflector" in told
+
+
+def test_other_settings_of_the_env_than_in_training_are_told(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {"env": "memory", "brief": True}})
+    model = tmp_path / "checkpoint-1"
+    (text,) = other_settings(EnvConfig.from_flat(env="memory"), [model])
+    assert text == f"{model} was trained with --brief True, but plays with --brief False"
+    assert not other_settings(EnvConfig.from_flat(env="memory", brief=True), [model])
