@@ -101,7 +101,7 @@ class NewConfig(Config):
 
     name: str = option(help="Name of the environment: letters, digits and _.", argument=True)
     kind: Literal["choices", "tools", "prompts"] = option(
-        "choices", help="How the player acts: choices, calls of tools, or an answer to a prompt."
+        "choices", help="How the player acts: choices, tools (it calls them) or prompts (it answers one)."
     )
 
     @field_validator("name")
