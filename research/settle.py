@@ -322,7 +322,8 @@ class Explore(Commands):
             self.evaluate(name, f"two players={policy}+{reflector}", *others)
             swapped = f"two players with comments on other states={policy}+{reflector}"
             self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
-            self.verify()
+            if (self.folder / "evaluation-plain" / "report.json").is_file():
+                self.verify()
         elif arm == "plain":
             self.evaluate(name, "random", "keyword", f"plain={trained}")
         else:

@@ -246,7 +246,8 @@ def only_keys_and_values(cache: Any) -> bool:
 def reads_branches(model: Any) -> bool:
     """Whether a prompt and the branches of its labels are read as one row: on a GPU, where that is exact."""
     inner = model.model if is_scorer(model) else model
-    if next(model.parameters()).device.type == "cpu" or unwrapped(inner).config._attn_implementation != "sdpa":
+    attention = getattr(unwrapped(inner).config, "_attn_implementation", None)
+    if next(model.parameters()).device.type == "cpu" or attention != "sdpa":
         return False
     return has_plain_head(inner) and takes_positions(inner) and attends_to_all(inner)
 

@@ -254,7 +254,7 @@ class Trainer:
         why, self.agent.unused = next(filter(None, self.processes.gather(self.agent.unused)), ""), ""
         hints = [turn.decision for trajectory in played for turn in trajectory.turns if turn.decision.hint is not None]
         useless = sum(not decision.hint_prompt_ids for decision in hints)
-        if why and useless == len(hints):
+        if why and hints and useless == len(hints):
             raise EnvironmentFailure(f"no comment of update {self.step + 1} can be distilled ({useless}): {why}")
         if why and not self._told:
             self.learner.notify(
