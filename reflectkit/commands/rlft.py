@@ -117,6 +117,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
             asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}
         if asked:
             figures["asked"] = asked
+            current.tables += [figures_table(f"Asked: {model}", "value", usage) for model, usage in asked.items()]
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])

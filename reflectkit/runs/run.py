@@ -380,7 +380,7 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
 
     config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. A run whose body
-    raises before it has written a file leaves no folder.
+    raises before it has written anything leaves no folder.
 
     Raises DataError: an input is missing. ConfigError: the results folder cannot be written to, another process holds
     the run, or a run with another identity has its name.
@@ -409,7 +409,8 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
             except BaseException:  # it goes if it has made nothing
                 with contextlib.suppress(OSError):
                     sweep(folder)
-                    if {path.name for path in folder.iterdir()} <= {"config.json", LOCK}:
+                    written = {path.name for path in folder.rglob("*") if path.is_file() and path.stat().st_size}
+                    if written <= {"config.json"}:
                         shutil.rmtree(folder, ignore_errors=True)
                 raise
             return

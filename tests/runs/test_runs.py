@@ -126,7 +126,7 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
         with runs.open_run("sft", settings) as run:
             folders.append(run.folder)
             if made:
-                (run.folder / made).write_text("")
+                (run.folder / made).write_text("{}")
             raise error
 
     def fail(error: type[BaseException], made: str = "", **values: Any) -> Path:
