@@ -30,19 +30,20 @@ WRITES = {
 
 def missing(path: Path) -> DataError:
     """The error for `path`, which does not exist; it names the command that makes such a file, and what is similar."""
-    stage = _stage_of(path.parent)
+    stage = stage_of(path.parent)
     if stage and path.name in WRITES and stage != WRITES[path.name]:
         return DataError(path.parent, f"is a run of {stage}; name a run of {WRITES[path.name]}")
     fix = f"run `reflectkit {WRITES[path.name]}` first, or name another" if path.name in WRITES else "name another"
     return DataError(path, f"no such file or folder; {similar(path) or fix}")
 
 
-def _stage_of(folder: Path) -> str:
+def stage_of(folder: Path) -> str:
     """The command whose run `folder` is; "" if it is none."""
     try:
-        return str(json.loads((folder / "config.json").read_bytes())["stage"])
+        stage = json.loads((folder / "config.json").read_bytes())["stage"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+    return stage if isinstance(stage, str) else ""
 
 
 def similar(path: Path) -> str:

@@ -171,6 +171,8 @@ class Decision:
     """A comment that the policy did not read, for distillation."""
     hint_prompt_ids: tuple[int, ...] = ()
     """The policy's prompt with that comment; empty if the comment is empty, or too long for the policy."""
+    hint_failure: str = ""
+    """Why there is no usable comment, unless it is empty."""
     thought: Comment | None = None
     """The comment that the policy wrote itself before it acted, which is trained as well."""
 

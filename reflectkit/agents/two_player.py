@@ -189,8 +189,6 @@ class TwoPlayerAgent:
         self.episode_tokens, self.thinking = episode_tokens, thinking
         self.temperature, self.truncation, self.reflect_prob, self.show = temperature, truncation, reflect_prob, show
         self.max_new_tokens, self.distills = max_new_tokens, distills
-        self.unused = ""
-        """Why a comment could not be distilled, the last time that this happened."""
         self.thinks = policy.role == "think"
         own = "the policy was trained with --role think and writes its own comments; drop the reflector"
         refuse(self.thinks and commentator is not None, own)
@@ -225,17 +223,15 @@ class TwoPlayerAgent:
         try:
             hint = await commentator.remark(observation, context)
         except EnvironmentFailure as error:
-            hint, self.unused = "", str(error)
+            return replace(decision, hint="", hint_failure=str(error))
         if not hint.strip():
             return replace(decision, hint="")
         prompt = self._prompt(observation, hint, _comments(observation, context.turns, hinted=True))
         labels = self.labels(observation.choices) if observation.choices else ()
         read = trie(labels).depth if labels else len(decision.token_ids)
         if len(prompt) + read > self.policy.context:
-            self.unused = (
-                f"a prompt with its comment is {len(prompt)} tokens, but the model reads {self.policy.context}"
-            )
-            return replace(decision, hint=hint)
+            why = f"a prompt with its comment is {len(prompt)} tokens, but the model reads {self.policy.context}"
+            return replace(decision, hint=hint, hint_failure=why)
         if observation.tools or observation.replies:
             self.dialogue.remember(prompt, decision.token_ids)
         return replace(decision, hint=hint, hint_prompt_ids=prompt)

@@ -162,8 +162,8 @@ class EvaluateConfig(Config):
         if self.episodes:
             for name in non_default(self, "policy", "task_file", "level", "problems", "score_oracle", "dry_run"):
                 raise ConfigError(f"--from plays nothing: leave out {flag(name)}")
-            again = [path for path in self.episodes if self.episodes.count(path) > 1]
-            refuse(again, f"--from {again[0] if again else ''} is given twice")
+            for path in self.episodes:
+                refuse(self.episodes.count(path) > 1, f"--from {path} is given twice")
             return self
         refuse(not self.policy, "evaluate needs at least one --policy: NAME=CHECKPOINT, random, …")
         entrants = self.entrants

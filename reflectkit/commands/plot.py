@@ -120,8 +120,8 @@ def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[
         try:
             for row in read_json(path)["rows"]:
                 own = row["figures"] | {"success": {"mean": row["success"], "low": row["low"], "high": row["high"]}}
-                both = [name for name in ("return", "steps") if name in row]
-                own |= {name: {"mean": row[name], "low": None, "high": None} for name in both}
+                means = {name: row[name] for name in ("return", "steps") if name in row}
+                own |= {name: {"mean": mean, "low": None, "high": None} for name, mean in means.items()}
                 if figure in own:  # a figure may be of some levels
                     mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
                     name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.errors import CheckpointError, DataError
+from reflectkit.files import stage_of
 from reflectkit.jsonl import read_json
 from reflectkit.keys import masked
 from reflectkit.models.hub import hub_options, looks_local, silence_libraries
-from reflectkit.runs.run import checkpoints, read_record
+from reflectkit.runs.run import checkpoints
 from reflectkit.types import ModelFacts, from_json
 
 ROLE_FILE = "reflectkit.json"
@@ -51,13 +52,9 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         raise CheckpointError(f"no such model folder: {folder}{near}")
     inside = checkpoints(folder)
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        near = (
-            f"; name a checkpoint in it, e.g. {inside[-1]}"
-            if inside
-            else "; name a run of sft or rlft, or a checkpoint"
-        )
+        near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; name a run of sft or rlft"
         raise CheckpointError(f"{folder} is not a model folder{near}")
-    if isinstance(stage := read_record(folder).get("stage"), str):
+    if stage := stage_of(folder):
         near = f"; name one in it, e.g. {inside[-1]}" if inside else "; name a run of sft or rlft"
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():

@@ -123,12 +123,11 @@ def choice_logprobs(
     if hidden is not None:
         hidden_ND, logits_NC = hidden, head_logits(bare, hidden, children_NC)
     else:
-        scorer, branches = model if is_scorer(model) else Scorer(model), dict[str, torch.Tensor]()
-        if branched:
-            rows, nodes, branches = _branched(prompts, tries, device)
-        else:
-            rows, nodes = _rows_and_nodes(prompts, tries)
+        rows, nodes, branches = (
+            _branched(prompts, tries, device) if branched else (*_rows_and_nodes(prompts, tries), {})
+        )
         row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+        scorer = model if is_scorer(model) else Scorer(model)
         hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC, **branches)
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)

@@ -30,7 +30,7 @@ from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, visited
 from reflectkit.train.rl_config import DistillConfig, StalenessConfig
 from reflectkit.train.settings import OptimizerConfig
-from reflectkit.types import NAMED, Sample, Status, Task, Trajectory
+from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory
 
 WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
 
@@ -249,17 +249,13 @@ class Trainer:
 
     def _check_comments(self, played: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the first such ones."""
-        if not self.config.distill.weight:
-            return
-        why, self.agent.unused = next(filter(None, self.processes.gather(self.agent.unused)), ""), ""
-        hints = [turn.decision for trajectory in played for turn in trajectory.turns if turn.decision.hint is not None]
-        useless = sum(not decision.hint_prompt_ids for decision in hints)
-        if why and hints and useless == len(hints):
-            raise EnvironmentFailure(f"no comment of update {self.step + 1} can be distilled ({useless}): {why}")
+        hints, skipped = _hints(played)
+        why = next((decision.hint_failure for decision in skipped if decision.hint_failure), "")
+        if why and len(skipped) == len(hints):
+            raise EnvironmentFailure(f"no comment of update {self.step + 1} can be distilled ({len(hints)}): {why}")
         if why and not self._told:
-            self.learner.notify(
-                f"update {self.step + 1}: {useless} of {len(hints)} comments cannot be distilled: {why}"
-            )
+            cannot = f"{len(skipped)} of {len(hints)} comments cannot be distilled"
+            self.learner.notify(f"update {self.step + 1}: {cannot}: {why}")
             self._told = True
 
     def validate(self, level: Level) -> dict[str, Any]:
@@ -443,14 +439,19 @@ class Trainer:
         return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits
 
 
-def _comments(played: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
-    """How many decisions of `samples` have a comment to learn from, and how many comments of `played` were empty, or
-    too long for the policy's context.
+def _hints(played: Iterable[Trajectory]) -> tuple[list[Decision], list[Decision]]:
+    """The decisions of `played` with a comment to distill; and those of them whose comment was empty, unusable, or too
+    long for the policy's context.
     """
     hints = [turn.decision for trajectory in played for turn in trajectory.turns if turn.decision.hint is not None]
+    return hints, [decision for decision in hints if not decision.hint_prompt_ids]
+
+
+def _comments(played: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[str, int]:
+    """How many decisions of `samples` have a comment to learn from, and how many comments of `played` were skipped."""
     return {
         "commented_decisions": sum(sum(map(bool, sample.commented)) for sample in samples),
-        "comments_skipped": sum(not decision.hint_prompt_ids for decision in hints),
+        "comments_skipped": len(_hints(played)[1]),
     }
 
 
