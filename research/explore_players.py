@@ -100,12 +100,14 @@ class Led:
         return best
 
 
-def oracle_losses(setup: EnvSetup, policy: Path, reflector: Path | None, count: int | None) -> list[float]:
-    """The loss of the oracle's action in each state of its own episodes on the first `count` test problems, or all.
+def oracle_losses(
+    setup: EnvSetup, problems: Path, policy: Path, reflector: Path | None, count: int | None
+) -> list[float]:
+    """The loss of the oracle's action in each state of its own episodes on the first `count` of `problems`, or all.
 
     Which loss belongs to which state is not told. reflector: whose comments the policy reads.
     """
-    tasks = [record.task for record in read_records(setup.folder / "test.json", setup.env_name)][:count]
+    tasks = [record.task for record in read_records(problems, setup.env_name)][:count]
     judge = Reflector(LocalSampler(load_player(reflector, "reflection"), rank=0)) if reflector else None
     led = Led(TwoPlayerAgent(LocalSampler(load_player(policy)), judge, answer="text", temperature=0, show=True))
     rollout([Episode(task, 0) for task in tasks], setup.maker("all"), led, width=CONCURRENT)

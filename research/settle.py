@@ -5,6 +5,7 @@ from the repository's root:
 
     python -m research.settle B --only memory --seeds 1 2
     python -m research.settle B --only memory --seeds 1 2 --table
+    python -m research.settle A --seeds 9 --search
     python -m research.settle A --seeds 10
 """
 
@@ -26,6 +27,7 @@ from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import DataError
 from reflectkit.files import included_repositories
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.prompts import REFLECTION_MARKER
 from research.dagger import visited_rows, write_rows
 from research.explore_players import oracle_losses
 from research.explore_players import play as play_verified
@@ -120,19 +122,24 @@ PROMPTS = {"result_tokens": 80, "prompt_tokens": 340}
 """Settings of its prompts."""
 ASKS = [part for name, tokens in PROMPTS.items() for part in (f"--{name.replace('_', '-')}", tokens)]
 """Their flags."""
-ADAPTED = "--max-length 640 --batch-size 8 --learning-rate 1e-3 --dtype bfloat16 --group-by-length --save-steps 50"
+ADAPTED = "--max-length 640 --batch-size 8 --dtype bfloat16 --group-by-length --save-steps 50"
 NEW_ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
 """Flags of each SFT of experiment A, and of one that starts from the pretrained model."""
 DISTILLED = "--algo none --reflector oracle --distill-comments 1 --learning-rate 5e-4 --entropy-coef 0"
 """Flags of the updates of its last arm."""
 PLAYERS = ("plain", "distilled", "think", "two")
 """The arms of experiment A in the order in which they run."""
+RATES = (3e-4, 1e-3, 2e-3)
+"""Learning rates of their SFT that are searched, on a seed of its own."""
+SEARCHED = 9
+"""That seed."""
 COMPARED_A: tuple[str, ...] = (
     "two players - think first",
     "two players - plain",
     "distilled - plain",
     "two players - keyword",
     "think first - plain",
+    "two players - trained and tested on comments on other states",
     "two players - two players with comments on other states",
     "verifier - plain",
     "two players - two players with empty comments",
@@ -141,7 +148,8 @@ COMPARED_A: tuple[str, ...] = (
 """What experiment A compares; the first two are primary."""
 MEASURED = (
     "start", *ARMS, *(f"evaluation-{group[0]}" for group in GROUPS),
-    "plain", "think", "reflector", "both", "policy", *(f"evaluation-{arm}" for arm in PLAYERS), "swapped", "verified",
+    "plain", "think", "reflector", "both", "policy", "others", "content",
+    *(f"evaluation-{arm}" for arm in PLAYERS), "swapped", "verified",
 )  # fmt: skip
 """The commands whose costs are told."""
 
@@ -282,29 +290,54 @@ class Explore(Commands):
         self.run("split", "split", "--by", "repo", "--ratio", "8:1:3")
         self.run("rows", "gen-sft", *ASKS, "--answer", "text")
 
-    def sft(self, name: str, role: str, steps: int, *flags: object) -> None:
+    def sft(self, name: str, role: str, rate: float, steps: int, *flags: object) -> None:
         """One SFT of so many steps."""
-        self.run(name, "sft", "--role", role, *ADAPTED.split(), "--max-steps", 4 if self.fast else steps, *flags)
+        steps = 4 if self.fast else steps
+        self.run(name, "sft", "--role", role, *ADAPTED.split(), "--learning-rate", rate, "--max-steps", steps, *flags)
 
-    def train(self, arm: str) -> None:
-        """One arm. Two players: the reflector, and a policy from its weights, which reads comments of both kinds.
-        Distilled: a policy that acts with and without the teacher's comments, and then is its own teacher.
+    def train(self, arm: str, rate: float, mark: str = "") -> None:
+        """The SFT of one arm. mark: ends the names of its folders. Two players: the reflector, and a policy from its
+        weights, which reads comments of both kinds. Distilled: a policy that acts with and without the teacher's
+        comments.
         """
         if arm == "two":
-            self.sft("reflector", "reflection", 240, *NEW_ADAPTER.split())
-            reflector, mixed = self.folder / "reflector", self.rows / "both"
-            some = ["--demonstrations", 4 if self.fast else 40, "--comments", "both", "--mismatch", 0.2]
-            flags = [*some, "--reflector", reflector, "--out-dir", mixed]
-            self.run("both", "gen-sft", *ASKS, "--answer", "text", *flags)
-            rows = ["--task-file", mixed / FILE_OF_ROLE["policy"]]
-            self.sft("policy", "policy", 60, "--model", reflector, *rows)
+            self.sft(f"reflector{mark}", "reflection", rate, 240, *NEW_ADAPTER.split())
+            self.reader("policy", "both", rate, "--comments", "both", "--mismatch", 0.2, mark=mark)
         elif arm == "distilled":
-            self.sft("start", "policy", 200, *NEW_ADAPTER.split(), "--task-file", self.both())
-            played = ["--episodes", 12, "--minibatch", 8, "--max-steps", 1 if self.fast else 5]
-            played += ["--validate-problems", 0, "--horizon", HORIZON, "--force-answer"]
-            self.run(arm, "rlft", *ASKS, "--policy", self.folder / "start", *DISTILLED.split(), *played)
+            self.sft(f"start{mark}", "policy", rate, 200, *NEW_ADAPTER.split(), "--task-file", self.both())
         else:
-            self.sft(arm, arm, 300, *NEW_ADAPTER.split())
+            self.sft(f"{arm}{mark}", arm, rate, 300, *NEW_ADAPTER.split())
+
+    def reader(self, name: str, rows: str, rate: float, *comments: object, mark: str = "") -> None:
+        """A policy from the reflector's weights, which reads comments."""
+        reflector, file = self.folder / f"reflector{mark}", self.rows / f"{rows}{mark}" / FILE_OF_ROLE["policy"]
+        flags = ["--demonstrations", 4 if self.fast else 40, "--reflector", reflector, "--out-dir", file.parent]
+        self.run(f"{rows}{mark}", "gen-sft", *ASKS, "--answer", "text", *comments, *flags)
+        self.sft(f"{name}{mark}", "policy", rate, 60, "--model", reflector, "--task-file", file)
+
+    def distil(self) -> None:
+        """The distilled arm's start is its own teacher."""
+        played = ["--episodes", 12, "--minibatch", 8, "--max-steps", 1 if self.fast else 5]
+        played += ["--validate-problems", 0, "--horizon", HORIZON, "--force-answer"]
+        self.run("distilled", "rlft", *ASKS, "--policy", self.folder / "start", *DISTILLED.split(), *played)
+
+    def content(self, rate: float) -> None:
+        """Two players, of which one reads the other's comments on other states, in training and in play; and the pair
+        that learned from its own, with those.
+        """
+        self.reader("content", "others", rate, "--comments", "reflector", "--mismatch", 1)
+        comments = self.rows / "others" / "comments.jsonl"
+        if not comments.is_file():
+            rows = [row for _, row in read_jsonl(comments.with_name(FILE_OF_ROLE["policy"]))]
+            written = [row["prompt"].rpartition(f"\n{REFLECTION_MARKER}")[2].partition("\n")[0] for row in rows]
+            write_jsonl(comments, [{"prompt": REFLECTION_MARKER, "completion": text} for text in written])
+        reflector = self.folder / "reflector"
+        self.evaluate(
+            "swapped",
+            f"two players with comments on other states={self.folder / 'policy'}+{reflector}",
+            f"trained and tested on comments on other states={self.folder / 'content'}+{reflector}",
+            flags=["--swap-comments", 1, "--swap-from", comments],
+        )
 
     def evaluate(self, name: str, *players: str, flags: Sequence[object] = ()) -> None:
         """Play the held-out questions, with a forced answer."""
@@ -313,26 +346,25 @@ class Explore(Commands):
         self.run(name, "evaluate", *ASKS, *played, *policies, *flags)
 
     def compare(self, arm: str) -> None:
-        """Play an arm; with two players, also with other comments than the reflector's, and with its vetoes."""
+        """Play an arm; with two players, also with the teacher's comments and with empty ones."""
         name, trained = f"evaluation-{arm}", self.folder / arm
         if arm == "two":
             policy, reflector = self.folder / "policy", self.folder / "reflector"
             others = [f"two players with the teacher's comments={policy}+oracle"]
             others += [f"two players with empty comments={policy}+nothing"]
             self.evaluate(name, f"two players={policy}+{reflector}", *others)
-            swapped = f"two players with comments on other states={policy}+{reflector}"
-            self.evaluate("swapped", swapped, flags=["--swap-comments", 1])
-            if (self.folder / "evaluation-plain" / "report.json").is_file():
-                self.verify()
         elif arm == "plain":
             self.evaluate(name, "random", "keyword", f"plain={trained}")
+        elif arm == "distilled":
+            self.evaluate(name, f"distilled={trained}", f"start of distilled={self.folder / 'start'}")
         else:
-            self.evaluate(name, f"{'think first' if arm == 'think' else arm}={trained}")
+            self.evaluate(name, f"think first={trained}")
 
     def verify(self) -> None:
         """Play what the plain policy played, with the reflector as verifier."""
         folder, evaluation = self.folder / "verified", self.folder / "evaluation-plain"
-        if (folder / "episodes.jsonl").is_file():
+        finished = [evaluation, self.folder / "reflector"]
+        if (folder / "episodes.jsonl").is_file() or not all((path / "report.json").is_file() for path in finished):
             return
         say(f"{self.folder.name}: {folder.name}")
         lines = [line for _, line in read_jsonl(evaluation / "episodes.jsonl") if line["name"] == "plain"]
@@ -348,26 +380,47 @@ class Explore(Commands):
         """What a run trained."""
         return newest_checkpoint(self.folder / name)
 
-    def losses(self, arms: Sequence[str]) -> None:
-        """The loss of the oracle's action in each arm, on the same states of held-out questions; in losses.json."""
-        path = self.folder / "losses.json"
-        known = dict(read_json(path)) if path.is_file() else {}
-        for arm in (arm for arm in arms if arm not in known):
-            say(f"{self.folder.name}: loss of {arm}")
-            reflector = self.checkpoint("reflector") if arm == "two" else None
-            policy = self.checkpoint("policy" if arm == "two" else arm)
-            found = oracle_losses(self.setup, policy, reflector, 8 if self.fast else None)
-            known[arm] = {"loss": sum(found) / len(found), "states": len(found)}
-            write_json(path, known)
+    def loss(self, arm: str, questions: str, mark: str = "") -> None:
+        """Write the loss of the oracle's action in an arm. questions: the split on which the oracle plays."""
+        path = self.folder / f"loss-{arm}{mark}.json"
+        if path.is_file():
+            return
+        say(f"{self.folder.name}: loss of {arm}{mark}")
+        policy = self.checkpoint(f"{'policy' if arm == 'two' else arm}{mark}")
+        reflector = self.checkpoint(f"reflector{mark}") if arm == "two" else None
+        tasks = self.rows / f"{questions}.json"
+        found = oracle_losses(self.setup, tasks, policy, reflector, 8 if self.fast else None)
+        write_json(path, {"loss": sum(found) / len(found), "states": len(found)})
+
+    def search(self, arms: Sequence[str], rates: Sequence[float]) -> None:
+        """The validation loss of each arm at each rate. The distilled arm has plain's rate."""
+        self.prepare()
+        for arm, rate in itertools.product((arm for arm in ("plain", "think", "two") if arm in arms), rates):
+            self.train(arm, rate, f"-{rate:g}")
+            self.loss(arm, "validate", f"-{rate:g}")
+
+    def rate(self, arm: str) -> float:
+        """The searched rate with the least loss."""
+        arm = "plain" if arm == "distilled" else arm
+        folder = Explore(SEARCHED, self.fast).folder
+        files = {rate: folder / f"loss-{arm}-{rate:g}.json" for rate in RATES}
+        if not all(path.is_file() for path in files.values()):
+            sys.exit(f"the learning rates of {arm}: first `python -m research.settle A --seeds {SEARCHED} --search`")
+        return min(RATES, key=lambda rate: float(read_json(files[rate])["loss"]))
 
     def settle(self, arms: Sequence[str]) -> None:
         """Train `arms`, and play each when it is trained."""
         self.prepare()
-        chosen = [arm for arm in PLAYERS if arm in arms]
-        for arm in chosen:
-            self.train(arm)
+        for arm in (arm for arm in PLAYERS if arm in arms):
+            rate = self.rate(arm)
+            self.train(arm, rate)
+            if arm == "distilled":
+                self.distil()
             self.compare(arm)
-        self.losses(chosen)
+            if arm == "two":
+                self.content(rate)
+            self.loss(arm, "test")
+        self.verify()
 
 
 def _read(path: Path) -> list[object]:
@@ -375,7 +428,7 @@ def _read(path: Path) -> list[object]:
 
 
 def costs(folder: Path) -> list[str]:
-    """Processor time and trained tokens of each arm and evaluation that has run, as rows of a table."""
+    """Processor time and trained tokens of each arm and evaluation that has run, and each loss, as rows of a table."""
     lines = []
     for arm in MEASURED:
         if not (folder / arm / "cost.json").is_file():
@@ -387,6 +440,9 @@ def costs(folder: Path) -> list[str]:
             rows = []
         tokens = rows[-1].get("num_tokens") or sum(row.get("tokens", 0) for row in rows) if rows else 0
         lines.append(f"| {folder.name} | {NAMES.get(arm, arm)} | {seconds:.0f} | {tokens:,.0f} |")
+    for path in sorted(folder.glob("loss-*.json")):
+        record = read_json(path)
+        lines.append(f"| {folder.name} | {path.stem} | {record['loss']:.3f} nats | {record['states']} states |")
     return lines
 
 
@@ -416,6 +472,9 @@ def run() -> None:
     parser.add_argument(
         "--table", action="store_true", help="run nothing; print the costs of what is finished, and pack its episodes"
     )
+    parser.add_argument(
+        "--search", type=float, nargs="*", help=f"only search A's learning rates, or these of {RATES}", metavar="RATE"
+    )
     parser.add_argument("--fast", action="store_true", help="a few steps of everything, to try it")
     given = parser.parse_args()
     arms = given.arms or (*PLAYERS, *ARMS)
@@ -423,8 +482,12 @@ def run() -> None:
     for seed, world in itertools.product(given.seeds, worlds):
         if given.table:
             print("\n".join(costs(RESULTS / f"{world}-{seed}")))
+        elif world in WORLDS:
+            Observed(world, seed, given.fast).settle(arms)
+        elif given.search is None:
+            Explore(seed, given.fast).settle(arms)
         else:
-            (Observed(world, seed, given.fast) if world in WORLDS else Explore(seed, given.fast)).settle(arms)
+            Explore(seed, given.fast).search(arms, given.search or RATES)
     if given.table:
         for world in worlds:
             pack(world, given.seeds)
