@@ -17,7 +17,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-distilled %/settle-untrained,$(shell ls -d research/experiments/episodes/* | sort -V))
+PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-untrained,$(shell ls -d research/experiments/episodes/* | sort -V))
 CURVED := $(wildcard research/experiments/episodes/taxi-few* research/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
@@ -133,9 +133,10 @@ pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictur
 
 figures: $(INSTALLED) ## Draw the figures of research/what-we-found.md again from the packed episodes, without training
 	$(PLOT) $(PACKS:%=--packs %) --first 3 --out research/experiments/effects.png --page research/what-we-found.md
-	$(PLOT) $(foreach name,memory tools auto-explore,--packs research/experiments/episodes/$(name)) \
+	$(PLOT) $(foreach name,memory tools auto-explore settle-explore,--packs research/experiments/episodes/$(name)) \
 	  --only "SFT with teacher - SFT with reflection" --only "SFT with reflection - SFT, 400 steps more" \
-	  --only "SFT with reflection - SFT, 500 steps more" --out docs/pictures/does-reflection-help.png
+	  --only "SFT with reflection - SFT, 500 steps more" --only "two players - think first" --only "two players - plain" \
+	  --out docs/pictures/does-reflection-help.png
 	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out research/experiments/$${pack##*/}.png; done
 	set -e; for pack in $(CURVED); do \
 	  $(PLOT) --packs $$pack --figure validation_success_rate --reach 0.9 --out research/experiments/$${pack##*/}-curves.png; done

@@ -137,8 +137,12 @@ COMPARED_A: tuple[str, ...] = (
     "two players - think first",
     "two players - plain",
     "distilled - plain",
-    "two players - keyword",
+    "distilled - start of distilled",
     "think first - plain",
+    "plain - keyword",
+    "think first - keyword",
+    "two players - keyword",
+    "plain - random",
     "two players - trained and tested on comments on other states",
     "two players - two players with comments on other states",
     "verifier - plain",
@@ -448,7 +452,7 @@ def costs(folder: Path) -> list[str]:
 
 def pack(world: str, seeds: Sequence[int]) -> None:
     """Keep the episodes of the finished seeds."""
-    title, last, measure, pairs = "Two players or one", "evaluation-two", "", COMPARED_A
+    title, last, measure, pairs = "AutoExplore, equal steps", "evaluation-two", "", COMPARED_A
     if spec := WORLDS.get(world):
         title, last, measure, pairs = f"Comments as a teacher: {spec.title}", "evaluation-sft", spec.measure, ()
     done = [RESULTS / f"{world}-{seed}" for seed in seeds]
