@@ -42,6 +42,8 @@ RENAMED = {
     "merge_after_first_k": ("merge_after",),
 }  # fmt: skip
 """Former names of settings, and those of the original toolkit, each with its present names in the commands."""
+VALUES = {"use_8bit": "8bit", "use_4bit": "4bit", "fp16": "float16", "bf16": "bfloat16"}
+"""What to give where a former setting had no value."""
 NOT_NEEDED = (
     "shrink_head", "discretize_actions", "sandbox_dir", "disable_alfworld", "mode", "use_nested_quant", "logging_steps",
     "bnb_4bit_quant_type", "critic_update_freq", "reflect_model_name", "cache_dir",
@@ -307,7 +309,7 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
     names, brought = list(names), choices(kind)
     known = {*names, *(leaf.name for rows in brought.values() for leaf in rows)}
     if renamed := [new for new in RENAMED.get(name, ()) if new in known]:
-        return ConfigError(f"{flag(name)} is now {flag(renamed[0])}")
+        return ConfigError(f"{flag(name)} is now {flag(renamed[0])} {VALUES.get(name, '')}".rstrip())
     if name in NOT_NEEDED:
         return ConfigError(f"{flag(name)} is not needed here; leave it out")
     if name == "reflector" and "policy" in names:

@@ -135,7 +135,8 @@ class LoopThread:
             if self._process != os.getpid():
                 _inherited.append(self._loop)
                 self._process, self._loop = os.getpid(), asyncio.new_event_loop()
-                threading.Thread(target=_run_forever, args=(self._loop,), name=self.name, daemon=True).start()
+                self._thread = threading.Thread(target=_run_forever, args=(self._loop,), name=self.name, daemon=True)
+                self._thread.start()
             loop = self._loop
         if loop is None:
             coroutine.close()
@@ -162,6 +163,8 @@ class LoopThread:
             self._process = os.getpid()
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
+            if self._thread is not threading.current_thread():
+                self._thread.join(5)
 
 
 def _run_forever(loop: asyncio.AbstractEventLoop) -> None:

@@ -177,7 +177,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, line
+                    yield number, line.removeprefix("\ufeff") if number == 1 else line
     except UnicodeDecodeError:
         raise DataError(path, "not UTF-8; save it as UTF-8", line=number + 1) from None
 

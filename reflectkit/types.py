@@ -213,6 +213,13 @@ class Comment:
     """Whether the env confirms what it says of the state; None where the env cannot tell."""
 
 
+class PaidComment(str):
+    """A comment that was paid for."""
+
+    price_usd: float | None = 0.0
+    """What it cost in US dollars; None if the price is unknown."""
+
+
 class Status(StrEnum):
     """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained on."""
 

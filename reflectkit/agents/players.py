@@ -252,15 +252,20 @@ def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
     return texts
 
 
-def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
-    """What to warn of: each of the `models` that `rlft` trained with other settings of `env`, paths left out."""
+def plain_settings(env: EnvConfig) -> dict[str, Any]:
+    """The settings of `env` as JSON values, paths left out."""
     paths = {row.name for row in leaves(type(env.settings)) if is_path(row.hint)}
-    here = {name: as_plain(value) for name, value in flat(env.settings).items() if name not in paths}
-    texts = []
+    return {name: as_plain(value) for name, value in flat(env.settings).items() if name not in paths}
+
+
+def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
+    """What to warn of: each of the `models` that learned with other settings of `env`, paths left out."""
+    here, texts = plain_settings(env), []
     for model in dict.fromkeys(models):
-        record = read_record(model.parent)
-        there = record.get("settings")
-        if record.get("stage") == "rlft" and isinstance(there, dict) and there.get("env") == env.name:
+        record, facts = read_record(model.parent), model_facts(model)
+        there = record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")
+        trained_in = there.get("env", facts.get("env")) if isinstance(there, dict) else None
+        if isinstance(there, dict) and trained_in == env.name:
             apart = [name for name in here if name in there and there[name] != here[name]]
             then, now = (" ".join(f"{flag(name)} {of[name]}" for name in apart) for of in (there, here))
             texts += [f"{model} was trained with {then}, but plays with {now}"] if apart else []

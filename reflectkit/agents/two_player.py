@@ -23,7 +23,7 @@ from reflectkit.prompts import THEN_ACT, one_line, policy_prompt, reflection_pro
 from reflectkit.sampling.base import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
 from reflectkit.seeding import derive, generator, uniform
 from reflectkit.tools import parse
-from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse, Turn
+from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, PaidComment, ToolUse, Turn
 
 
 class CommentSource(Protocol):
@@ -201,18 +201,19 @@ class TwoPlayerAgent:
         If the observation is too long for the policy, the decision has a `truncation_reason`. Raises CheckpointError
         where none ever fits.
         """
-        comment = None
+        comment, price = None, None
         if self.commentator is not None and (
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
-            comment = await self.commentator.remark(observation, context)
+            remark = await self.commentator.remark(observation, context)
+            comment, price = str(remark), remark.price_usd if isinstance(remark, PaidComment) else 0.0
         elif self.commentator is not None and self.distills:
             decision = await self.act_on(observation, None, context)
             return await self._with_hint(decision, observation, context, self.commentator)
         decision = await self.act_on(observation, comment, context)
         if comment is None:
             return decision
-        return replace(decision, comment_tokens=length_behind(self.policy.tokenizer, comment))
+        return replace(decision, comment_tokens=length_behind(self.policy.tokenizer, comment), price_usd=price)
 
     async def _with_hint(
         self, decision: Decision, observation: Observation, context: Context, commentator: CommentSource

@@ -233,7 +233,7 @@ class ChatClient:
         advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome[Value]]:
         """`ask` for several requests; returns their outcomes in order. parse: also gets the number of the request.
-        advance: called after each request.
+        advance: called after each request that the budget allowed.
         """
         session, waiting = self._session_here(), iter(enumerate(requests))
         outcomes: dict[int, Outcome[Value]] = {}
@@ -249,7 +249,8 @@ class ChatClient:
                     session.failure = session.failure or error
                     failures.append(session.failure)
                     return
-                advance()
+                if outcomes[number].value is not None or outcomes[number].rejected is not None:
+                    advance()
 
         await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
         if failures:

@@ -14,7 +14,7 @@ from reflectkit.chat.templates import Action, UnreadableError, action_words
 from reflectkit.env import Agent, Context, teacher_of
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.tools import PLAIN, parse, reads_as_calls, use_of
-from reflectkit.types import Decision, Observation, ToolUse
+from reflectkit.types import Decision, Observation, PaidComment, ToolUse
 
 
 class ChatPolicy:
@@ -101,7 +101,9 @@ class ChatReflector:
         )
         outcome = await self.client.ask(request, templates.plain_comment)
         if outcome.value is not None:
-            return outcome.value
+            comment = PaidComment(outcome.value)
+            comment.price_usd = outcome.cost_usd if self.client.prices.known else None
+            return comment
         who, rejected = f"the reflector {self.client.endpoint}", outcome.rejected
         if rejected is None:
             await self.client.finish()

@@ -14,6 +14,7 @@ import io
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_origin
 import typer
 from rich import box
 from rich import progress as bars
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
@@ -42,6 +44,7 @@ BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
 HELP_ALL = "--help-all"
 CONFIG_HELP = "YAML file of settings, by the names of these flags; flags on the command line override it."
 SHORT = 16  # characters; longer cells may be folded
+NAMES = 30  # characters; longer names of rows may be folded
 
 
 class Stages(TyperGroup):
@@ -167,7 +170,7 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     if isinstance(env := chosen.get("env"), str):
         from reflectkit.envs import env_class
 
-        told = (f"Levels of {env}: {', '.join(env_class(env).levels)}", *told)
+        told = (f"Levels ({env}): {', '.join(env_class(env).levels)}", *told)
     by_panel = panels(leaves(kind, chosen))
     shown = {title for title, rows in by_panel.items() if title is None or any({*row.by} & {*chosen} for row in rows)}
     if HELP_ALL in arguments:
@@ -407,11 +410,46 @@ def _grid(table: Table, *, fold: bool = True) -> Grid:
     grid = Grid()
     for index, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
         heading, *texts = map(visible, cells)
-        short = not fold and index > 0 and max(map(len, texts), default=0) <= SHORT
-        grid.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=short)
+        whole = not fold and _longest(texts) <= (SHORT if index else NAMES)
+        if whole:  # rich would not fold its heading either
+            heading = "\n".join(textwrap.wrap(heading, max(SHORT, _longest(texts))))
+        grid.add_column(Text(heading), justify="right" if index else "left", overflow="fold", no_wrap=whole)
     for row in table.rows:
         grid.add_row(*(Text(visible(cell)) for cell in row))
     return grid
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts), default=0)
+
+
+def _least_width(grid: Grid) -> int:
+    """How many characters `grid` needs, so that only texts between words and no short cells are broken."""
+    cells = ([str(column.header), *map(str, column.cells)] for column in grid.columns)
+    parts = (
+        _longest(part for cell in texts for part in (cell.split("\n") if column.no_wrap else cell.split()))
+        for column, texts in zip(grid.columns, cells, strict=True)
+    )
+    return sum(parts) + 2 * len(grid.columns) - 2
+
+
+def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid]:
+    """A wide table of `columns`, as grids one below the other that fit the console. Each has the first column, and the
+    second one where the first does not tell the rows apart.
+    """
+    first = 1 if len(set(columns[0])) == len(columns[0]) else 2
+    names, rest = columns[:first], columns[first:]
+    begun = False
+    while rest or not begun:
+        begun = True
+        for count in range(len(rest), -1, -1):
+            heading, *rows = zip(*names, *rest[:count], strict=True)
+            grid = _grid(Table("", heading, tuple(rows)), fold=count < 2)
+            grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+            if count < 2 or _least_width(grid) <= console.width:
+                break
+        yield grid
+        rest = rest[max(1, count) :]
 
 
 def show(console: Screen, report: Report) -> None:
@@ -426,13 +464,9 @@ def show(console: Screen, report: Report) -> None:
             same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
             if same:
                 console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
-            heading, *rows = zip(*(cells for cells in columns if cells not in same), strict=True)
-            for fold in (False, True):
-                grid = _grid(Table(table.title, heading, tuple(rows)), fold=fold)
-                grid.box, grid.show_edge, grid.pad_edge, grid.padding = box.SIMPLE_HEAD, False, False, (0, 1, 0, 0)
-                if console.measure(grid, options=unlimited).minimum <= console.width:
-                    break
-        console.print(grid)
+            console.print(*_parts(console, [cells for cells in columns if cells not in same]), sep="")
+        else:
+            console.print(grid)
     if report.skipped:
         console.say(f"Already finished in {report.folder}; --force runs it again.")
     for output in report.outputs:

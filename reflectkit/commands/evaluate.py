@@ -41,7 +41,7 @@ from reflectkit.evals import tables
 from reflectkit.eventloop import followed
 from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.run import Run, RunConfig, open_run
+from reflectkit.runs.run import Run, RunConfig, digest, open_run, read_record
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
@@ -252,7 +252,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
                         part.seek(place)
                         file.write(part.readline())
         asked = players.usage | setup.asked(progress)
-        rows, outputs = _write_tables(current, _title(config, problems), [lines], {"asked": asked})
+        rows, outputs = _write_tables(current, _title(config, problems, models), [lines], {"asked": asked})
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
         report = current.finish({"rows": rows} | extra, [*outputs, whole])
         shutil.rmtree(kept, ignore_errors=True)
@@ -305,8 +305,10 @@ def play(
     aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
-    if aborted:
-        progress.news(f"{title}: {pluralize(len(aborted), 'episode')} aborted, the first for: {aborted[0]}")
+    cut = [line["reason"] for line, _ in played if line["status"] == "truncated" and line.get("reason")]
+    for how, reasons in (("aborted", aborted), ("ended early", cut)):
+        if reasons:
+            progress.news(f"{title}: {pluralize(len(reasons), 'episode')} {how}, the first for: {reasons[0]}")
     return played
 
 
@@ -369,8 +371,10 @@ def oracle_scores(trajectory: Trajectory, *, likely: bool = True) -> dict[str, f
     return scores
 
 
-def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> str:
-    """The title of the table; it says if the problems are not held out."""
+def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]], models: Sequence[Path]) -> str:
+    """The title of the table; it says if the problems are not held out, or nothing where that is not known. models:
+    those that play.
+    """
     held_out = config.held_out
     source = held_out.file("test")
     if source is None:
@@ -378,8 +382,13 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]]) -> st
             return f"Held-out problems of {held_out.source('test')}"
         return f"Problems of {held_out.source('test')}, none held out from training"
     training = source.with_name("train.json")
+    if not training.is_file():
+        return f"Problems of {source}"
+    seen = [read_record(model.parent).get("inputs", {}) for model in models]
+    if any(inputs.get(str(training), digest(training)) != digest(training) for inputs in seen):
+        return f"Problems of {source}; a player was trained on another split"
     trained: list[Task] = []
-    if training.is_file() and read_json(training):  # a split may leave nothing to train on
+    if read_json(training):  # a split may leave nothing to train on
         trained = [record.task for record in read_records(training, config.setup.env_name)]
     for level, played in problems.items():
         moved = [config.env.kind.taskset.at_level(task, level) for task in trained]

@@ -135,8 +135,14 @@ tokenizer = AutoTokenizer.from_pretrained({folder})
 def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter."""
     role, run_dir, target = facts.get("role") or "policy", config.load_dir.parent, json.dumps(str(config.out_dir))
-    listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
     origin, reflector = base or facts.get("model"), facts.get("reflector")
+    if facts.get("answer") in ANSWERED or role == "reflection":
+        listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
+        reads = READS.get(role, READS["policy"]).format(listed=listed, answer=answer)
+    else:
+        reads = (
+            f"what the environment shows{', with comments' if reflector else ''}; it answers with text or tool calls"
+        )
     header: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -152,7 +158,8 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     ]
     if reflector:
         made_from.append(f"- comments by: `{reflector}`")
-    figures = figures_table("", "value", _recorded(run_dir / "report.json", "figures")).rows
+    recorded = _recorded(run_dir / "report.json", "figures").items()
+    figures = figures_table("", "value", {name: each for name, each in recorded if not isinstance(each, dict)}).rows
     players = target
     if role == "reflection":
         players = f'"PATH/OF/ITS/POLICY", reflector={target}'
@@ -164,7 +171,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         role=role,
         env=facts.get("env", "unknown"),
         version=VERSION,
-        reads=READS.get(role, READS["policy"]).format(listed=listed, answer=answer),
+        reads=reads,
         made_from="\n".join(made_from),
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
         settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),

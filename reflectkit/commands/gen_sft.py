@@ -1,4 +1,4 @@
-"""gen-sft: write the five SFT files by replaying the training split's demonstrations through the environment, or from
+"""gen-sft: write the SFT files by replaying the training split's demonstrations through the environment, or from
 logged conversations.
 """
 
@@ -11,16 +11,25 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import model_folders, resolve_model_path
+from reflectkit.agents.players import model_folders, plain_settings, resolve_model_path
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.demonstrations import drawn_records, logged_lessons, replayed_lessons
-from reflectkit.data.sft_rows import Lesson, joined, mismatched, plain_row, policy_row, reflection_row, think_row
+from reflectkit.data.sft_rows import (
+    ROWS_SETTINGS,
+    Lesson,
+    joined,
+    mismatched,
+    plain_row,
+    policy_row,
+    reflection_row,
+    think_row,
+)
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import write_jsonl
+from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
@@ -44,7 +53,7 @@ class GenSFTConfig(Config):
 
     env: EnvConfig
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
-    out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
+    out_dir: Path | None = option(None, help="Folder for the files; default: the env's data folder.")
     log: Path | None = option(
         None,
         help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form; or the file of"
@@ -143,6 +152,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             path = target / f"{name}.jsonl"
             figures[name] = write_jsonl(path, rows[name])
             outputs.append(path)
+        write_json(target / ROWS_SETTINGS, plain_settings(config.env))
         table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
         current.tables.append(table)
         return current.finish(figures, outputs)

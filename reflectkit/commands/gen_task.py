@@ -149,7 +149,8 @@ def _ask(config: GenTaskConfig, progress: Progress) -> Report:
             path.unlink(missing_ok=True)  # of an earlier run; filter-task would read it
         if not questions:
             why = {"unusable": figures.get("rejected", 0)} | figures.get("dropped", {}) | dict(material.passed)
-            raise DataError(repos, f"no question is left: {why}; see --min-tokens, --no-check and --teacher")
+            again = "" if config.teacher.is_oracle else f"; the answers are kept in {journal}: delete it to ask again"
+            raise DataError(repos, f"no question is left: {why}; see --min-tokens, --no-check and --teacher{again}")
         figures |= {
             "questions": len(questions),
             "files": len(material.all_files),

@@ -90,6 +90,11 @@ def run(config: RLConfig, progress: Progress) -> Report:
         if not holds_out:
             why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
             progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
+        elif held_out is not None and {task.id for task in held_out.tasks} & {
+            t.id for level in levels for t in level.tasks
+        }:
+            holds_out = False
+            progress.news(f"level '{hardest}' of the split: its held-out problems are training problems, too")
         with rl.chat_reflector(config, current.folder, progress) as chat:
             trainer = rl.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
             resumed = f", from update {trainer.step + 1}" if trainer.step else ""

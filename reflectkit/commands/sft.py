@@ -15,10 +15,10 @@ from reflectkit.agents.players import newest_name
 from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Report, figures_table
-from reflectkit.data.sft_rows import Row, form_of, read_rows
+from reflectkit.data.sft_rows import ROWS_SETTINGS, Row, form_of, read_rows
 from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained
-from reflectkit.jsonl import write_jsonl
+from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.models.packaged import model_source
 from reflectkit.prompts import REFLECTION_MARKER
@@ -86,6 +86,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
         target = current.folder / f"checkpoint-{config.max_steps}"
         facts = {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
+        if (settings := source.with_name(ROWS_SETTINGS)).is_file():
+            facts["env_settings"] = read_json(settings)
         if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
             facts["acts_alone"] = True  # some rows have no comment
         save_player(target, player, facts | {"step": config.max_steps}, seal)

@@ -276,14 +276,17 @@ def logged_lessons(path: Path) -> list[Lesson]:
                 logged.append(latest[session])
             latest[session].append(turn)
         elif "reward" not in row:
+            if not row.get("messages"):
+                raise DataError(path, "expected a list of messages", line=number, field="messages")
             try:
-                seen = Conversations().read(dumps({"model": "", "messages": [], **row}).encode()).observation
-            except RequestError as error:
+                seen = Conversations().read(dumps({"model": "", **row}).encode()).observation
+            except (RequestError, UnicodeEncodeError) as error:
                 raise DataError(path, str(error), line=number) from None
             said = [_plainly(message) for message in seen.messages]
             logged.append([])
             for at, (message, original) in enumerate(zip(said, seen.messages, strict=True)):
-                if message.role == "assistant":
+                untrained = row["messages"][at].get("weight") == 0  # as in OpenAI's form for fine-tuning
+                if message.role == "assistant" and message.content and not untrained:
                     use = ToolUse(message.content, message.calls)
                     comment = one_line(original.content) if message.calls else ""
                     logged[-1].append(Turn(replace(seen, messages=tuple(said[:at])), Decision(use, comment), 0.0))

@@ -257,7 +257,7 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
 
     Raises DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
     """
-    path = path if path.is_file() or path.suffix else path / "episodes.jsonl"
+    path = path / "episodes.jsonl" if path.is_dir() or not (path.suffix or path.is_file()) else path
     rows = [(number, _known(row)) for number, row in read_jsonl(path)]
     for (number, row), _ in zip(rows, read_episodes(path), strict=True):
         for name, kind in COMPARED.items():

@@ -34,6 +34,8 @@ from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, Turn
 
 ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
+ROWS_SETTINGS = "sft_settings.json"
+"""The file beside rows with the settings of the env that showed them."""
 FILE_OF_ROLE = {
     "plain": "sft.jsonl",
     "reflection": "sft_reflection.jsonl",

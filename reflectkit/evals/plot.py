@@ -170,9 +170,12 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
             [max(0.0, high - mean) for _, (mean, _, high) in shown],
         ]
         colour = COLOURS[index % len(COLOURS)]
-        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, label=label_text(name))
+        whiskers = {"yerr": errors, "capsize": 2} if any(map(any, errors)) else {}
+        panel.bar(places, means, wide * 0.92, color=colour, label=label_text(name), **whiskers)
     panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
-    panel.set(ylabel=figure.replace("_", " "), title=f"{figure.replace('_', ' ')} by level, 95 % intervals")
+    known = any(low != high for by_level in bars.values() for _, low, high in by_level.values())
+    title = f"{figure.replace('_', ' ')} by level{', 95 % intervals' if known else ''}"
+    panel.set(ylabel=figure.replace("_", " "), title=title)
     if figure in SHARES:
         panel.set_ylim(0, 1.02)
     panel.grid(alpha=0.3, axis="y")

@@ -55,7 +55,9 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; name a run of sft or rlft"
         raise CheckpointError(f"{folder} is not a model folder{near}")
     if stage := stage_of(folder):
-        near = f"; name one in it, e.g. {inside[-1]}" if inside else "; name a run of sft or rlft"
+        trains = stage in ("sft", "rlft")
+        lost = "; it has no checkpoint: run it again with --force" if trains else "; name a run of sft or rlft"
+        near = f"; name one in it, e.g. {inside[-1]}" if inside else lost
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")

@@ -23,6 +23,7 @@ from transformers import (
 
 from reflectkit.errors import DivergedError
 from reflectkit.models.hub import PASSAGE
+from reflectkit.models.labels import encodable
 from reflectkit.models.load import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
@@ -48,7 +49,7 @@ def build_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    corpus = list(texts)
+    corpus = list(map(encodable, texts))
     often = max(2, len(corpus)) * 2  # so that the merges of labels come first
     tokenizer.train_from_iterator([*corpus, *(text for text in labels for _ in range(often))], trainer)
     return PreTrainedTokenizerFast(

@@ -86,6 +86,8 @@ def validation_of(config: RLConfig, progress: Progress) -> Level | None:
     there are none.
     """
     if not (config.validate_steps or config.held_out):
+        if config.validate_problems:
+            progress.news("success on held-out problems is not measured here, as it would cost money; see evaluate")
         return None
     try:
         return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], "validate")
@@ -154,6 +156,7 @@ def warnings_of(config: RLConfig) -> list[str]:
     if unlike and reflector is not None and config.distill.weight:
         unlike = f"{start} was trained without comments, and its teacher is itself with them"
     texts = [*filter(None, [unlike]), *players.trained_elsewhere(config.env.name, (start, reflector))]
+    texts += players.other_settings(config.env, players.model_folders([start, reflector]))
     return texts + players.unknown_call_forms(config.env, [start])
 
 

@@ -33,7 +33,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
-    writes = config.env.kind.action_kind(config.env.settings) == "text"
+    writes = config.env.kind.action_kind(config.env.settings) != "choice"
     played = [] if writes else [_explored(level, config.run.seed) for level in levels]
     seen = [observation for episodes in played for episode in episodes for observation in episode]
     if writes or not all(observation.choices for observation in seen):
@@ -55,7 +55,9 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
         longest = max(longest, max(own[0] for own in shown) + int(growth * config.setup.horizon_at(names[-1])))
     context = context_for(longest + (COMMENT_TOKENS if config.reflector.load_dir else 0))
     seed, hybrid = config.run.seed, config.policy.model == "tiny-hybrid"
-    digest = hashlib.sha256("\0".join([form, str(seed), str(context), *prompts]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(
+        "\0".join([form, str(seed), str(context), *prompts]).encode("utf-8", "replace")
+    ).hexdigest()[:8]
     folder = config.setup.env_folder / "models" / f"{config.policy.model}-{digest}"
     model = build_model(tokenizer, context, seed, hybrid=hybrid)
     if not (folder / "config.json").is_file():

@@ -292,6 +292,7 @@ class RunCallback(TrainerCallback):
         if logs and "loss" in logs:
             self.figures["loss"] = logs["loss"]
             self.log(logs, state.global_step)
+            self.bar.advance(0, **self.figures)
             if not logs["loss"] <= EXPLODED * self.guessing:  # NaN too
                 what = f"the loss is {logs['loss']:.4g} nats per token, and that of guessing {self.guessing:.2g}"
                 raise _diverged(what, args, state)

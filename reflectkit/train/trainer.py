@@ -23,6 +23,7 @@ from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
 from reflectkit.rollouts.episode import Episode, play_all
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
+from reflectkit.text import pluralize
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig, Estimates
 from reflectkit.train.learner import Learner
@@ -181,6 +182,7 @@ class Trainer:
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         self._told = False  # of comments that cannot be distilled
+        self._told_of_cuts = False
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
 
@@ -203,9 +205,15 @@ class Trainer:
 
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             raise EnvironmentFailure(
-                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}"
+                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}; a larger"
+                " --episodes makes that rarer"
             )
         self._check_comments(played)
+        cut = [trajectory for trajectory in played if trajectory.status is Status.TRUNCATED and trajectory.reason]
+        if cut and not self._told_of_cuts:
+            early = f"{len(cut)} of {pluralize(len(played), 'episode')} ended early"
+            self.learner.notify(f"update {self.step + 1}: {early}, the first for: {cut[0].reason}")
+            self._told_of_cuts = True
         fresh, old = batch.trainable(played), list(self.replay)
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))

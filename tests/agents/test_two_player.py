@@ -14,7 +14,7 @@ from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
-from reflectkit.types import Message, Observation
+from reflectkit.types import Message, Observation, PaidComment
 from tests.train.training import agent_of, decide_all
 
 
@@ -65,6 +65,17 @@ def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> 
         said = run_sync(agent.decide(seen, Context(task.data["start"], env))).reflection
         steps = 6 - task.data["start"]
         assert f" {steps} cell" in said
+
+
+def test_a_decision_costs_what_its_comment_cost(policy: LoadedModel, observations: list[Observation]) -> None:
+    class Paid:
+        async def remark(self, observation: Observation, context: Context) -> str:
+            comment = PaidComment("Go.")
+            comment.price_usd = 0.5
+            return comment
+
+    decision = run_sync(TwoPlayerAgent(LocalSampler(policy), Paid()).decide(observations[0], Context(0, make("taxi"))))
+    assert (decision.reflection, decision.price_usd) == ("Go.", 0.5)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

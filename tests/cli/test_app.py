@@ -179,6 +179,15 @@ def test_no_number_is_broken_where_columns_that_are_alike_leave_room(capsys: pyt
     assert out.count("1,234,567") == 1
 
 
+def test_a_wide_table_is_split_and_each_part_names_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(name, *(f"{10 * index + step} (1 to 99)" for step in range(8))) for index, name in enumerate("abc")]
+    lines = lines_of(Table("t", ("policy", *(f"pass@{step}" for step in range(8))), tuple(rows)), 60, capsys)
+    parts = "\n".join(lines).split("policy")[1:]
+    assert len(parts) > 1
+    assert all(name in part for part in parts for name in "abc")
+    assert all(cell in "\n".join(lines) for row in rows for cell in row)
+
+
 def test_a_single_row_that_is_too_wide_becomes_a_column(capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(Table("a title", TABLE.columns, ROWS[:1]), 50, capsys)
     assert [line.split("  ")[0].strip() for line in lines] == ["policy", "─" * len(lines[1]), *TABLE.columns[1:]]

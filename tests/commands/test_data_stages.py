@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -135,6 +136,19 @@ def test_logged_conversations_become_rows() -> None:
     }
     assert found["sft"] == [first | {"then": [later]}, first]
     assert found["sft_policy"] == [commented | {"then": [silent]}, commented]
+
+
+def test_a_log_names_what_it_cannot_teach(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"role": "assistant", "content": "Box 2."}
+    for message, told in (
+        ({"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}, "an older form of tool_calls"),
+        (answer | {"tool_calls": [{"function": {"name": "look", "arguments": '{"box": NaN}'}}]}, "no JSON object"),
+        ({"role": "assistant", "content": "\ud83d"}, "surrogates not allowed"),
+        (answer | {"weight": 0}, "holds no answer of an assistant"),
+    ):
+        Path("log").write_text(json.dumps({"messages": [ASKED, message]}))
+        assert main(["gen-sft", "--env", "program:true", "--log", "log"]) == 2
+        assert told in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -211,9 +211,24 @@ def test_a_model_in_anothers_place_is_one_line(
     assert "is a policy model, not a reflector" in told
 
 
+def test_only_problems_beside_their_training_split_are_called_held_out(tmp_path: Path) -> None:
+    assert main(["split", "--env=taxi"]) == 0
+    split = tmp_path / "data/taxi"
+    shutil.copy(split / "test.json", tmp_path / "some.json")
+    for file, title in ((split / "test.json", "Held-out problems"), (tmp_path / "some.json", "Problems")):
+        playing = ["evaluate", "--env=taxi", "--policy=random", "--problems=2", "--name=t", "--force"]
+        assert main([*playing, "--task-file", str(file)]) == 0
+        (table, *_) = read_json(tmp_path / "results/t/report.json")["tables"]
+        assert table["title"] == f"{title} of {file}"
+
+
 def test_other_settings_of_the_env_than_in_training_are_told(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {"env": "memory", "brief": True}})
     model = tmp_path / "checkpoint-1"
     (text,) = other_settings(EnvConfig.from_flat(env="memory"), [model])
     assert text == f"{model} was trained with --brief True, but plays with --brief False"
     assert not other_settings(EnvConfig.from_flat(env="memory", brief=True), [model])
+    model.mkdir()
+    write_json(tmp_path / "config.json", {"stage": "sft", "settings": {}})
+    write_json(model / "reflectkit.json", {"env": "memory", "env_settings": {"brief": True}})
+    assert other_settings(EnvConfig.from_flat(env="memory"), [model]) == [text]

@@ -133,7 +133,7 @@ def asking(**more: Any) -> bytes:
     [
         (b"[]", 400, "object"),
         (asking(messages=[]), 400, "messages: List should have at least 1 item"),
-        (asking(n=3), 400, "n: Input should be 1"),
+        (asking(n=3), 400, "n: a request has one answer"),
         (asking(response_format={"type": "json_object"}), 400, "response_format"),
         (asking(tools=TOOLS, tool_choice={"function": 3}), 400, "tool_choice"),
         (asking(tools=TOOLS * 2), 400, "two have the same name"),

@@ -314,6 +314,9 @@ class Short(Base):
 
 class Raises(Base):
     def step(self, choice): return 1 / 0
+
+class Said(Base):
+    def step(self, choice): return "?", 0.0, True, {"success": "no"}
 """
 
 
@@ -322,6 +325,7 @@ class Raises(Base):
     [
         ("Short", ".py, line 8: step() of Short returned ('?', 0.0); return (observation, reward, done)"),
         ("Raises", ".py, line 11: ZeroDivisionError"),
+        ("Said", "its 'success' must be True or False"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -128,6 +128,7 @@ def test_a_program_that_cannot_be_started_ends_the_run(tmp_path: Path) -> None:
         (f"{tmp_path}", "Permission denied"),
         (f"{tmp_path}/text", "Exec format error"),
         ("python no_such_agent.py", "no file no_such_agent.py"),
+        ("echo {sed}", r"\{sed\} has no value; there are \{seed\}, \{task\}"),
     ):
         with pytest.raises(ConfigError, match=reason):
             start(command)

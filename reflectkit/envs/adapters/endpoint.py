@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import uvicorn
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -62,6 +62,12 @@ class _Function(BaseModel):
     parameters: dict[str, Any] | None = None
     arguments: str = "{}"
 
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_text(cls, arguments: object) -> object:
+        """JSON, as OpenAI has it, also where logs have the object itself, as data sets do."""
+        return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
 
 class _Tool(BaseModel):
     id: str = ""
@@ -79,6 +85,7 @@ class _Message(BaseModel):
     content: str | list[_Text] | None = None
     tool_calls: list[_Tool] | None = None
     tool_call_id: str = ""
+    function_call: Any = None
 
     @property
     def text(self) -> str:
@@ -93,16 +100,30 @@ class _Request(BaseModel):
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | _Tool | None = None
-    n: Literal[1] | None = None
-    logprobs: Literal[False] | None = None
-    functions: None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    functions: Any = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
-    response_format: _Text | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def refused(self) -> str:
+        """What it asks for and cannot have; empty if it can be answered."""
+        reasons = {
+            "n: a request has one answer; ask again for another": self.n not in (None, 1),
+            "logprobs: they are not told; leave it out": self.logprobs,
+            "functions: an older form of tools; give those": self.functions is not None,
+            "function_call: an older form of tool_calls; write those": any(
+                message.function_call is not None for message in self.messages
+            ),
+            "response_format: only text is written; leave it out": self.response_format not in (None, {"type": "text"}),
+        }
+        return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +179,8 @@ class Conversations:
             wrong = max(error.errors(include_url=False), key=lambda wrong: len(wrong["loc"]))  # of a union, the nearest
             place = ".".join(map(str, wrong["loc"]))
             raise RequestError(f"{place}: {wrong['msg']}" if place else wrong["msg"]) from None
+        if asked.refused:
+            raise RequestError(asked.refused)
         messages: list[Message] = []
         turns, unmatched, names = [], 0, dict[str, str]()
         for message in asked.messages:
@@ -215,7 +238,7 @@ def _digest(messages: Sequence[Message]) -> int:
 def _call(function: _Function) -> ToolCall:
     arguments = None
     with contextlib.suppress(ValueError):
-        arguments = json.loads(function.arguments or "{}")
+        arguments = json.loads(function.arguments or "{}", parse_constant=int)  # which refuses NaN
     if not isinstance(arguments, dict):
         raise RequestError(f"tool_calls: the arguments of {function.name} are no JSON object")
     return ToolCall(function.name, arguments)

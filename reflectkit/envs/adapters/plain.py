@@ -165,6 +165,8 @@ class Choices(Plain):
             if not isinstance(info, dict) or not is_reward(reward) or not all(map(is_flag, (terminated, truncated))):
                 raise self._wrong("step", returned, FORM)
             over = bool(terminated or truncated)
+            if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(info["success"]):
+                raise self._wrong("step", returned, "its 'success' must be True or False")
             told = {key: info[key] for key in ("figures", "refused") if key in info}
             told["success"] = bool(info.get("success", reward > 0)) if over else False
             return StepResult(self._observe("step", text, over), float(reward), bool(terminated), bool(truncated), told)

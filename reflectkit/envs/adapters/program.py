@@ -7,6 +7,7 @@ loop stay as they are; it imports nothing of ours.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import math
@@ -184,6 +185,7 @@ class _Endpoint:
         self.thread = LoopThread("reflectkit-endpoint")
         self.runs: dict[str, _Run] = {}
         self._port: asyncio.Future[int] | None = None
+        atexit.register(self.thread.close)
 
     async def port(self) -> int:
         """The port; the server runs until the process ends."""
@@ -263,10 +265,15 @@ class Program(Env):
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
 
         def filled(found: re.Match[str]) -> str:
-            value = values.get(found[1], found[0])
+            if found[0].startswith("{{"):
+                return found[0][1:-1]
+            if found[1] not in values:
+                known = ", ".join(f"{{{name}}}" for name in values)
+                raise ConfigError(f"--env program: {found[0]} has no value; there are {known}. {{{found[0]}}} is text")
+            value = values[found[1]]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-        command = [re.sub(r"\{(\w+)\}", filled, part) for part in self.command]
+        command = [re.sub(r"\{?\{(\w+)\}\}?", filled, part) for part in self.command]
         environment = passed | {
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": "reflectkit",

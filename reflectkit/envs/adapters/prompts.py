@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
-from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
+from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place, refuse
 from reflectkit.files import missing
 from reflectkit.jsonl import read_json_list, read_jsonl
 from reflectkit.registry import code_files, resolve
@@ -73,12 +73,17 @@ class DatasetTasks(Taskset):
         return [*data, *code_files(_reward(spec)[1].__module__ for spec in getattr(settings, "reward", ()))]
 
 
+OURS = frozenset({"prompts", "completions", "environments"})
+"""Arguments of reward functions, besides the columns."""
+
+
 @cache
 def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
     """The rows of a file, or of a split on the hub. Raises DataError for none, or one without a prompt."""
     rows: Any
     path = Path(dataset)
     if not dataset.endswith(FILES):
+        refuse(path.is_file(), f"--dataset {dataset}: is none of {', '.join(FILES)}")
         from reflectkit.models.hub import dataset_rows
 
         name, _, config = dataset.partition(":")
@@ -106,9 +111,12 @@ def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
             has = f"its columns are {', '.join(map(str, row))}" if isinstance(row, Mapping) else "it is no JSON object"
             raise DataError(dataset, f"row {number} has no column 'prompt': {has}; rename one")
         prompt_messages(row["prompt"], f"{dataset}, row {number}")
+        if taken := OURS.intersection(row):
+            raise DataError(dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it")
     if not rows:
         raise DataError(dataset, "has no rows")
-    return [dict(row) for row in rows]
+    columns = dict.fromkeys(name for row in rows for name in row)  # None in a row that lacks one, as in datasets
+    return [dict.fromkeys(columns) | dict(row) for row in rows]
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
