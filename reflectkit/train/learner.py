@@ -497,7 +497,9 @@ class Learner:
         )
         taught = self._shares({number: len(_commented(samples[number])) for number in numbers})
         fresh = sum(sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed)
-        figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
+        figures = dict.fromkeys(("loss", "entropy", "kl", "ratio_deviation"), 0.0)
+        figures |= {"value_loss": 0.0} if self.critic is not None else {}
+        figures |= {"kl_to_start": 0.0} if self.reference is not None else {}
         figures |= {"masked": 0.0} if self.settings.mask != "none" else {}
         figures |= {"divergence": 0.0} if self.teacher is not None else {}
         try:
