@@ -384,8 +384,8 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]], model
     training = source.with_name("train.json")
     if not training.is_file():
         return f"Problems of {source}"
-    seen = [read_record(model.parent).get("inputs", {}) for model in models]
-    if any(inputs.get(str(training), digest(training)) != digest(training) for inputs in seen):
+    inputs = [read_record(model.parent).get("inputs", {}) for model in models]
+    if {each[str(training)] for each in inputs if str(training) in each} - {digest(training)}:
         return f"Problems of {source}; a player was trained on another split"
     trained: list[Task] = []
     if read_json(training):  # a split may leave nothing to train on

@@ -85,6 +85,12 @@ def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
     assert episode.figures == {"overridden": 3.0}
 
 
+def test_values_fill_single_braces_only(play: Play) -> None:
+    code = 'ask([{"role": "user", "content": " ".join(sys.argv[1:])}])\nprint(1)'
+    (episode,) = play(code, Plays(WORDS), arguments="""'{"of":"{task}"}' {{task}}""")
+    assert episode.turns[0].observation.messages[0].content == """{"of":"a b'0"} {task}"""
+
+
 @pytest.mark.parametrize(
     ("code", "reward"),
     [

@@ -265,15 +265,15 @@ class Program(Env):
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
 
         def filled(found: re.Match[str]) -> str:
-            if found[0].startswith("{{"):
+            if found[1]:  # {{name}}, for braces that mean themselves
                 return found[0][1:-1]
-            if found[1] not in values:
+            if found[2] not in values:
                 known = ", ".join(f"{{{name}}}" for name in values)
                 raise ConfigError(f"--env program: {found[0]} has no value; there are {known}. {{{found[0]}}} is text")
-            value = values[found[1]]
+            value = values[found[2]]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-        command = [re.sub(r"\{?\{(\w+)\}\}?", filled, part) for part in self.command]
+        command = [re.sub(r"\{\{(\w+)\}\}|\{(\w+)\}", filled, part) for part in self.command]
         environment = passed | {
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": "reflectkit",
