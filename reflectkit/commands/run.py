@@ -25,7 +25,7 @@ from typing import Any
 from reflectkit.commands import config_class, stage_module, traits
 from reflectkit.config import Config, build, chosen_by, flag, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
-from reflectkit.errors import ConfigError, ReflectkitError, unknown_name
+from reflectkit.errors import ConfigError, ReflectkitError, refuse, unknown_name
 from reflectkit.evals import tables as eval_tables
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.hub import PACKAGED
@@ -154,6 +154,7 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         progress.news(f"{flag(name)} {value} has folders of its own: {folders}")
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
+    refuse(config.fast and not recipe.fast, f"recipe '{config.recipe}' has no `fast:` settings; leave out --fast")
     checks = config.fast and not recipe.fast_shows  # its figures are noise
     progress.news(recipe.fast_shows if config.fast and not checks else recipe.description)
     takes = f", {recipe.fast_takes}" if config.fast and recipe.fast_takes else ""

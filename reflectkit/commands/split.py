@@ -153,6 +153,14 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         for name, part in parts.items():
             if not part:
                 _refuse_emptying(config, config.folder / f"{name}.json", source, come_with_splits=not free)
+        if by == "repo":
+            wanted = [len(records) * share / sum(config.shares) for share in config.shares]
+            if (
+                max(abs(len(parts[name]) - share) for name, share in zip(SPLITS, wanted, strict=True))
+                > len(records) / 10
+            ):
+                found = ":".join(str(len(part)) for part in parts.values())
+                progress.news(f"whole repositories make {found} questions, not {config.ratio}; try --by question")
         # the rooms of an earlier split may be in this one's training split
         (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)
         outputs, rows, figures = [], [], {}

@@ -144,7 +144,8 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
                 panel.plot(places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5)
         label = figure.replace("_", " ")
         panel.set(xlabel=against, ylabel=label)
-        mean = f", mean of {smoothed} updates" if smoothed > 1 else ""
+        window = min(smoothed, max(len(values) for seeds in curves.values() for _, values in seeds))
+        mean = f", mean of {window} updates" if window > 1 else ""
         spread = f", median and {'range of seeds' if banded else 'each seed'}" if several[figure] else ""
         panel.set_title(f"{label}{mean}{spread}")
         if figure.removeprefix("validation_") in SHARES:

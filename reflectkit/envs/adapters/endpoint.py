@@ -75,14 +75,14 @@ class _Tool(BaseModel):
     function: _Function
 
 
-class _Text(BaseModel):
-    type: Literal["text"]
+class _Part(BaseModel):
+    type: str
     text: str = ""
 
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Text] | None = None
+    content: str | list[_Part] | None = None
     tool_calls: list[_Tool] | None = None
     tool_call_id: str = ""
     function_call: Any = None
@@ -120,6 +120,10 @@ class _Request(BaseModel):
             "functions: an older form of tools; give those": self.functions is not None,
             "function_call: an older form of tool_calls; write those": any(
                 message.function_call is not None for message in self.messages
+            ),
+            "messages: only text is read; leave out pictures and files": any(
+                isinstance(message.content, list) and any(part.type != "text" for part in message.content)
+                for message in self.messages
             ),
             "response_format: only text is written; leave it out": self.response_format not in (None, {"type": "text"}),
         }
