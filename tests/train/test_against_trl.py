@@ -86,7 +86,7 @@ def compare(tmp_path: Path, mean: str, loss_type: str, beta: float, **correction
     learner = Learner(player, settings, reference=Reference(player, copy=start) if beta else None)
     figures = learner.update(samples, random.Random(0))
     ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
-    our_loss = figures["loss"] + beta * figures["kl_to_start"]
+    our_loss = figures["loss"] + beta * figures.get("kl_to_start", 0.0)
 
     save_player(tmp_path / "start", LoadedModel(start, tokenizer, None))  # from where the trainer loads its reference
     model.config.name_or_path = str(tmp_path / "start")
