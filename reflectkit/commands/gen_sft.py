@@ -4,7 +4,6 @@ logged conversations.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -123,7 +122,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         if config.log:
-            steps, faults = logged_lessons(config.log), Counter[str]()
+            steps, faults = logged_lessons(config.log)
         else:
             steps, faults = replayed_lessons(
                 config.setup, source, records, progress, answer=config.answer, repeats=config.repeats

@@ -250,10 +250,12 @@ def replayed_lessons(
     return steps, faults
 
 
-def logged_lessons(path: Path) -> list[Lesson]:
-    """The lessons of logged conversations. A line is one of them, `{messages, tools}` in OpenAI's form, or an answer
-    that `serve --record` kept, which goes on with the last conversation of its session if it extends that. The words of
-    a message that calls are the comment on the state before it.
+def logged_lessons(path: Path) -> tuple[list[Lesson], Counter[str]]:
+    """The lessons of logged conversations, and the number of those with a fault, by its name.
+
+    A line is one of them, `{messages, tools}` in OpenAI's form, or an answer that `serve --record` kept, which goes on
+    with the last conversation of its session if it extends that. The words of a message that calls are the comment on
+    the state before it.
 
     Raises DataError.
     """
@@ -290,7 +292,15 @@ def logged_lessons(path: Path) -> list[Lesson]:
                     use = ToolUse(message.content, message.calls)
                     comment = one_line(original.content) if message.calls else ""
                     logged[-1].append(Turn(replace(seen, messages=tuple(said[:at])), Decision(use, comment), 0.0))
-    return lessons(logged)
+    strange = [turns for turns in logged if any(map(_calls_unknown, turns))]
+    return lessons(logged), Counter(
+        dict.fromkeys(["calls of tools that are not offered"] * bool(strange), len(strange))
+    )
+
+
+def _calls_unknown(turn: Turn) -> bool:
+    action, offered = turn.decision.action, {tool.name for tool in turn.observation.tools}
+    return isinstance(action, ToolUse) and any(call.name not in offered for call in action.calls)
 
 
 def _plainly(message: Message) -> Message:

@@ -123,10 +123,11 @@ LOGGED = [
 ]  # fmt: skip
 
 
-def test_logged_conversations_become_rows() -> None:
+def test_logged_conversations_become_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """The words before a call are the comment. Calls are written as fine-tuned models do."""
     write_jsonl(Path("log"), LOGGED)
     assert main(["gen-sft", "--env", "program:true", "--log", "log"]) == 0
+    assert "2 demonstrations: calls of tools that are not offered" in capsys.readouterr().out
     first = {"prompt": "User: Which box?\nAgent:", "completion": ' look {"box": 2}'}
     later = {"prompt": "\nTool look: Red.\nAgent:", "completion": " Box 2."}
     commented = {"prompt": "User: Which box?\nReflection: Try 2.\nAgent:", "completion": ' look {"box": 2}'}

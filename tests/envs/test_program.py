@@ -196,7 +196,7 @@ def test_the_programs_own_log_teaches_what_the_episode_does(play: Play, tmp_path
     log = f'open({str(tmp_path / "log")!r}, "w").write(json.dumps({{"messages": messages, "tools": TOOLS}}))'
     (episode,) = play(f"{LOOKS}\n{log}\nprint(1)", Plays(LOOK, LOOK, WORDS), arguments="'{task}'")
     assert episode.reason == ""
-    logged = logged_lessons(tmp_path / "log")
+    logged, _ = logged_lessons(tmp_path / "log")
     assert logged == lessons([episode.turns])
     assert [lesson.completion for lesson in logged] == [' look {"box": 2}', ' look {"box": 2}', " Box 2."]
 
@@ -210,7 +210,7 @@ def test_conversations_without_a_name_stay_apart_in_a_served_log(tmp_path: Path)
             decision = Decision(ToolUse("Box 1."), f"comment on {name}")
             rows.append({"session": "", "observation": to_json(observation), "decision": to_json(decision)})
     write_jsonl(tmp_path / "log", rows)
-    found = [[step.reflection for step in lesson.earlier] for lesson in logged_lessons(tmp_path / "log")]
+    found = [[step.reflection for step in lesson.earlier] for lesson in logged_lessons(tmp_path / "log")[0]]
     assert found == [[], ["comment on a"], [], ["comment on b"]]
 
 
