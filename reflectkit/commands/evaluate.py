@@ -198,7 +198,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError.
     """
     if config.episodes:
-        return _recompute(config)
+        return _recompute(config, progress)
     setup, env, held_out = config.setup, config.env, config.held_out
     levels = held_out.levels_with("test", tuple(dict.fromkeys(config.level)) or env.kind.levels[-1:], progress)
     problems: dict[str, list[Task]] = {}
@@ -411,12 +411,25 @@ def _write_tables(
     return rows, [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
-def _recompute(config: EvaluateConfig) -> Report:
+def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
     env, parts = config.setup.env_name, [list(map(tables.lean, read_compared(path))) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {env}:
             raise DataError(path, f"has episodes of env '{min(others)}', not of '{env}'; choose it with --env")
+        if _is_altered(path):
+            progress.news(f"warning: {path} has other episodes than evaluate wrote there")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})
         return current.finish({"rows": rows}, outputs)
+
+
+def _is_altered(path: Path) -> bool:
+    """Whether `path`, a run of evaluate or a file in it, has other episodes than the run wrote."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        outputs = read_json(folder / "report.json")["outputs"]
+        written = {digested for name, digested in outputs.items() if Path(name).name == "episodes.jsonl"}
+        return bool(written) and digest(folder / "episodes.jsonl") not in written
+    except (AttributeError, DataError, KeyError, TypeError):  # no report, or a damaged one
+        return False

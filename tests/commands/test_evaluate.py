@@ -129,7 +129,9 @@ def test_a_damaged_line_is_named_and_null_is_unknown(
     assert said in capsys.readouterr().err
 
 
-def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(tmp_path: Path) -> None:
+def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     playing = ["evaluate", "--env=corridor", "--policy=random", "--policy=oracle", "--eval-reps=2", "--name=played"]
     assert main(playing) == 0
     evaluated = tmp_path / "results/played"
@@ -148,6 +150,13 @@ def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(tmp_pa
         assert (together["tasks"], together["clusters"]) == (alone["tasks"], alone["clusters"])
         assert together["episodes"] == 2 * alone["episodes"]
         assert together["pass_at"] == alone["pass_at"], "the plays of two seeds are not more tries of one model"
+    told = "has other episodes than evaluate wrote there"
+    assert told not in capsys.readouterr().out
+    episodes = (evaluated / "episodes.jsonl").read_text().splitlines(keepends=True)
+    (evaluated / "episodes.jsonl").write_text("".join(episodes[:-1]))
+    shutil.rmtree("results/again")
+    assert again(evaluated) == 0
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
