@@ -75,14 +75,14 @@ class _Tool(BaseModel):
     function: _Function
 
 
-class _Part(BaseModel):
+class _ContentPart(BaseModel):
     type: str
     text: str = ""
 
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | list[_ContentPart] | None = None
     tool_calls: list[_Tool] | None = None
     tool_call_id: str = ""
     function_call: Any = None
