@@ -5,6 +5,7 @@ A run that resumed from another one's checkpoint (`--resume-from`) continues its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import DataError, refuse
 from reflectkit.evals.plot import Curve, draw_bars, draw_curves, read_curves
 from reflectkit.jsonl import read_json
-from reflectkit.runs.run import RunConfig, open_run
+from reflectkit.runs.run import RunConfig, open_run, read_record
 from reflectkit.text import distinct_names
 
 EXAMPLES = (
@@ -91,6 +92,10 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             cells = tuple((name, level, f"{mean:.3f}") for (name, level), mean in means.items())
             current.tables.append(Table(f"Bars in {out}", ("policy", "level", figure), cells))
             return current.finish({f"{name} {level}": mean for (name, level), mean in means.items()}, [out])
+        trained = Counter((name, read_record(path.parent).get("seed")) for name, path in named)
+        for (name, seed), count in trained.items():
+            if count > 1 and seed is not None:
+                progress.news(f"warning: {count} runs named {name} have seed {seed}, and are drawn as different seeds")
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in config.figure or ("success_rate",):
             panels[figure] = {name: [] for name, _ in named}
