@@ -60,6 +60,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
+        shown = source.with_name(ROWS_SETTINGS)
+        facts = {"env_settings": read_json(shown)} if shown.is_file() else {}
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
@@ -85,9 +87,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             log = train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
-        facts = {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
-        if (settings := source.with_name(ROWS_SETTINGS)).is_file():
-            facts["env_settings"] = read_json(settings)
+        facts |= {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
         if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
             facts["acts_alone"] = True  # some rows have no comment
         save_player(target, player, facts | {"step": config.max_steps}, seal)
