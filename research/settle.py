@@ -300,15 +300,18 @@ class Explore(Commands):
         self.run(name, "sft", "--role", role, *ADAPTED.split(), "--learning-rate", rate, "--max-steps", steps, *flags)
 
     def train(self, arm: str, rate: float, mark: str = "") -> None:
-        """The SFT of one arm. mark: ends the names of its folders. Two players: the reflector, and a policy from its
-        weights, which reads comments of both kinds. Distilled: a policy that acts with and without the teacher's
-        comments.
+        """One arm. mark: ends the names of its folders. Two players: the reflector, and a policy from its weights that
+        reads comments of both kinds. Distilled: a policy that acts with and without the teacher's comments, and then is
+        its own teacher.
         """
         if arm == "two":
             self.sft(f"reflector{mark}", "reflection", rate, 240, *NEW_ADAPTER.split())
             self.reader("policy", "both", rate, "--comments", "both", "--mismatch", 0.2, mark=mark)
         elif arm == "distilled":
-            self.sft(f"start{mark}", "policy", rate, 200, *NEW_ADAPTER.split(), "--task-file", self.both())
+            self.sft("start", "policy", rate, 200, *NEW_ADAPTER.split(), "--task-file", self.both())
+            played = ["--episodes", 12, "--minibatch", 8, "--max-steps", 1 if self.fast else 5]
+            played += ["--validate-problems", 0, "--horizon", HORIZON, "--force-answer"]
+            self.run(arm, "rlft", *ASKS, "--policy", self.folder / "start", *DISTILLED.split(), *played)
         else:
             self.sft(f"{arm}{mark}", arm, rate, 300, *NEW_ADAPTER.split())
 
@@ -318,12 +321,6 @@ class Explore(Commands):
         flags = ["--demonstrations", 4 if self.fast else 40, "--reflector", reflector, "--out-dir", file.parent]
         self.run(f"{rows}{mark}", "gen-sft", *ASKS, "--answer", "text", *comments, *flags)
         self.sft(f"{name}{mark}", "policy", rate, 60, "--model", reflector, "--task-file", file)
-
-    def distil(self) -> None:
-        """The distilled arm's start is its own teacher."""
-        played = ["--episodes", 12, "--minibatch", 8, "--max-steps", 1 if self.fast else 5]
-        played += ["--validate-problems", 0, "--horizon", HORIZON, "--force-answer"]
-        self.run("distilled", "rlft", *ASKS, "--policy", self.folder / "start", *DISTILLED.split(), *played)
 
     def content(self, rate: float) -> None:
         """Two players, of which one reads the other's comments on other states, in training and in play; and the pair
@@ -418,8 +415,6 @@ class Explore(Commands):
         for arm in (arm for arm in PLAYERS if arm in arms):
             rate = self.rate(arm)
             self.train(arm, rate)
-            if arm == "distilled":
-                self.distil()
             self.compare(arm)
             if arm == "two":
                 self.content(rate)

@@ -201,18 +201,18 @@ class TwoPlayerAgent:
         If the observation is too long for the policy, the decision has a `truncation_reason`. Raises CheckpointError
         where none ever fits.
         """
-        comment, price = None, None
+        comment = None
         if self.commentator is not None and (
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
-            remark = await self.commentator.remark(observation, context)
-            comment, price = str(remark), remark.price_usd if isinstance(remark, PaidComment) else 0.0
+            comment = await self.commentator.remark(observation, context)
         elif self.commentator is not None and self.distills:
             decision = await self.act_on(observation, None, context)
             return await self._with_hint(decision, observation, context, self.commentator)
         decision = await self.act_on(observation, comment, context)
         if comment is None:
             return decision
+        price = comment.price_usd if isinstance(comment, PaidComment) else 0.0
         return replace(decision, comment_tokens=length_behind(self.policy.tokenizer, comment), price_usd=price)
 
     async def _with_hint(

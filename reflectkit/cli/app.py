@@ -439,9 +439,7 @@ def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid
     """
     first = 1 if len(set(columns[0])) == len(columns[0]) else 2
     names, rest = columns[:first], columns[first:]
-    begun = False
-    while rest or not begun:
-        begun = True
+    while True:
         for count in range(len(rest), -1, -1):
             heading, *rows = zip(*names, *rest[:count], strict=True)
             grid = _grid(Table("", heading, tuple(rows)), fold=count < 2)
@@ -449,15 +447,16 @@ def _parts(console: Screen, columns: Sequence[tuple[str, ...]]) -> Iterator[Grid
             if count < 2 or _least_width(grid) <= console.width:
                 break
         yield grid
-        rest = rest[max(1, count) :]
+        if not (rest := rest[max(1, count) :]):
+            return
 
 
 def show(console: Screen, report: Report) -> None:
     """Print the report's tables, the paths of its outputs, and its closing lines."""
     for table in report.tables:
         console.say(table.title, style="bold")
-        grid, unlimited = _grid(table), console.options.update(width=10_000)
-        if console.measure(grid, options=unlimited).maximum > console.width:
+        grid = _grid(table)
+        if console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
             columns = list(zip(table.columns, *table.rows, strict=True))
             if len(table.rows) == 1:  # becomes one of two columns
                 columns = list(zip(*columns, strict=True))

@@ -90,9 +90,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         if not holds_out:
             why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
             progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
-        elif held_out is not None and {task.id for task in held_out.tasks} & {
-            t.id for level in levels for t in level.tasks
-        }:
+        elif held_out and {task.id for level in levels for task in level.tasks} & {task.id for task in held_out.tasks}:
             holds_out = False
             progress.news(f"level '{hardest}' of the split: its held-out problems are training problems, too")
         with rl.chat_reflector(config, current.folder, progress) as chat:

@@ -155,10 +155,8 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 _refuse_emptying(config, config.folder / f"{name}.json", source, come_with_splits=not free)
         if by == "repo":
             wanted = [len(records) * share / sum(config.shares) for share in config.shares]
-            if (
-                max(abs(len(parts[name]) - share) for name, share in zip(SPLITS, wanted, strict=True))
-                > len(records) / 10
-            ):
+            off = max(abs(len(part) - share) for part, share in zip(parts.values(), wanted, strict=True))
+            if off > len(records) / 10:
                 found = ":".join(str(len(part)) for part in parts.values())
                 progress.news(f"whole repositories make {found} questions, not {config.ratio}; try --by question")
         # the rooms of an earlier split may be in this one's training split

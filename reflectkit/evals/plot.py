@@ -162,6 +162,7 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
     panel: Any = axes
     wide = 0.8 / max(1, len(bars))
+    known = any(low != high for by_level in bars.values() for _, low, high in by_level.values())
     for index, (name, by_level) in enumerate(bars.items()):
         shown = [(place, by_level[level]) for place, level in enumerate(levels) if level in by_level]
         places = [place - 0.4 + wide * (index + 0.5) for place, _ in shown]
@@ -171,10 +172,9 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
             [max(0.0, high - mean) for _, (mean, _, high) in shown],
         ]
         colour = COLOURS[index % len(COLOURS)]
-        whiskers = {"yerr": errors, "capsize": 2} if any(map(any, errors)) else {}
-        panel.bar(places, means, wide * 0.92, color=colour, label=label_text(name), **whiskers)
+        drawn = errors if known else None
+        panel.bar(places, means, wide * 0.92, yerr=drawn, capsize=2, color=colour, label=label_text(name))
     panel.set_xticks(range(len(levels)), list(map(label_text, levels)))
-    known = any(low != high for by_level in bars.values() for _, low, high in by_level.values())
     title = f"{figure.replace('_', ' ')} by level{', 95 % intervals' if known else ''}"
     panel.set(ylabel=figure.replace("_", " "), title=title)
     if figure in SHARES:

@@ -181,8 +181,7 @@ class Trainer:
         self.rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
-        self._told = False  # of comments that cannot be distilled
-        self._told_of_cuts = False
+        self._told: set[str] = set()  # what went wrong in an update, and is told the first time
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
 
@@ -210,10 +209,8 @@ class Trainer:
             )
         self._check_comments(played)
         cut = [trajectory for trajectory in played if trajectory.status is Status.TRUNCATED and trajectory.reason]
-        if cut and not self._told_of_cuts:
-            early = f"{len(cut)} of {pluralize(len(played), 'episode')} ended early"
-            self.learner.notify(f"update {self.step + 1}: {early}, the first for: {cut[0].reason}")
-            self._told_of_cuts = True
+        if cut:
+            self._tell_once("ended early", len(cut), pluralize(len(played), "episode"), cut[0].reason)
         fresh, old = batch.trainable(played), list(self.replay)
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
@@ -261,10 +258,14 @@ class Trainer:
         why = next((decision.hint_failure for decision in skipped if decision.hint_failure), "")
         if why and len(skipped) == len(hints):
             raise EnvironmentFailure(f"no comment of update {self.step + 1} can be distilled ({len(hints)}): {why}")
-        if why and not self._told:
-            cannot = f"{len(skipped)} of {len(hints)} comments cannot be distilled"
-            self.learner.notify(f"update {self.step + 1}: {cannot}: {why}")
-            self._told = True
+        if why:
+            self._tell_once("cannot be distilled", len(skipped), f"{len(hints)} comments", why)
+
+    def _tell_once(self, what: str, count: int, among: str, why: str) -> None:
+        """Report what happened to `count` of some things, in the first update in which it does."""
+        if what not in self._told:
+            self._told.add(what)
+            self.learner.notify(f"update {self.step + 1}: {count} of {among} {what}, the first for: {why}")
 
     def validate(self, level: Level) -> dict[str, Any]:
         """Figures of `play_greedily`, as of an update, named `validation_…`."""
