@@ -107,6 +107,7 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
     """What training takes, by arithmetic."""
     player = starting_model(config, source, rows)
     lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
+    tokens = config.batch_size // config.gradient_accumulation * max(lengths)
     steps = _steps(config, len(lengths))
     mean = sum(lengths) / len(lengths)
     return plan_report(
@@ -114,7 +115,8 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
         config.run.results_dir,
         [player.model],
         config.optim.optimizer,
-        config.batch_size // config.gradient_accumulation * max(lengths),
+        tokens,
+        tokens,
         recompute=config.gradient_checkpointing,
         tokens={
             "longest_row": max(lengths),

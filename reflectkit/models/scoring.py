@@ -44,6 +44,7 @@ PLAIN_HEAD_BLOCKERS = (
 """Config entries of models that change their logits after the head; such a model's own forward computes them."""
 CHAINS = 16  # at least so many rows are in one pass when sampling
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
+BLOCK = {"cpu": 2**23, "cuda": 2**26}  # logits that are computed at once, by device
 
 
 class Scorer(nn.Module):
@@ -145,32 +146,96 @@ def token_logprobs(
     pad_id: int,
     temperature: float = 1.0,
     share: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    whole: bool = False,
+    entropy_learns: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before them. share: see
-    `choice_logprobs`.
+    `choice_logprobs`. whole: return the distributions too. entropy_learns: whether the entropy needs gradients.
 
     Returns
     -------
-    logprobs_N: of the N marked tokens, row by row. logprobs_NV: over the vocabulary at the same positions, for an
-    entropy. hidden_ND: of the position before each marked token. Raises ValueError if a row's first token is marked.
+    logprob_N, entropy_N: of the N marked tokens, row by row, and of the distributions that they are from.
+    hidden_ND: of the position before each marked token. logprobs_NV: over the vocabulary at the same positions; (N, 0)
+    unless `whole`. Raises ValueError if a row's first token is marked.
     """
     device = next(model.parameters()).device
     marked = [(row, place) for row, mask in enumerate(masks) for place, one in enumerate(mask) if one]
     if any(place == 0 for _, place in marked):
         raise ValueError("a row's first token has nothing before it and cannot be scored")
+    tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
+    row_N = torch.tensor([row for row, _ in marked], device=device)
+    place_N = torch.tensor([place - 1 for _, place in marked], device=device)
     bare = model.model if type(model) is Scorer else model
+    blockwise = not whole and logits_at_once(bare, len(marked)) < len(marked)
     if share and can_share(bare):
         hidden_ND = hidden_at(trunk_of(bare), rows, [(row, place - 1) for row, place in marked], pad_id)
-        logits_NV = head_logits(bare, hidden_ND, None)
+        logits_NV = None if blockwise else head_logits(bare, hidden_ND, None)
+    elif blockwise:
+        output = trunk_of(bare)(input_ids=right_pad(rows, pad_id, device), use_cache=False)
+        hidden_ND, logits_NV = output.last_hidden_state[row_N, place_N], None
     else:
         scorer = model if is_scorer(model) else Scorer(model)
-        row_N = torch.tensor([row for row, _ in marked], device=device)
-        place_N = torch.tensor([place - 1 for _, place in marked], device=device)
         hidden_ND, logits_NV = scorer(right_pad(rows, pad_id, device), row_N, place_N)
+    if logits_NV is None:
+        learns = torch.is_grad_enabled() and hidden_ND.requires_grad
+        head = unwrapped(bare).get_output_embeddings()
+        found = _Blockwise.apply(hidden_ND, head, tokens_N1, temperature, (learns, learns and entropy_learns))
+        return *found, hidden_ND, hidden_ND.new_zeros(len(marked), 0)
     logits_NV = logits_NV.float() if temperature == 1 else logits_NV.float() / temperature  # without a copy
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-    tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
-    return logprobs_NV.gather(1, tokens_N1).squeeze(1), logprobs_NV, hidden_ND
+    logprob_N = logprobs_NV.gather(1, tokens_N1).squeeze(1)
+    return logprob_N, entropy(logprobs_NV), hidden_ND, logprobs_NV if whole else logprobs_NV.new_zeros(len(marked), 0)
+
+
+def logits_at_once(model: Any, count: int) -> int:
+    """How many of `count` tokens have their logits at once: a block where the head does not learn, else all."""
+    if is_scorer(model) or not has_plain_head(model):
+        return count
+    head = unwrapped(model).get_output_embeddings()
+    return min(count, _block(head)) if type(head) is nn.Linear and not head.weight.requires_grad else count
+
+
+def _block(head: nn.Linear) -> int:
+    return max(1, BLOCK.get(head.weight.device.type, BLOCK["cuda"]) // len(head.weight))
+
+
+class _Blockwise(torch.autograd.Function):
+    """(log-probability, entropy) of each token (N) under a head that does not learn, a block of tokens at a time.
+
+    A row of logits is as long as the vocabulary. Only those of a block exist at once, as their gradients, down to the
+    hidden states, are computed with them. learns: whether there are gradients of the log-probabilities, and of the
+    entropies.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        head: nn.Linear,
+        tokens_N1: torch.Tensor,
+        temperature: float,
+        learns: tuple[bool, bool],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found: list[list[torch.Tensor]] = [[], [], [], []]
+        for hidden, tokens in zip(hidden_ND.split(_block(head)), tokens_N1.split(_block(head)), strict=True):
+            logprobs = torch.log_softmax(head(hidden).float().div_(temperature), dim=-1)
+            shares = logprobs.exp()
+            found[0].append(logprobs.gather(1, tokens).squeeze(1))
+            entropies = torch.linalg.vecdot(shares, logprobs).neg_()
+            found[1].append(entropies)
+            if learns[1]:
+                slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
+                found[3].append(slope.to(head.weight.dtype) @ head.weight)
+            if learns[0]:
+                slope = shares.neg_().scatter_add_(1, tokens, shares.new_ones(tokens.shape)).div_(temperature)
+                found[2].append(slope.to(head.weight.dtype) @ head.weight)
+        ctx.save_for_backward(*(torch.cat(slopes) for slopes in found[2:] if slopes))
+        return torch.cat(found[0]), torch.cat(found[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        slopes = zip(ctx.saved_tensors, gradients, strict=False)
+        return sum(slope * gradient[:, None].to(slope.dtype) for slope, gradient in slopes), None, None, None, None
 
 
 class _Entropy(torch.autograd.Function):

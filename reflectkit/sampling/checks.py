@@ -190,7 +190,7 @@ def text_difference(
     differences = []
     for ask, (token_ids, logprobs) in zip(asks, texts, strict=True):
         row, mask = [*ask.prompt_ids, *token_ids], [0] * len(ask.prompt_ids) + [1] * len(token_ids)
-        own_N, _, _ = token_logprobs(
+        own_N, *_ = token_logprobs(
             player.model, [row], [mask], pad_id=player.pad_id, temperature=ask.temperature or 1.0
         )
         differences.append(torch.tensor(logprobs, dtype=torch.float64) - own_N.cpu().double())

@@ -26,8 +26,9 @@ def size(weights: Iterable[torch.Tensor]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
-def activation_size(model: Any, tokens: int, *, recompute: bool) -> int:
-    """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass.
+def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) -> int:
+    """Approximate bytes that a forward pass over `tokens` tokens keeps for the backward pass. logits: how many of the
+    tokens have logits at once.
 
     17 values of the hidden size for each token and layer (Korthikanti et al., arXiv 2205.05198, eq. 2, without the
     attention scores, which fused attention recomputes), or with `recompute` one, and 17 in the current layer; and the
@@ -37,7 +38,7 @@ def activation_size(model: Any, tokens: int, *, recompute: bool) -> int:
     layer = 17 * config.hidden_size * element
     layers = config.num_hidden_layers
     kept = layers * config.hidden_size * element + layer if recompute else layers * layer
-    return int(tokens * (kept + 2 * 4 * config.vocab_size))
+    return int(tokens * kept + logits * 2 * 4 * config.vocab_size)
 
 
 def optimizer_size(name: str, weights: Iterable[torch.Tensor]) -> int:
@@ -62,6 +63,7 @@ def plan_report(
     models: Iterable[Any],
     optimizer: str,
     batch_tokens: int,
+    logits: int,
     *,
     recompute: bool,
     tokens: dict[str, int],
@@ -69,8 +71,9 @@ def plan_report(
     """The estimate as a table.
 
     models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward and backward pass.
-    recompute: whether activations are recomputed (gradient checkpointing). tokens: further counts, by what they count.
-    A weight packed into bytes by quantisation counts as often as it has bytes.
+    logits: how many of these have logits at once. recompute: whether activations are recomputed (gradient
+    checkpointing). tokens: further counts, by what they count. A weight packed into bytes by quantisation counts as
+    often as it has bytes.
     """
     models = list(models)
     trained, frozen = split_parameters(models)
@@ -78,7 +81,7 @@ def plan_report(
         "weights": size([*trained, *frozen]),
         "gradients": size(trained),
         "optimizer": optimizer_size(optimizer, trained),
-        "activations": activation_size(models[0], batch_tokens, recompute=recompute),
+        "activations": activation_size(models[0], batch_tokens, logits, recompute=recompute),
     }
     memory["memory"] = sum(memory.values())
     counts = {name: sum(weight.numel() for weight in part) for name, part in (("trained", trained), ("frozen", frozen))}

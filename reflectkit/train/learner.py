@@ -82,7 +82,7 @@ class Scored:
     entropy_N: torch.Tensor
     hidden_ND: torch.Tensor
     logprobs_NK: torch.Tensor
-    """Of all K legal labels, or of the whole vocabulary."""
+    """Of all K legal labels, or of the whole vocabulary; (N, 0) if this was not asked for."""
 
 
 def units(samples: Sequence[Sample], branched: bool = False) -> list[Unit]:
@@ -186,16 +186,19 @@ def score(
     temperature: float,
     *,
     share: bool = False,
+    whole: bool = False,
+    entropy_learns: bool = True,
 ) -> Scored:
     """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer. share: what
-    its units begin with is read once, if the model allows.
+    its units begin with is read once, if the model allows. whole, entropy_learns: see `token_logprobs`.
     """
     prompts = [unit.tokens for unit in micro]
     if not micro[0].choices:
         masks = [samples[unit.rows[0]].loss_mask for unit in micro]
-        logprob_N, logprobs_NV, hidden_ND = token_logprobs(
-            model, prompts, masks, pad_id=pad_id, temperature=temperature, share=share
-        )
+        scores = token_logprobs(
+            model, prompts, masks, pad_id=pad_id, temperature=temperature, share=share, whole=whole,
+            entropy_learns=entropy_learns,
+        )  # fmt: skip
         marked = [
             (unit.rows[0], place)
             for unit, mask in zip(micro, masks, strict=True)
@@ -203,7 +206,7 @@ def score(
             if trained
         ]
         rows, places = map(list, zip(*marked, strict=True))
-        return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND, logprobs_NV)
+        return Scored(rows, places, *scores)
     choices = [unit.choices for unit in micro]
     logprobs_UK, hidden_UD = choice_logprobs(
         model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share
@@ -648,7 +651,16 @@ class Learner:
         return (apart_N * share_N).sum()
 
     def _score(self, model: Any, samples: Sequence[Sample], micro: Sequence[Unit]) -> Scored:
-        return score(model, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares)
+        return score(
+            model,
+            samples,
+            micro,
+            self.player.pad_id,
+            self.settings.temperature,
+            share=self.shares,
+            whole=self.teacher is not None,
+            entropy_learns=self.settings.entropy != 0,
+        )
 
     def _halve(self, widest: int) -> None:
         """Halve the micro-batches from now on. widest: tokens of the largest unit, which cannot be split."""

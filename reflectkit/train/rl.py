@@ -41,6 +41,7 @@ from reflectkit.models.hub import TINY
 from reflectkit.models.labels import choice_ids, prompt_ids, trie
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.packaged import model_source
+from reflectkit.models.scoring import logits_at_once
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import rollout
 from reflectkit.rollouts.wrappers import checked
@@ -622,12 +623,15 @@ def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: 
     learner, reflector = trainer.learner, trainer.agent.reflector
     reflecting = getattr(reflector and reflector.sampler, "player", None)
     others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
+    chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not trainer.agent.thinks
+    logits = 0 if chooses else logits_at_once(learner.player.model, config.max_tokens_per_batch)
     return plan_report(
         "rlft",
         config.run.results_dir,
         [learner.player.model, *(model for model in others if model is not None)],
         config.optim.optimizer,
         config.max_tokens_per_batch,
+        logits,
         recompute=config.gradient_checkpointing,
         tokens={"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes},
     )

@@ -25,9 +25,9 @@ def test_activations_by_hand(policy: LoadedModel) -> None:
     """17 hidden values a layer and token, and float32 logits with their gradient; recomputed, one, and one layer."""
     config, element = policy.model.config, 4
     width, layers, vocabulary = config.hidden_size, config.num_hidden_layers, config.vocab_size
-    assert activation_size(policy.model, 10, recompute=False) == 10 * (17 * width * layers * element + 8 * vocabulary)
+    assert activation_size(policy.model, 10, 4, recompute=False) == 10 * 17 * width * layers * element + 32 * vocabulary
     kept = width * layers * element + 17 * width * element
-    assert activation_size(policy.model, 10, recompute=True) == 10 * (kept + 8 * vocabulary)
+    assert activation_size(policy.model, 10, 10, recompute=True) == 10 * (kept + 8 * vocabulary)
 
 
 def test_sft_plans_without_writing(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ def test_a_common_beginning_read_once_changes_nothing(build) -> None:
 def test_token_logprobs_are_the_models_own(build) -> None:
     model, rows = build(), [[*row, 7, 8, 9] for row in prompts(3)]
     masks = [[0] * (len(row) - 3) + [1, 0, 1] for row in rows]
-    ours, all_of_them, hidden = token_logprobs(model, rows, masks, pad_id=0, temperature=0.8)
+    ours, _, hidden, all_of_them = token_logprobs(model, rows, masks, pad_id=0, temperature=0.8, whole=True)
     expected = []
     for row, mask in zip(rows, masks, strict=True):
         logprobs = torch.log_softmax(model(torch.tensor([row])).logits[0] / 0.8, dim=-1)
@@ -129,6 +129,30 @@ def test_token_logprobs_are_the_models_own(build) -> None:
     assert hidden.shape == (6, 32)
     with pytest.raises(ValueError, match="first token"):
         token_logprobs(model, [[1, 2]], [[1, 1]], pad_id=0)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("entropy_learns", [False, True])
+def test_blocks_of_logits_have_the_gradients_of_all_at_once(
+    monkeypatch: pytest.MonkeyPatch, share: bool, entropy_learns: bool
+) -> None:
+    model, rows = llama(), [[*row, 7, 8, 9] for row in prompts(3)]
+    model.get_output_embeddings().weight.requires_grad_(False)
+    masks = [[0] * (len(row) - 3) + [1, 1, 1] for row in rows]
+    found = []
+    for block in (2**20, 2 * VOCABULARY):
+        monkeypatch.setitem(scoring.BLOCK, "cpu", block)
+        logprob_N, entropy_N, hidden_ND, _ = token_logprobs(
+            model, rows, masks, pad_id=0, temperature=0.8, share=share, entropy_learns=entropy_learns
+        )
+        model.zero_grad()
+        weights = torch.linspace(-1, 2, len(logprob_N))
+        loss = (logprob_N * weights).sum() + (0.3 * entropy_N * weights.flip(0)).sum() * entropy_learns
+        loss.backward()
+        learnt = [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
+        found.append([logprob_N.detach(), entropy_N.detach(), hidden_ND.detach(), *learnt])
+    for whole, blocks in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["model", "scorer"])

@@ -51,7 +51,7 @@ def test_labels_and_texts_are_scored_as_alone(model: GPTNeoForCausalLM, share: b
             logprobs_BK, _ = choice_logprobs(model, prompts(), [LABELS] * 3, pad_id=PAD, share=share)
         torch.testing.assert_close(logprobs_BK.detach(), torch.tensor(expected), rtol=0, atol=1e-4)
     masks = [[0] * (len(row) - 1) + [1] for row in prompts()]
-    logprobs_N, _, _ = token_logprobs(model, prompts(), masks, pad_id=PAD, share=share)
+    logprobs_N, *_ = token_logprobs(model, prompts(), masks, pad_id=PAD, share=share)
     last = [float(after(model, row[:-1])[row[-1]]) for row in prompts()]
     assert logprobs_N.tolist() == pytest.approx(last, abs=1e-4)
 

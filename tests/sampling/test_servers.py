@@ -97,7 +97,7 @@ def test_text_has_the_log_probs_of_its_sampling(kind: str, policy: LoadedModel, 
     row = [*prompt, *sampled.token_ids]
     mask = [0] * len(prompt) + [1] * len(sampled.token_ids)
     with torch.no_grad():
-        own, _, _ = token_logprobs(policy.model, [row], [mask], pad_id=policy.pad_id, temperature=temperature)
+        own, *_ = token_logprobs(policy.model, [row], [mask], pad_id=policy.pad_id, temperature=temperature)
     assert sampled.logprobs == pytest.approx(own.tolist(), abs=1e-4)
     assert 1 <= len(sampled.token_ids) <= 12
 
