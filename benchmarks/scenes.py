@@ -216,11 +216,11 @@ def vllm_server(python: str, model: str, dtype: str, folder: Path) -> Iterator[s
         server.wait()
 
 
-def explore(bench: Bench) -> Iterator[str]:
-    """Choices in AutoExplore's included repositories, from different starts; some labels are two tokens."""
+def explore(bench: Bench, grouped: bool = False) -> Iterator[str]:
+    """Choices in AutoExplore's included repositories; some labels are two tokens. grouped: as in `taxi`."""
     chance = random.Random(bench.seed)
     tasks = []
-    few, micro = FEW * bench.scale, MICRO * bench.scale
+    few, group, micro = FEW * bench.scale, GROUP * bench.scale, MICRO * bench.scale
     for number, repository in enumerate(sorted(included_repositories().iterdir()) * bench.scale):
         file = chance.choice(sorted(path for path in repository.glob("*/*") if path.is_file()))
         line = max(file.read_text(encoding="utf-8").splitlines(), key=len)[:80]
@@ -229,12 +229,17 @@ def explore(bench: Bench) -> Iterator[str]:
     new = partial(make, "auto_explore", STEPS, repos_dir=included_repositories())
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
-    batches = different_starts(ours, tasks, few, bench.rounds + 1, bench.seed, micro)
+    if grouped:
+        name = f"one group of {group}"
+        batches = [one_group(ours, tasks, group, bench.seed, micro)] * (bench.rounds + 1)
+    else:
+        name = f"{few} different starts"
+        batches = different_starts(ours, tasks, few, bench.rounds + 1, bench.seed, micro)
     turns = [turn for played in ours.play(batches[0]) for turn in played.turns]
     longest = max(len(turn.decision.prompt_ids) for turn in turns)
     ours.learner.max_tokens = micro * longest
     rounds = measure(Writer(other, ours.agent.labels), ours, batches, len(turns), micro)
-    yield row(f"auto_explore, {few} different starts: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
+    yield row(f"auto_explore, {name}: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
 
 
 def service_desk(bench: Bench) -> Iterator[str]:
@@ -272,6 +277,7 @@ SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
     "taxi": taxi,
     "taxi-group": partial(taxi, grouped=True),
     "explore": explore,
+    "explore-group": partial(explore, grouped=True),
     "desk": service_desk,
     "answers": answers,
     "batching": batching,

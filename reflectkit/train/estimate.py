@@ -12,6 +12,9 @@ from reflectkit.console import Report, Table
 if TYPE_CHECKING:
     import torch
 
+MOST_TOKENS, CPU_BYTES = 16384, 2**31
+"""Limits of `tokens_a_pass`."""
+
 
 def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(trained, frozen) parameters of `models`, each once although models may share them."""
@@ -39,6 +42,15 @@ def activation_size(model: Any, tokens: int, logits: int, *, recompute: bool) ->
     layers = config.num_hidden_layers
     kept = layers * config.hidden_size * element + layer if recompute else layers * layer
     return int(tokens * kept + logits * 2 * 4 * config.vocab_size)
+
+
+def tokens_a_pass(model: Any, *, recompute: bool) -> int:
+    """How many tokens a pass of an update has, padding included, where nobody says: MOST_TOKENS, but on a CPU, where
+    long passes are no faster, not more than those whose activations take CPU_BYTES.
+    """
+    if next(model.parameters()).device.type != "cpu":
+        return MOST_TOKENS
+    return max(1, min(MOST_TOKENS, CPU_BYTES // activation_size(model, 1, 0, recompute=recompute)))
 
 
 def optimizer_size(name: str, weights: Iterable[torch.Tensor]) -> int:

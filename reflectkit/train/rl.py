@@ -60,7 +60,7 @@ from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint, scratch
 from reflectkit.train.critic import Critic
-from reflectkit.train.estimate import plan_report
+from reflectkit.train.estimate import plan_report, tokens_a_pass
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
@@ -225,7 +225,8 @@ def build_trainer(
         device = str(processes.accelerator.device)
     policy, reflecting = _load_players(config, place, device)
     memory: dict[str, Any] = {
-        "max_tokens": config.max_tokens_per_batch,
+        "max_tokens": config.max_tokens_per_batch
+        or tokens_a_pass(policy.model, recompute=config.gradient_checkpointing),
         "gradient_checkpointing": config.gradient_checkpointing,
     }
 
@@ -624,14 +625,14 @@ def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: 
     reflecting = getattr(reflector and reflector.sampler, "player", None)
     others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
     chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not trainer.agent.thinks
-    logits = 0 if chooses else logits_at_once(learner.player.model, config.max_tokens_per_batch)
+    logits = 0 if chooses else logits_at_once(learner.player.model, learner.max_tokens)
     return plan_report(
         "rlft",
         config.run.results_dir,
         [learner.player.model, *(model for model in others if model is not None)],
         config.optim.optimizer,
-        config.max_tokens_per_batch,
+        learner.max_tokens,
         logits,
         recompute=config.gradient_checkpointing,
-        tokens={"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes},
+        tokens={"tokens_a_pass": learner.max_tokens, "episodes": config.max_steps * config.episodes},
     )

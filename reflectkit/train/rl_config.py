@@ -272,7 +272,11 @@ class RLConfig(Config):
     )
     keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0)
     max_tokens_per_batch: int = option(
-        16384, help="Tokens per forward pass, padding included; halved if memory runs out.", ge=1, identity=False
+        0,
+        help="Tokens per forward pass, padding included; halved if memory runs out. 0: 16,384, or on a CPU as many as"
+        " take 2 GiB.",
+        ge=0,
+        identity=False,
     )
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
     processes: int = option(
