@@ -469,7 +469,8 @@ def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progr
     played = [trajectory for trajectory, _ in trainer.latest]
     level = trainer.config.levels[trainer.curriculum.level].name
     unset = not config.rollout.horizon and level not in config.env.kind.horizons
-    if trainer.step == 1 and unset and all(trajectory.status is Status.TRUNCATED for trajectory in played):
+    cut = (each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON for each in played)
+    if trainer.step == 1 and unset and all(cut):
         progress.news(
             f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizons ="
             ' {"LEVEL": N} to the env'

@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.env import Teacher, rules_of, teacher_of
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapted
@@ -301,6 +302,34 @@ def test_a_module_or_file_registers_an_own_game(request: pytest.FixtureRequest, 
         assert setup.kind.horizons == {"all": 7}
         assert setup.code_files == [Path(f"{name}.py")]
         del gymnasium.registry[f"{name}-v0"]
+
+
+class Corner(Teacher):
+    def action(self) -> int:
+        return self.env.wanted
+
+
+class Doors(gymnasium.Env):
+    """One of two doors is right."""
+
+    horizon, teacher_type = 30, Corner
+    action_space, observation_space = gymnasium.spaces.Discrete(2, start=5), gymnasium.spaces.Text(9)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.wanted = 1
+        return "doors", {}
+
+    def step(self, action: int) -> Any:
+        return "over", float(action == 5 + self.wanted), True, False, {}
+
+
+def test_a_class_of_gymnasium_keeps_what_it_has_of_an_env() -> None:
+    env = make(Doors)
+    assert adapted(Doors).horizons == {"all": 30}
+    assert rules_of(env) == "One of two doors is right."
+    env.reset(task_of(env), 0)
+    assert teacher_of(env, "action").action() == 1
+    assert step(env, 1).reward == 1.0
 
 
 BAD = """

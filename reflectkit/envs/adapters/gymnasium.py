@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
 
-from reflectkit.env import Env
+from reflectkit.env import Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.registry import import_module
@@ -31,9 +31,21 @@ FITS = (
 )
 
 
+KEPT = ("horizon", "rules", "teacher_type", "__doc__")
+"""What a class of Gymnasium may have of an env."""
+
+
+class Game(Choices):
+    """The env of a game."""
+
+    def teacher(self) -> Teacher:
+        """The class's own `teacher_type`, whose `env` is the game itself, without Gymnasium's wrappers."""
+        return self.teacher_type(self.plain.env.unwrapped)
+
+
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class of Gymnasium."""
-    return wrapped(Choices, game_of(kind, kind.__name__), settings_of(kind, "render_mode"))
+    return wrapped(Game, game_of(kind, kind.__name__, kind), settings_of(kind, "render_mode"))
 
 
 @cache
@@ -52,17 +64,20 @@ def env_of(name: str) -> type[Env]:
             raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
         hint = "(your own: FILE.py:CLASS, or gymnasium:FILE.py:ID)"
         raise unknown_name("environment of gymnasium", name, gymnasium.registry, hint) from None
-    game = game_of(lambda **settings: gymnasium.make(name, **settings), name)
+    game = game_of(lambda **settings: gymnasium.make(name, **settings), name, creator)
     game.__module__ = creator.__module__
-    game.horizon = spec.max_episode_steps
+    game.horizon = spec.max_episode_steps or game.horizon
     game.__doc__ = re.split(r"\n\s*## (?:Information|Arguments|Version)", creator.__doc__ or "")[0]
-    return wrapped(Choices, game, settings_of(creator, "render_mode", **spec.kwargs))
+    return wrapped(Game, game, settings_of(creator, "render_mode", **spec.kwargs))
 
 
-def game_of(make: Callable[..., Any], name: str) -> Any:
-    """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and `render_mode`."""
-    module = getattr(make, "__module__", __name__)
-    return type(name, (GymnasiumGame,), {"make": staticmethod(make), "name": name.lower(), "__module__": module})
+def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
+    """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and `render_mode`. kind: the
+    game's own class.
+    """
+    own = {key: getattr(kind, key) for key in KEPT if getattr(kind, key, None)}
+    own |= {"make": staticmethod(make), "name": name.lower(), "__module__": getattr(make, "__module__", __name__)}
+    return type(name, (GymnasiumGame,), own)
 
 
 class GymnasiumGame:
