@@ -31,7 +31,7 @@ from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatCon
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
-from reflectkit.data.episodes import episode_to_json, read_compared
+from reflectkit.data.episodes import SUCCESS, episode_to_json, read_compared
 from reflectkit.data.problems import Problems, draw_problems, read_records
 from reflectkit.env import StepResult, Wrapper
 from reflectkit.envs import cluster_of
@@ -403,9 +403,11 @@ def _write_tables(
     """The rows of the tables, and the files that are written. parts: the episodes of each seed."""
     rows, compared = tables.pooled(parts), tables.differences_over_seeds(parts)
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
-    current.tables += tables.tables_of(title, rows, [episode for part in parts for episode in part])
-    if any(gap["difference"] for gap in compared if gap["figure"] == "success"):
-        current.tables.append(tables.differences_table(compared, "success"))
+    episodes = [episode for part in parts for episode in part]
+    current.tables += tables.tables_of(title, rows, episodes)
+    for figure in (SUCCESS, *([tables.RETURN] if tables.scores(episodes) else [])):
+        if any(gap["difference"] for gap in compared if gap["figure"] == figure):
+            current.tables.append(tables.differences_table(compared, figure))
     write_text(current.folder / "eval.md", tables.markdown(current.tables))
     write_text(current.folder / "eval.csv", tables.csv_text(rows))
     return rows, [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]

@@ -46,6 +46,7 @@ NAMED = "named"
 """The figure of an env whose episodes may end without an answer: 1 in those that give one."""
 OWN_FIGURES = TAKEN - {SUCCESS}
 """Figures that are ours, and not every player has; every episode has those of its env."""
+RETURN = "return"
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
 
 
@@ -130,7 +131,8 @@ def row(
     """One row of eval.json, from `completed` lines of episodes.jsonl, which may be `lean`. Shares are from 0 to 1.
     ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone.
 
-    success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. pass_at, pass_all: by
+    success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. return: the mean over
+    episodes; return_low, return_high: a t interval, None with fewer than two clusters. pass_at, pass_all: by
     k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
     action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
     fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
@@ -143,6 +145,7 @@ def row(
     cluster, count = clusters_of(counted), max(1, len(counted))
     rates = _successes(counted)
     success, low, high = _rate(rates, cluster, len(counted))
+    return_low, return_high = mean_interval(by_cluster(_returns(counted), cluster))
     turns: Counter[str] = sum(map(turn_counts, counted), Counter())
     unfit = [episode for episode in counted if episode.get("unfit")]
     tried = max(1, turns["turns"] + len(unfit))
@@ -160,6 +163,8 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
+        "return_low": _finite(return_low),
+        "return_high": _finite(return_high),
         "steps": turns["turns"] / count,
         "illegal_share": (turns["illegal"] + sum(map(_illegal, unfit))) / tried,
         "unreadable_share": unreadable / tried,
@@ -179,6 +184,10 @@ def row(
 
 def _successes(episodes: Iterable[Json]) -> Mapping[str, float]:
     return by_task((episode["task"], float(episode["success"])) for episode in episodes)
+
+
+def _returns(episodes: Iterable[Json]) -> Mapping[str, float]:
+    return by_task((episode["task"], float(episode["return"])) for episode in episodes)
 
 
 def _rate(rates: Mapping[str, float], cluster: Mapping[str, str], trials: int) -> tuple[float, float, float]:
@@ -245,7 +254,8 @@ def _rates(episodes: Sequence[Json]) -> dict[str, Mapping[str, float]]:
 
 
 def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
-    """Paired differences, task by task, in success and the env's figures between any two players on the same level.
+    """Paired differences, task by task, in success, the return and the env's figures between any two players on the
+    same level.
 
     Each is `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first minus second. p is for
     the single comparison. Players without a common finished task are not compared.
@@ -254,11 +264,14 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     by_level: dict[str, dict[str, list[Json]]] = {}
     for episode in counted:
         by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append(episode)
-    cluster, ranges = clusters_of(counted), ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
+    cluster, ranges = clusters_of(counted), {RETURN: (-math.inf, math.inf)} | ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
     compared = []
     for level, players in by_level.items():
-        means = {name: _rates(played) | {SUCCESS: _successes(played)} for name, played in players.items()}
-        for figure in dict.fromkeys([SUCCESS, *(name for rates in means.values() for name in rates)]):
+        means = {
+            name: {SUCCESS: _successes(played), RETURN: _returns(played)} | _rates(played)
+            for name, played in players.items()
+        }
+        for figure in dict.fromkeys(name for rates in means.values() for name in rates):
             for first, second in combinations([name for name in means if figure in means[name]], 2):
                 result = paired(
                     means[first][figure],
@@ -282,27 +295,39 @@ def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, An
     compared = differences(episodes)
     if len(parts) < 2:
         return compared
-    gaps: dict[tuple[str, ...], list[list[float]]] = {}
-    limits = ranges_of(episodes) | {SUCCESS: (0.0, 1.0)}
+    gaps: dict[tuple[str, ...], list[float]] = {}
+    shares = {SUCCESS, *(name for name, values in ranges_of(episodes).items() if is_share(values))}
     for gap in (gap for part in parts for gap in differences(part)):
         for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
             key = gap["figure"], gap["level"], gap[first], gap[second]
-            gaps.setdefault(key, []).append([sign * gap["difference"]])
+            gaps.setdefault(key, []).append(sign * gap["difference"])
     for gap in compared:
         of_seeds = gaps.get((gap["figure"], gap["level"], gap["first"], gap["second"]), [])
-        if len(of_seeds) > 1 and gap["low"] is not None:
-            low, high = mean_interval(of_seeds)
-            limit = 1.0 if is_share(limits[gap["figure"]]) else math.inf
-            gap["low"], gap["high"] = max(-limit, min(low, gap["low"])), min(limit, max(high, gap["high"]))
-            gap["p"] = max(gap["p"], mean_p(of_seeds))
+        if len(of_seeds) > 1:
+            limit = 1.0 if gap["figure"] in shares else math.inf
+            gap["low"], gap["high"] = _over_seeds(gap["low"], gap["high"], of_seeds, -limit, limit)
+            gap["p"] = max(gap["p"], mean_p([[value] for value in of_seeds]))
     return compared
+
+
+def _over_seeds(
+    low: float | None, high: float | None, values: Sequence[float], least: float, greatest: float
+) -> tuple[float | None, float | None]:
+    """An interval over tasks, extended to the t interval of the seeds' own `values`, which are from `least` to
+    `greatest`.
+    """
+    if low is None or high is None or len(values) < 2:
+        return low, high
+    ends = mean_interval([[value] for value in values])
+    return max(least, min(low, ends[0])), min(greatest, max(high, ends[1]))
 
 
 def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
 
     Success is the mean over distinct tasks of each task's mean over seeds. The interval is by clusters of tasks; a task
-    is in the same cluster in every seed. A task's pass@k and pass^k are the means of its models'; plays of different
+    is in the same cluster in every seed. It is extended to the t interval over the seeds' own means, as are those of
+    the return, of figures and of pass@k. A task's pass@k and pass^k are the means of its models'; plays of different
     models are not several tries of one.
     """
     every = completed([episode for part in parts for episode in part])
@@ -319,14 +344,42 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
         if len(parts) > 1:
             pool = {key: value for key, value in pool.items() if not key.startswith(("pass_at", "pass_all"))}
             pool |= _passes(seeds, clusters_of(together))
-            pool["by_seed"] = [row(name, "", level, episodes)["success"] for episodes in seeds]
+            each = [row(name, "", level, episodes, ranges) for episodes in seeds]
+            pool["by_seed"] = [one["success"] for one in each]
+            if len(seeds) > 1:
+                _extend(pool, each, ranges)
         rows.append(pool)
     return rows
 
 
+def _extend(pool: dict[str, Any], each: Sequence[Json], ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Extend the intervals of row `pool` to those over the seeds' own rows, `each`."""
+
+    def extend(found: dict[str, Any], name: str, values: list[float], least: float, greatest: float) -> None:
+        low, high = f"{name}_low".lstrip("_"), f"{name}_high".lstrip("_")
+        found[low], found[high] = _over_seeds(found[low], found[high], values, least, greatest)
+
+    extend(pool, "", [one["success"] for one in each], 0.0, 1.0)
+    extend(pool, RETURN, [one[RETURN] for one in each], -math.inf, math.inf)
+    for name, figure in pool["figures"].items():
+        least, greatest = (0.0, 1.0) if is_share(ranges[name]) else (-math.inf, math.inf)
+        extend(figure, "", [one["figures"][name]["mean"] for one in each if name in one["figures"]], least, greatest)
+    for kind in ("pass_at", "pass_all"):
+        for k in pool.get(kind, {}):
+            values = [one[kind][k] for one in each if k in one.get(kind, {})]
+            low, high = _over_seeds(pool[f"{kind}_low"][k], pool[f"{kind}_high"][k], values, 0.0, 1.0)
+            pool[f"{kind}_low"][k], pool[f"{kind}_high"][k] = low, high
+
+
 def tables_of(title: str, rows: Sequence[Json], episodes: Sequence[Json]) -> list[Table]:
     """The tables of rows of eval.json, and of the lines of episodes.jsonl that they come from."""
-    return [table(title, rows), *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
+    returns = [_figure_table(RETURN, rows)] if scores(episodes) else []
+    return [table(title, rows), *returns, *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
+
+
+def scores(episodes: Iterable[Json]) -> bool:
+    """Whether the return says more than success."""
+    return any(episode[RETURN] != episode["success"] for episode in episodes if episode["status"] != "aborted")
 
 
 def table(title: str, rows: Sequence[Json]) -> Table:
@@ -409,15 +462,21 @@ def _share(row: Json, measure: str) -> tuple[float, float, float]:
 
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
     """One table for each of the env's own figures: means and their intervals."""
-    tables = []
-    for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
-        cells = tuple(
-            (row["name"], row["level"], f"{figure['mean']:.3g}", _ends(figure, 1, ".3g"), str(row["clusters"]))
-            for row in rows
-            if (figure := row.get("figures", {}).get(name))
-        )
-        tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
-    return tables
+    return [
+        _figure_table(name, rows) for name in dict.fromkeys(name for row in rows for name in row.get("figures", {}))
+    ]
+
+
+def _figure_table(name: str, rows: Sequence[Json]) -> Table:
+    cells = []
+    for row in rows:
+        figure = row.get("figures", {}).get(name)
+        if name == RETURN:
+            figure = {"mean": row[RETURN], "low": row["return_low"], "high": row["return_high"]}
+        if figure:
+            ends = _ends(figure, 1, ".3g")
+            cells.append((row["name"], row["level"], f"{figure['mean']:.3g}", ends, str(row["clusters"])))
+    return Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), tuple(cells))
 
 
 def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
@@ -463,10 +522,14 @@ def _chance(row: Json, kind: str, k: str) -> str:
 
 
 def differences_table(compared: Sequence[Json], figure: str) -> Table:
-    """Paired differences in one figure as a table, in percentage points."""
+    """Paired differences in one figure as a table, in percentage points unless it is the return. With many players,
+    those from the first.
+    """
     players = list(dict.fromkeys(name for gap in compared for name in (gap["first"], gap["second"])))
     shown = [gap for gap in compared if len(players) <= MANY or players[0] in (gap["first"], gap["second"])]
-    title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
+    unit = "" if figure == RETURN else ", in points"
+    rest = "; eval.json has those of other pairs" if len(shown) < len(compared) else ""
+    title = f"Paired differences in {figure}{unit} (p from sign flips of clusters; of several seeds also by t){rest}"
     return paired_table(title, "first − second", [gap for gap in shown if gap["figure"] == figure])
 
 
@@ -482,18 +545,21 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
 def paired_table(
     title: str, heading: str, compared: Sequence[Json], counts: tuple[str, str] = ("tasks", "clusters")
 ) -> Table:
-    """Paired differences as rows, in percentage points. counts: the names of two numbers that each row ends with."""
+    """Paired differences as rows, in percentage points unless they are returns. counts: the names of two numbers that
+    each row ends with.
+    """
     headings, p_cells = p_columns([gap["p"] for gap in compared])
+    forms = [(1, "+.3g") if gap.get("figure") == RETURN else (100, "+.1f") for gap in compared]
     cells = tuple(
         (
             gap.get("ablation", f"{gap['first']} − {gap['second']}"),
             gap["level"],
-            f"{100 * gap['difference']:+.1f}",
-            _ends(gap, 100, "+.1f"),
+            f"{unit * gap['difference']:{form}}",
+            _ends(gap, unit, form),
             *shown,
             *(str(gap[count]) for count in counts),
         )
-        for gap, shown in zip(compared, p_cells, strict=True)
+        for gap, shown, (unit, form) in zip(compared, p_cells, forms, strict=True)
     )
     return Table(title, (heading, "level", "difference", "95 % interval", *headings, *counts), cells)
 

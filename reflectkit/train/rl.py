@@ -536,35 +536,43 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
         "before": "before training",
         "after": f"after {pluralize(config.max_steps, 'update')}",
     }
-    figures, cells = {}, []
+    figures: dict[str, dict[str, Any]] = {}
+    cells = []
     for name, shown in named.items():
         if not rows.get(name):
             continue
-        values = {row["task"]: float(row[measure]) for row in rows[name]}
-        mean, low, high = fmean(values.values()), 0.0, 1.0
-        form = "{:.0%}" if measure == "success" else "{:.3g}"
-        if len(grouped := by_cluster(values, clusters)) > 1:
-            low, high = (rate_interval if measure == "success" else mean_interval)(grouped)
-        figures[name] = {measure: mean, "low": low, "high": high, "problems": len(values)}
-        ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
         aborted = len(outcomes[name]) - len(rows[name])
-        count = f"{len(values)} + {aborted} aborted" if aborted else str(len(values))
-        cells.append([shown, form.format(mean).replace("%", " %"), ends.replace("%", " %"), count])
-        if partial:
-            figures[name]["return"] = fmean(row["return"] for row in rows[name])
-            cells[-1].append(f"{figures[name]['return']:.3g}")
+        problems = len({row["task"] for row in rows[name]})
+        figures[name], texts = {"problems": problems}, []
+        for figure in (measure, "return") if partial else (measure,):
+            grouped = by_cluster({row["task"]: float(row[figure]) for row in rows[name]}, clusters)
+            mean = fmean(value for cluster in grouped for value in cluster)
+            low, high = (rate_interval if figure == "success" else mean_interval)(grouped)
+            form = "{:.0%}" if figure == "success" else "{:.3g}"
+            ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
+            texts += [form.format(mean).replace("%", " %"), ends.replace("%", " %")]
+            prefix = "" if figure == measure else "return_"
+            known = {f"{prefix}low": low, f"{prefix}high": high} if math.isfinite(low) else {}
+            figures[name] |= {figure: mean} | known
+        cells.append((shown, *texts, f"{problems} + {aborted} aborted" if aborted else str(problems)))
     which = "Held-out problems" if holds_out else "Training problems"
     title = f"{which}, most likely actions ({config.problems.source('validate')})"
-    columns = ("player", measure, "95 % interval", "problems", *(["return"] if partial else []))
-    return Table(title, columns, tuple(map(tuple, cells))), figures
+    columns = ("player", measure, "95 % interval", *(["return", "95 % interval"] if partial else []), "problems")
+    return Table(title, columns, tuple(cells)), figures
 
 
 def no_better_than_random(figures: Mapping[str, Any]) -> bool:
-    """Whether the interval after training, as in `held_out_table`, begins below the random player's mean."""
+    """Whether the intervals after training, as in `held_out_table`, of success and of the return begin below the random
+    player's means.
+    """
     if not {"random", "after"} <= figures.keys():
         return False
-    measure = "success" if "success" in figures["random"] else "return"
-    return bool(figures["after"]["low"] <= figures["random"][measure])
+    lows = {"success": "low", "return": "return_low" if "success" in figures["random"] else "low"}
+    return all(
+        figures["after"].get(low, -math.inf) <= figures["random"][figure]
+        for figure, low in lows.items()
+        if figure in figures["random"]
+    )
 
 
 def _with_rows(error: DivergedError, folder: Path, trainer: Trainer) -> ReflectkitError:

@@ -19,6 +19,7 @@ from reflectkit.evals.tables import (
     pooled,
     row,
     table,
+    tables_of,
 )
 
 
@@ -107,6 +108,31 @@ def test_differences_over_seeds_reach_to_the_t_interval_of_seeds() -> None:
     assert differences_over_seeds(seeds[:1]) == differences(seeds[0])
     apart = [[one for one in seeds[0] if one["name"] == name] for name in "ab"]  # not seeds, but players
     assert differences_over_seeds(apart) == differences(seeds[0])
+
+
+def test_a_players_intervals_reach_to_the_t_interval_of_seeds() -> None:
+    """Of the same 40 tasks, the seeds win 30, 20 and 10: 0.5, t 4.30265 · 0.25 / √3; returns are four times as much."""
+    seeds = [
+        [episode("a", str(task), task < wins, {"share": 0.5}, **{"return": 4.0 * (task < wins)}) for task in range(40)]
+        for wins in (30, 20, 10)
+    ]
+    (found,), alone = pooled(seeds), row("a", "", "full", [episode for seed in seeds for episode in seed])
+    assert alone["low"] > 0.3
+    assert (found["low"], found["high"]) == (0.0, 1.0)
+    assert (found["return_low"], found["return_high"]) == pytest.approx((2 - 2.484138, 2 + 2.484138))
+    assert found["figures"]["share"] == alone["figures"]["share"]
+    tables = tables_of("t", [found], [episode for seed in seeds for episode in seed])
+    assert [table.title for table in tables] == ["t", "return", "share"]
+    assert pooled(seeds[:1])[0]["return_low"] == pytest.approx(3 - 4 * 0.140257, abs=1e-4)  # t 2.02269 · √(0.1923 / 40)
+
+
+def test_returns_are_compared_in_their_own_unit() -> None:
+    played = [
+        episode(name, str(task), True, **{"return": 10.0 * (name == "a") + task}) for name in "ab" for task in range(8)
+    ]
+    (gap,) = [one for one in differences(played) if one["figure"] == "return"]
+    assert (gap["difference"], gap["low"], gap["high"], gap["p"]) == (10.0, 10.0, 10.0, 2 / 2**8)
+    assert differences_table([gap], "return").rows[0][2:4] == ("+10", "+10 to +10")
 
 
 def test_tries_by_hand() -> None:
