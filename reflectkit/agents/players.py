@@ -17,12 +17,13 @@ from reflectkit.config import as_plain, flag, flat, is_path, leaves
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import CheckpointError, ConfigError
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, load_tokenizer, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
-from reflectkit.runs.run import CHECKPOINT, checkpoints, read_record
+from reflectkit.runs.run import CHECKPOINT, checkpoints, digest, read_record
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
 from reflectkit.sampling.config import SamplerConfig
 
@@ -259,8 +260,11 @@ def plain_settings(env: EnvConfig) -> dict[str, Any]:
 
 
 def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
-    """What to warn of: each of the `models` that learned with other settings of `env`, paths left out."""
+    """What to warn of: each of the `models` that learned with other settings of `env`, paths left out, or by RL with
+    other code of it.
+    """
     here, texts = plain_settings(env), []
+    code = {str(path): digest(path) for path in EnvSetup(env.name, Path()).code_files}
     for model in dict.fromkeys(models):
         record, facts = read_record(model.parent), model_facts(model)
         there = record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")
@@ -269,6 +273,9 @@ def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
             apart = [name for name in here if name in there and there[name] != here[name]]
             then, now = (" ".join(f"{flag(name)} {of[name]}" for name in apart) for of in (there, here))
             texts += [f"{model} was trained with {then}, but plays with {now}"] if apart else []
+        read = record.get("inputs", {})
+        if changed := [name for name in code if code[name] != read.get(name, code[name])]:
+            texts.append(f"{model} was trained with an earlier {' and '.join(changed)}")
     return texts
 
 

@@ -41,7 +41,7 @@ from reflectkit.evals import tables
 from reflectkit.eventloop import followed
 from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.run import Run, RunConfig, digest, open_run, read_record
+from reflectkit.runs.run import Run, RunConfig, differing_settings, digest, open_run, read_record
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
@@ -384,9 +384,13 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]], model
     training = source.with_name("train.json")
     if not training.is_file():
         return f"Problems of {source}"
-    inputs = [read_record(model.parent).get("inputs", {}) for model in models]
-    if {each[str(training)] for each in inputs if str(training) in each} - {digest(training)}:
-        return f"Problems of {source}; a player was trained on another split"
+    records = [read_record(model.parent) for model in models]
+    for record in records:  # rlft trains on the split, or on a file that says what it adds to it
+        read = record.get("inputs", {})
+        others = {str(path) for path in training.parent.glob(f"{training.stem}_*.json")} & read.keys()
+        is_other = record.get("stage") == "rlft" and not others and digest(training) not in read.values()
+        if is_other or read.get(str(training), digest(training)) != digest(training):
+            return f"Problems of {source}; a player was trained without this split"
     trained: list[Task] = []
     if read_json(training):  # a split may leave nothing to train on
         trained = [record.task for record in read_records(training, config.setup.env_name)]
@@ -421,6 +425,8 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
             raise DataError(path, f"has episodes of env '{min(others)}', not of '{env}'; choose it with --env")
         if _is_altered(path):
             progress.news(f"warning: {path} has other episodes than evaluate wrote there")
+    if apart := differing_settings(path if path.is_dir() else path.parent for path in config.episodes):
+        progress.news(f"warning: the evaluations differ in {', '.join(map(flag, apart))}, not only in seed")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})
         return current.finish({"rows": rows}, outputs)

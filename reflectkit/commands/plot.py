@@ -19,7 +19,7 @@ from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import DataError, refuse
 from reflectkit.evals.plot import Curve, draw_bars, draw_curves, read_curves
 from reflectkit.jsonl import read_json
-from reflectkit.runs.run import RunConfig, open_run, read_record
+from reflectkit.runs.run import RunConfig, differing_settings, open_run, read_record
 from reflectkit.text import distinct_names
 
 EXAMPLES = (
@@ -96,12 +96,20 @@ def run(config: PlotConfig, progress: Progress) -> Report:
         for (name, seed), count in trained.items():
             if count > 1 and seed is not None:
                 progress.news(f"warning: {count} runs named {name} have seed {seed}, and are drawn as different seeds")
+        for name in dict.fromkeys(name for name, _ in named):
+            if apart := differing_settings(path.parent for own, path in named if own == name):
+                progress.news(
+                    f"warning: the runs named {name} differ in {', '.join(map(flag, apart))}, not only in seed"
+                )
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in config.figure or ("success_rate",):
-            panels[figure] = {name: [] for name, _ in named}
+            panels[figure] = {}
             read = read_curves([path for _, path in named], figure, config.against, config.smooth)
-            for (name, _), curve in zip(named, read, strict=True):
-                panels[figure][name].append(curve)
+            for (name, path), curve in zip(named, read, strict=True):
+                if curve[0]:
+                    panels[figure].setdefault(name, []).append(curve)
+                else:
+                    progress.news(f"{path.parent} does not have {figure}, and is left out there")
         draw_curves(panels, config.against, config.smooth, out)
         ends = {
             figure: {name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()}
@@ -110,7 +118,7 @@ def run(config: PlotConfig, progress: Progress) -> Report:
         columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
         names = [name for name, _ in named]
         rows = [
-            (name, str(names.count(name)), *(f"{ends[figure][name]:.3f}" for figure in panels))
+            (name, str(names.count(name)), *(f"{own[name]:.3f}" if name in own else "" for own in ends.values()))
             for name in dict.fromkeys(names)
         ]
         current.tables.append(Table(f"Learning curves in {out}", columns, tuple(rows)))
@@ -125,8 +133,11 @@ def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[
         try:
             for row in read_json(path)["rows"]:
                 own = row["figures"] | {"success": {"mean": row["success"], "low": row["low"], "high": row["high"]}}
-                means = {name: row[name] for name in ("return", "steps") if name in row}
-                own |= {name: {"mean": mean, "low": None, "high": None} for name, mean in means.items()}
+                own |= {
+                    name: {"mean": row[name], "low": row.get(f"{name}_low"), "high": row.get(f"{name}_high")}
+                    for name in ("return", "steps")
+                    if name in row
+                }
                 if figure in own:  # a figure may be of some levels
                     mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
                     name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"

@@ -29,7 +29,8 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
     in updates.
 
     A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env, where no episode
-    came far enough to report it. Validation is always at one level. Raises DataError.
+    came far enough to report it. Validation is always at one level. The curve of a run that does not have the figure is
+    empty if another one has it. Raises DataError.
     """
     runs = [_rows_of(path) for path in paths]
     when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
@@ -43,7 +44,11 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
         if any(name in (row.get(f"{when}{NAMED}") or ()) for row in same):
             for row in same:
                 row.setdefault(figure, 0.0)
-    curves = [_curve(path, rows, figure, against) for path, rows in zip(paths, runs, strict=True)]
+    have_it = [any(figure in row for _, _, row in rows.values()) for rows in runs]
+    curves = [
+        _curve(path, rows, figure, against) if has or not any(have_it) else ([], [])
+        for path, rows, has in zip(paths, runs, have_it, strict=True)
+    ]
     return [(places, smooth(values, window)) for places, values in curves]
 
 
@@ -124,11 +129,13 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
     import numpy as np
 
     pyplot = pyplot_for_files()
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     several = {figure: sum(len(seeds) > 1 for seeds in curves.values()) for figure, curves in panels.items()}
     picture, axes = pyplot.subplots(len(panels), 1, figsize=(9, 1 + 3 * len(panels)), dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         banded = several[figure] <= BANDS
-        for index, (name, seeds) in enumerate(curves.items()):
+        for name, seeds in curves.items():
+            index = names.index(name)
             places = np.unique(np.concatenate([where for where, _ in seeds]))
             shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
             places = places[shared] if shared.any() else places

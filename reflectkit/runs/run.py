@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -346,6 +346,14 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (DataError, NotADirectoryError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def differing_settings(folders: Iterable[Path]) -> list[str]:
+    """The settings that are not the same in the runs in `folders`, without the seed, and paths."""
+    settings = [one for folder in folders if isinstance(one := read_record(folder).get("settings"), dict)]
+    names = dict.fromkeys(name for one in settings for name in one if name != "seed")
+    values = {name: {dumps(one.get(name)) for one in settings} for name in names}
+    return [name for name, found in values.items() if len(found) > 1 and not any("/" in text for text in found)]
 
 
 def record_checksum(record: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import pytest
 from reflectkit.agents.players import other_settings
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
-from reflectkit.commands.evaluate import EvaluateConfig, oracle_scores
+from reflectkit.commands.evaluate import EvaluateConfig, _title, oracle_scores
 from reflectkit.console import Quiet
 from reflectkit.env import Taskset
 from reflectkit.envs.corridor import Corridor
@@ -24,6 +24,7 @@ from reflectkit.envs.setup import EnvConfig
 from reflectkit.evals.tables import row
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import load_player
+from reflectkit.runs.run import digest
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
 from tests.sft_runs import Interrupting
@@ -229,6 +230,31 @@ def test_only_problems_beside_their_training_split_are_called_held_out(tmp_path:
         assert main([*playing, "--task-file", str(file)]) == 0
         (table, *_) = read_json(tmp_path / "results/t/report.json")["tables"]
         assert table["title"] == f"{title} of {file}"
+
+
+def test_a_policy_of_rl_without_the_split_has_no_held_out_problems_in_it(tmp_path: Path) -> None:
+    assert main(["split", "--env=taxi"]) == 0
+    training = tmp_path / "data/taxi/train.json"
+    for number, (read, title) in enumerate(
+        (
+            ({"data/taxi/train.json": digest(training)}, "Held-out problems of data/taxi/test.json"),
+            ({"data/elsewhere/train.json": digest(training)}, "Held-out problems of data/taxi/test.json"),
+            ({}, "Problems of data/taxi/test.json; a player was trained without this split"),
+            ({"data/taxi/train.json": "0"}, "Problems of data/taxi/test.json; a player was trained without this split"),
+        )
+    ):
+        write_json(tmp_path / f"{number}/config.json", {"stage": "rlft", "settings": {}, "inputs": read})
+        config = EvaluateConfig.from_flat(env="taxi", policy=("random",))
+        tasks = config.held_out.tasks("test", "full")
+        assert _title(config, {"full": tasks}, [tmp_path / f"{number}/checkpoint-1"]) == title
+
+
+def test_other_code_of_the_env_than_in_training_is_told(tmp_path: Path) -> None:
+    Path("own_game.py").write_text("class Own:\n    choices = ['a']\n    reset = step = print\n")
+    env, model = EnvConfig.from_flat(env="own_game.py:Own"), tmp_path / "checkpoint-1"
+    for read, told in ((digest(Path("own_game.py")), []), ("0", [f"{model} was trained with an earlier own_game.py"])):
+        write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {}, "inputs": {"own_game.py": read}})
+        assert other_settings(env, [model]) == told
 
 
 def test_other_settings_of_the_env_than_in_training_are_told(tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "x.svg").read_text()
 
 
+def test_runs_without_a_figure_are_left_out_and_other_settings_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = made(tmp_path / "one", range(1, 6)), made(tmp_path / "other", range(1, 6), kl_to_start=0.5)
+    write_json(other / "config.json", {"settings": {"kl_coef": 0.1, "seed": 1}})
+    runs = [f"--runs=a={one}", f"--runs=b={other}"]
+    assert main(["plot", *runs, "--figure=kl_to_start", "--figure=success_rate"]) == 0
+    assert "one does not have kl_to_start" in " ".join(capsys.readouterr().out.split())
+    assert main(["plot", f"--runs=a={one}", f"--runs=a={other}"]) == 0
+    assert "differ in --max-steps, --kl-coef," in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(("name", "value"), [("high", "x"), ("success", {}), ("level", None), ("name", True)])
 def test_a_damaged_evaluation_is_drawn_or_named(name: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"name": "random", "level": "long", "success": 0.5, "low": 0.4, "high": None, "figures": {}}
