@@ -358,3 +358,5 @@ class ModelFacts(TypedDict, total=False):
     dtype: DType
     quantize: Quantize
     answer: Answer
+    acts: Literal["choice"]
+    """There if it learned to choose from a list."""

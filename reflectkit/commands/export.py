@@ -72,7 +72,7 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
-            kept = ("env", "prompts", "step", "reflector", "model")
+            kept = ("env", "prompts", "step", "reflector", "model", "acts")
             facts = {name: origin_facts[name] for name in kept if origin_facts.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}
             player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
@@ -136,7 +136,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter."""
     role, run_dir, target = facts.get("role") or "policy", config.load_dir.parent, json.dumps(str(config.out_dir))
     origin, reflector = base or facts.get("model"), facts.get("reflector")
-    if facts.get("answer") in ANSWERED or role == "reflection":
+    if facts.get("acts") == "choice" or facts.get("answer") in ANSWERED or role == "reflection":
         listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
         reads = READS.get(role, READS["policy"]).format(listed=listed, answer=answer)
     else:

@@ -21,7 +21,7 @@ from reflectkit.errors import memory_explained
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.models.packaged import model_source
-from reflectkit.prompts import REFLECTION_MARKER
+from reflectkit.prompts import REFLECTION_MARKER, listed_answers
 from reflectkit.runs.run import open_run, seal
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
@@ -88,6 +88,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
         target = current.folder / f"checkpoint-{config.max_steps}"
         facts |= {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
+        if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
+            facts["acts"] = "choice"
         if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
             facts["acts_alone"] = True  # some rows have no comment
         save_player(target, player, facts | {"step": config.max_steps}, seal)

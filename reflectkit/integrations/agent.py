@@ -154,14 +154,17 @@ def load_agent(
         key_of(settings.endpoint_of(part))
     players = Players(settings)
     closing = (players.close, *([folder.cleanup] if folder else []))
-    return LoadedAgent(players.agent(player), _trained_env(player.policy), seed=seed, rules=rules, closing=closing)
+    chooses = player.policy is not None and model_facts(player.policy).get("acts") == "choice"
+    return LoadedAgent(
+        players.agent(player), _trained_env(player.policy), chooses=chooses, seed=seed, rules=rules, closing=closing
+    )
 
 
 class LoadedAgent:
     """Acts on what it is shown. Made by `load_agent`; it may be used from any thread, and is an `Agent` for `rollout`.
 
     agent: who decides. trained_env: the env that it was trained in, if that is on record, with its settings there.
-    closing: what to call at the end.
+    chooses: whether it learned to choose from a list. closing: what to call at the end.
     """
 
     def __init__(
@@ -169,11 +172,12 @@ class LoadedAgent:
         agent: Agent,
         trained_env: tuple[type[Env], Any] | None = None,
         *,
+        chooses: bool = False,
         seed: int = 0,
         rules: str = "",
         closing: Sequence[Any] = (),
     ) -> None:
-        self._agent, self._trained_env, self._seed = agent, trained_env, seed
+        self._agent, self._trained_env, self._chooses, self._seed = agent, trained_env, chooses, seed
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")
         steps = (self._thread.close, *closing)
@@ -246,10 +250,11 @@ class LoadedAgent:
         is_begun = "assistant" in [message.role for message in observation.messages]
         if observation.replies and getattr(self._agent, "reflector", None) and is_begun:
             raise ConfigError("in a conversation the policy reads its earlier comments, too: play it with `rollout`")
-        if self._trained_env is not None and not (observation.choices or observation.tools or observation.replies):
+        offered = bool(observation.choices or observation.tools or observation.replies)
+        if self._trained_env is not None and not offered:
             env, settings = self._trained_env
             kind = env.action_kind(settings)
-            if isinstance(own := getattr(env, "choices", None), tuple | list):
+            if isinstance(own := getattr(getattr(env, "plain_type", env), "choices", None), tuple | list):
                 observation = dataclasses.replace(observation, choices=tuple(own))
             elif kind == "tools":
                 raise ConfigError(
@@ -257,6 +262,8 @@ class LoadedAgent:
                 )
             elif kind == "choice":
                 raise ConfigError(f"the policy was trained in env '{env.name}', where it chooses: give choices=[…]")
+        elif self._chooses and not offered:
+            raise ConfigError("the policy was trained to choose: give choices=[…]")
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
 
     async def _act(self, *requests: tuple[Observation, Context]) -> list[Act]:

@@ -411,6 +411,8 @@ def train(
     read = config.reflector.load_dir if not config.distill.weight or config.distill.joint else None
     facts = {"env": config.env.name, "prompts": config.env.kind.prompt_version}
     facts |= {"reflector": str(read) if read else None}
+    if config.env.kind.action_kind(config.env.settings) == "choice":
+        facts["acts"] = "choice"
     if read and (config.distill.joint or config.reflector.prob < 1):
         facts["acts_alone"] = True
     target = folder / f"checkpoint-{trainer.step}"

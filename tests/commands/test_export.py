@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reflectkit.cli.main import main
+from reflectkit.errors import ConfigError
+from reflectkit.integrations.agent import load_agent
 from reflectkit.jsonl import read_json
 from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
@@ -47,6 +49,15 @@ def test_a_merged_adapter_says_the_same(
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert read_json(tmp_path / "out" / "reflectkit.json")["role"] == "policy"
     assert load_player(tmp_path / "out", "policy", device="cpu").role == "policy"
+
+
+def test_a_policy_that_chooses_says_so_and_asks_for_choices(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    policy = load_player(checkpoints["policy"], device="cpu")
+    save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "not_here.py:Game", "acts": "choice"})
+    assert main(["export", "--policy", "run/checkpoint-1", "--out-dir", "out"]) == 0
+    assert "numbered actions and `Action:`; it answers with a number" in (tmp_path / "out" / "README.md").read_text()
+    with load_agent("out") as agent, pytest.raises(ConfigError, match="trained to choose"):
+        agent.act("a state")
 
 
 def test_the_lines_of_the_card_act(
