@@ -267,7 +267,9 @@ class TwoPlayerAgent:
             decision = await self._write(observation, prompt, comment, context)
         else:
             decision = await self._choose(observation, prompt, comment, context)
-        return replace(decision, thought=thought) if thought else decision
+        if thought is None:
+            return decision
+        return replace(decision, thought=thought, comment_tokens=length_behind(self.policy.tokenizer, thought.text))
 
     async def _think(self, observation: Observation, context: Context) -> tuple[Comment, str]:
         """(the comment that the policy writes before it acts; why its prompt is too long, or "")."""

@@ -46,7 +46,7 @@ from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize
-from reflectkit.types import Observation, Task, ToolUse, Trajectory
+from reflectkit.types import Observation, Status, Task, ToolUse, Trajectory
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -241,8 +241,6 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
                 path = kept / f"{number}-{level}.jsonl"
                 saved[path] = play(config, player, level, tasks, players, path, progress)
         lines = [line for episodes in saved.values() for line, _ in episodes]
-        if any(line["status"] == "completed" and "success" not in line for line in lines):
-            progress.news(f"env '{env.name}' reports no success (info['success']), which counts as 0; compare returns")
         players.report_damage(progress)
         whole = current.folder / "episodes.jsonl"
         with replacing(whole) as file:
@@ -282,9 +280,12 @@ def play(
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     path.parent.mkdir(parents=True, exist_ok=True)
     with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
+        silent: list[Task] = []
 
         def on_end(trajectory: Trajectory) -> None:
             task = trajectory.task
+            if trajectory.status is Status.COMPLETED and "success" not in trajectory.turns[-1].info:
+                silent.append(task)
             line = episode_to_json(player.name, trajectory, cluster=cluster_of(setup.env, task)) | {"level": level}
             if aspects := dict(setup.kind.taskset.aspects(task)):
                 line["aspects"] = aspects
@@ -301,11 +302,19 @@ def play(
             maker = (lambda: Advised(make())) if config.score_oracle else make
             rollout(remaining, maker, players.agent(player), width=config.rollout.width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
+    if silent:
+        progress.news(f"{title}: the env reports no success (info['success']), which counts as 0; compare returns")
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
-    cut = [line["reason"] for line, _ in played if line["status"] == "truncated" and line.get("reason")]
+    lines = [line for line, _ in played]
+    if len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
+        progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
+    limit = setup.horizon_at(level)
+    if not any(line["success"] or line["turns"]["turns"] < limit for line in lines):
+        progress.news(f"{title}: all episodes reached the limit of {limit} steps without success; see --horizon")
+    cut = [line["reason"] for line in lines if line["status"] == "truncated" and line.get("reason")]
     for how, reasons in (("aborted", aborted), ("ended early", cut)):
         if reasons:
             progress.news(f"{title}: {pluralize(len(reasons), 'episode')} {how}, the first for: {reasons[0]}")
@@ -427,6 +436,10 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
             progress.news(f"warning: {path} has other episodes than evaluate wrote there")
     if apart := differing_settings(path if path.is_dir() else path.parent for path in config.episodes):
         progress.news(f"warning: the evaluations differ in {', '.join(map(flag, apart))}, not only in seed")
+    for name in dict.fromkeys(line["name"] for part in parts for line in part):
+        outcomes = [{tables.outcome(line) for line in part if line["name"] == name} for part in parts]
+        if len(parts) > 1 and all(found == outcomes[0] for found in outcomes):
+            progress.news(f"warning: the episodes of {name} went alike in all evaluations, which are no seeds of it")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})
         return current.finish({"rows": rows}, outputs)

@@ -70,6 +70,7 @@ def episode_to_json(
 
 def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     decision = turn.decision
+    written = len(decision.token_ids) + (len(decision.thought.token_ids) if decision.thought else 0)
     shown: dict[str, Any] = {"seen": turn.observation.text}
     if turn.observation.replies:
         calls = decision.action.calls if isinstance(decision.action, ToolUse) else ()
@@ -83,7 +84,7 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "said": turn.action_text,
         "reward": turn.reward,
         "value": decision.value,
-        "tokens": len(decision.token_ids) or decision.tokens,
+        "tokens": written or decision.tokens,
         "thoughts": decision.thoughts or None,
         "illegal": decision.illegal or None,
         "unreadable": decision.unreadable or None,

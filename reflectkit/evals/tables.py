@@ -116,6 +116,11 @@ def turn_counts(episode: Json) -> Counter[str]:
     return counts
 
 
+def outcome(episode: Json) -> tuple[Any, ...]:
+    """How a line's episode went, as far as its end shows."""
+    return episode["level"], episode["task"], episode["success"], episode[RETURN], turn_counts(episode)["turns"]
+
+
 def _illegal(turn: Json) -> bool:
     refused = turn.get("info", {}).get("refused") and not turn.get("unreadable")
     return bool(turn.get("illegal") or refused)

@@ -274,10 +274,10 @@ class Identity:
         )
 
     def difference(self, record: Mapping[str, Any]) -> str:
-        """The first setting, or else input, that differs in `record`."""
+        """The seed, or the first setting, or else input, that differs in `record`."""
         inputs = record["inputs"]
         recorded = recorded_defaults(self.config) | record["settings"]
-        for name in sorted({*recorded, *self.settings}):
+        for name in sorted({*recorded, *self.settings}, key=lambda name: (name != "seed", name)):  # models depend on it
             if recorded.get(name) != self.settings.get(name):
                 shown_name = name if name.isupper() else flag(name)
                 return f"{shown_name} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.sft_rows import Lesson, Row, think_row
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
@@ -78,3 +79,13 @@ def test_comment_and_action_are_both_trained_on_their_own_tokens(thinker: Loaded
     figures = Learner(thinker, Settings(learning_rate=1e-3)).update(rows, random.Random(0))
     assert figures["ratio_deviation"] < 1e-5
     assert figures["gradient_norm"] > 0
+
+
+def test_tokens_of_the_comment_count_as_written(thinker: LoadedModel) -> None:
+    for trajectory in play(thinker):
+        line = episode_to_json("x", trajectory)
+        for turn, shown in zip(trajectory.turns, line["turns"], strict=True):
+            thought = turn.decision.thought
+            assert thought is not None
+            assert shown["tokens"] == len(thought.token_ids) + len(turn.decision.token_ids)
+        assert "comment_tokens" in line["figures"]

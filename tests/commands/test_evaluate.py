@@ -249,6 +249,41 @@ def test_a_policy_of_rl_without_the_split_has_no_held_out_problems_in_it(tmp_pat
         assert _title(config, {"full": tasks}, [tmp_path / f"{number}/checkpoint-1"]) == title
 
 
+QUIET_GAME = """
+from reflectkit import ChoiceEnv
+
+class Quiet(ChoiceEnv):
+    choices = ("a", "b")
+
+    def _begin(self, task, seed):
+        self.seen = 0
+
+    def _move(self, action):
+        self.seen += 1
+        return float(action), self.seen == 2, {}
+
+    def _text(self):
+        return str(self.seen)
+"""
+
+
+def test_what_makes_tables_mislead_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("quiet_game.py").write_text(QUIET_GAME)
+    playing = ["evaluate", "--env=quiet_game.py:Quiet", "--policy=random", "--problems=9"]
+
+    def told(*arguments: str) -> str:
+        assert main([*playing, *arguments]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "reports no success" in told("--name=a")
+    assert "random" in (tmp_path / "results/a/eval.md").read_text().split("### return")[1]
+    assert "reached the limit of 1 steps without success" in told("--horizon=1", "--name=b")
+    assert main(["evaluate", "--env=corridor", "--policy=oracle", "--eval-reps=2", "--name=c"]) == 0
+    assert "went alike" in capsys.readouterr().out
+    assert again(tmp_path / "results/c", tmp_path / "results/c/episodes.jsonl") == 0
+    assert "warning: the episodes of oracle went alike in all evaluations" in capsys.readouterr().out
+
+
 def test_other_code_of_the_env_than_in_training_is_told(tmp_path: Path) -> None:
     Path("own_game.py").write_text("class Own:\n    choices = ['a']\n    reset = step = print\n")
     env, model = EnvConfig.from_flat(env="own_game.py:Own"), tmp_path / "checkpoint-1"
