@@ -223,7 +223,7 @@ def unlike_training(policy: Path | None, reflector: Path | None, add: str, leave
 def warn_of(env: EnvConfig, players: Sequence[Player], models: Sequence[Path], progress: Progress) -> list[str]:
     """What is wrong with playing in `env`, which is reported and returned. models: those that play and comment."""
     texts = [text for player in players if (text := mismatch(player))]
-    texts += trained_elsewhere(env.name, models) + other_settings(env, models)
+    texts += [*trained_elsewhere(env.name, models), *other_settings(env, models), *unfinished(models)]
     texts += unknown_call_forms(env, [player.policy for player in players])
     for text in texts:
         progress.news(f"warning: {text}")
@@ -276,6 +276,16 @@ def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
         read = record.get("inputs", {})
         if changed := [name for name in code if code[name] != read.get(name, code[name])]:
             texts.append(f"{model} was trained with an earlier {' and '.join(changed)}")
+    return texts
+
+
+def unfinished(models: Iterable[Path]) -> list[str]:
+    """What to warn of: each of the `models` whose run was stopped."""
+    texts = []
+    for model in dict.fromkeys(models):
+        steps = read_record(model.parent).get("settings", {}).get("max_steps")
+        if CHECKPOINT.fullmatch(model.name) and steps and not (model.parent / "report.json").is_file():
+            texts.append(f"{model.parent} has not finished; {model.name} of {steps} plays")
     return texts
 
 

@@ -312,7 +312,8 @@ def play(
     if len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
         progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
     limit = setup.horizon_at(level)
-    if not any(line["success"] or line["turns"]["turns"] < limit for line in lines):
+    unusual = config.rollout.horizon or level not in setup.kind.horizons
+    if unusual and not any(line["success"] or line["turns"]["turns"] < limit for line in lines):
         progress.news(f"{title}: all episodes reached the limit of {limit} steps without success; see --horizon")
     cut = [line["reason"] for line in lines if line["status"] == "truncated" and line.get("reason")]
     for how, reasons in (("aborted", aborted), ("ended early", cut)):

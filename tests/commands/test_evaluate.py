@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import other_settings
+from reflectkit.agents.players import other_settings, unfinished
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
 from reflectkit.commands.evaluate import EvaluateConfig, _title, oracle_scores
@@ -299,6 +299,10 @@ def test_other_settings_of_the_env_than_in_training_are_told(tmp_path: Path) -> 
     assert text == f"{model} was trained with --brief True, but plays with --brief False"
     assert not other_settings(EnvConfig.from_flat(env="memory", brief=True), [model])
     model.mkdir()
-    write_json(tmp_path / "config.json", {"stage": "sft", "settings": {}})
+    assert unfinished([model]) == []
+    write_json(tmp_path / "config.json", {"stage": "sft", "settings": {"max_steps": 9}})
+    assert unfinished([model]) == [f"{tmp_path} has not finished; checkpoint-1 of 9 plays"]
+    write_json(tmp_path / "report.json", {})
+    assert unfinished([model]) == []
     write_json(model / "reflectkit.json", {"env": "memory", "env_settings": {"brief": True}})
     assert other_settings(EnvConfig.from_flat(env="memory"), [model]) == [text]

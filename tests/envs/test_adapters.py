@@ -333,6 +333,8 @@ def test_a_class_of_gymnasium_keeps_what_it_has_of_an_env() -> None:
 
 
 BAD = """
+import gymnasium
+
 class Base:
     choices = ("a", "b")
     def reset(self, seed): return "?"
@@ -344,6 +346,11 @@ class Short(Base):
 class Raises(Base):
     def step(self, choice): return 1 / 0
 
+class Draws(gymnasium.Env):
+    action_space, observation_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Text(9)
+    def reset(self, *, seed=None, options=None): return "?", {}
+    def step(self, action): return "?", float("nan"), True, False, {}
+
 class Said(Base):
     def step(self, choice): return "?", 0.0, True, {"success": "no"}
 """
@@ -352,8 +359,9 @@ class Said(Base):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Short", ".py, line 8: step() of Short returned ('?', 0.0); return (observation, reward, done)"),
-        ("Raises", ".py, line 11: ZeroDivisionError"),
+        ("Short", ".py, line 10: step() of Short returned ('?', 0.0); return (observation, reward, done)"),
+        ("Raises", ".py, line 13: ZeroDivisionError"),
+        ("Draws", ".py, line 18: step() of Draws returned"),
         ("Said", "its 'success' must be True or False"),
     ],
 )

@@ -42,6 +42,10 @@ class Game(Choices):
         """The class's own `teacher_type`, whose `env` is the game itself, without Gymnasium's wrappers."""
         return self.teacher_type(self.plain.env.unwrapped)
 
+    def code_of(self) -> Any:
+        """The game's own class."""
+        return type(self.plain.env.unwrapped)
+
 
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class of Gymnasium."""

@@ -124,8 +124,12 @@ class Plain(Env):
             called = ", ".join([*map(repr, given), *named]) or "no arguments"
             raise ConfigError(f"{code_place(own)}: {error}; it is called with {called}") from None
 
+    def code_of(self) -> Any:
+        """Whose methods the user wrote."""
+        return self.plain_type
+
     def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
-        place = code_place(getattr(self.plain_type, method))
+        place = code_place(getattr(self.code_of(), method))
         return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {returned!r:.60}; {wanted}")
 
 
