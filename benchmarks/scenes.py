@@ -242,7 +242,7 @@ def explore(bench: Bench, grouped: bool = False) -> Iterator[str]:
     yield row(f"auto_explore, {name}: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
 
 
-def service_desk(bench: Bench) -> Iterator[str]:
+def service_desk(bench: Bench, group: int = FEW) -> Iterator[str]:
     """Conversations with tool calls: those of the oracle, with mistakes, in a group from one start. Without a chat
     template, the tiny model's conversations are not one row each.
     """
@@ -251,7 +251,7 @@ def service_desk(bench: Bench) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         tasks, _ = problems_of(env_class("support"), Path(folder), 0, bench.seed, Quiet())
     new = partial(make, "support", TALK)
-    few = FEW * bench.scale
+    few = group * bench.scale
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
     follower = Follower(ours.sampler, {})
@@ -279,6 +279,7 @@ SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
     "explore": explore,
     "explore-group": partial(explore, grouped=True),
     "desk": service_desk,
+    "desk-group": partial(service_desk, group=2 * FEW),
     "answers": answers,
     "batching": batching,
     "vllm": vllm,

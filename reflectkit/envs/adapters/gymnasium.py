@@ -35,7 +35,7 @@ KEPT = ("horizon", "rules", "teacher_type", "__doc__")
 """What a class of Gymnasium may have of an env."""
 
 
-class Game(Choices):
+class GameEnv(Choices):
     """The env of a game."""
 
     def teacher(self) -> Teacher:
@@ -49,7 +49,7 @@ class Game(Choices):
 
 def env_of_class(kind: type) -> type[Env]:
     """The env of a class of Gymnasium."""
-    return wrapped(Game, game_of(kind, kind.__name__, kind), settings_of(kind, "render_mode"))
+    return wrapped(GameEnv, game_of(kind, kind.__name__, kind), settings_of(kind, "render_mode"))
 
 
 @cache
@@ -72,7 +72,7 @@ def env_of(name: str) -> type[Env]:
     game.__module__ = creator.__module__
     game.horizon = spec.max_episode_steps or game.horizon
     game.__doc__ = re.split(r"\n\s*## (?:Information|Arguments|Version)", creator.__doc__ or "")[0]
-    return wrapped(Game, game, settings_of(creator, "render_mode", **spec.kwargs))
+    return wrapped(GameEnv, game, settings_of(creator, "render_mode", **spec.kwargs))
 
 
 def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
