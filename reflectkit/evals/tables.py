@@ -136,9 +136,9 @@ def row(
     """One row of eval.json, from `completed` lines of episodes.jsonl, which may be `lean`. Shares are from 0 to 1.
     ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone.
 
-    success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. return: the mean over
-    episodes; return_low, return_high: a t interval, None with fewer than two clusters. pass_at, pass_all: by
-    k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
+    success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. return, return_low,
+    return_high: the same, with a t interval, which is None for fewer than two clusters. pass_at, pass_all: by k, if
+    problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
     action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
     fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
     named_episodes: how many gave an answer, if the env reports NAMED; right_of_named, with _low and _high: their
@@ -148,9 +148,9 @@ def row(
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
     cluster, count = clusters_of(counted), max(1, len(counted))
-    rates = _successes(counted)
+    rates, returns = _successes(counted), _returns(counted)
     success, low, high = _rate(rates, cluster, len(counted))
-    return_low, return_high = mean_interval(by_cluster(_returns(counted), cluster))
+    return_low, return_high = mean_interval(by_cluster(returns, cluster))
     turns: Counter[str] = sum(map(turn_counts, counted), Counter())
     unfit = [episode for episode in counted if episode.get("unfit")]
     tried = max(1, turns["turns"] + len(unfit))
@@ -167,7 +167,7 @@ def row(
         "clusters": len(by_cluster(rates, cluster)),
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
-        "return": sum(episode["return"] for episode in counted) / count,
+        "return": sum(returns.values()) / max(1, len(returns)),
         "return_low": _finite(return_low),
         "return_high": _finite(return_high),
         "steps": turns["turns"] / count,

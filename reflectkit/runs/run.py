@@ -345,12 +345,13 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = read_json(folder / "config.json")
     except (DataError, NotADirectoryError):
         return {}
-    return record if isinstance(record, dict) else {}
+    parts = [record, record.get("settings", {}), record.get("inputs", {})] if isinstance(record, dict) else [None]
+    return record if all(isinstance(part, dict) for part in parts) else {}
 
 
 def differing_settings(folders: Iterable[Path]) -> list[str]:
     """The settings that are not the same in the runs in `folders`, without the seed, and paths."""
-    settings = [one for folder in folders if isinstance(one := read_record(folder).get("settings"), dict)]
+    settings = [record.get("settings", {}) for folder in folders if (record := read_record(folder))]
     names = dict.fromkeys(name for one in settings for name in one if name != "seed")
     values = {name: {dumps(one.get(name)) for one in settings} for name in names}
     return [name for name, found in values.items() if len(found) > 1 and not any("/" in text for text in found)]
