@@ -20,7 +20,7 @@ def page(name: str) -> str:
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     kind = config_class(name)
     brought = choices(kind)
-    rows_of = panels(leaf for leaf in leaves(kind) if leaf.panel not in brought)
+    rows_of = panels((leaf for leaf in leaves(kind) if leaf.panel not in brought), getattr(module, "MINOR", ()))
     owners: dict[tuple[str, ...], list[str]] = {}  # by their rows, as some have the same
     for owner, rows in brought.items():
         owners.setdefault(tuple(map(_row, rows)), []).append(owner)

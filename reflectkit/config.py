@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -260,8 +260,9 @@ def _leaves(
             yield Leaf(name, place, field, default, panel, by)
 
 
-def panels(rows: Iterable[Leaf]) -> dict[str | None, list[Leaf]]:
-    """The settings of a command as its help shows them: the essential ones under None, the others by panel.
+def panels(rows: Iterable[Leaf], minor: Collection[str] = ()) -> dict[str | None, list[Leaf]]:
+    """The settings of a command as its help shows them: the essential ones under None, the others by panel. minor:
+    names of settings that are not essential to this command.
 
     A command that marks none of its own settings as essential has only such. The arguments and the required ones come
     first, and the settings of every command last.
@@ -271,7 +272,7 @@ def panels(rows: Iterable[Leaf]) -> dict[str | None, list[Leaf]]:
     found: dict[str | None, list[Leaf]] = {None: []}
     for leaf in rows:
         needed = leaf.default is REQUIRED or leaf.is_argument or _extra(leaf.field, "essential")
-        essential = needed or (leaf.panel is None and marks_none)
+        essential = (needed or (leaf.panel is None and marks_none)) and leaf.name not in minor
         found.setdefault(None if essential else leaf.panel or MORE, []).append(leaf)
     return {title: found[title] for title in sorted(found, key=lambda title: title == LAST)}
 

@@ -171,7 +171,7 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
         from reflectkit.envs import env_class
 
         told = (f"Levels ({env}): {', '.join(env_class(env).levels)}", *told)
-    by_panel = panels(leaves(kind, chosen))
+    by_panel = panels(leaves(kind, chosen), getattr(module, "MINOR", ()))
     shown = {title for title, rows in by_panel.items() if title is None or any({*row.by} & {*chosen} for row in rows)}
     if HELP_ALL in arguments:
         shown = {*by_panel, LAST}

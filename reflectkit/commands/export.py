@@ -25,6 +25,7 @@ EXAMPLES = (
     "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy --dtype bfloat16"
     " --license apache-2.0",
 )
+MINOR = ("seed",)  # nothing is random
 READS = {
     "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
     "policy": (

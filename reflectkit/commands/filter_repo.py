@@ -33,6 +33,7 @@ EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",
     "reflectkit filter-repo --repo-dir ~/projects --max-file-mb 1",
 )
+MINOR = ("seed",)  # nothing is random
 TRAITS = Traits(writes_data=True)
 
 

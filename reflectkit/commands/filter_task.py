@@ -30,6 +30,7 @@ EXAMPLES = (
     "reflectkit filter-task --task-file data/auto_explore/tasks/",
 )
 NULL: dict[str, Any] = {"question": "", "answer": "", "model": "", "optimal_path": []}
+MINOR = ("seed",)  # nothing is random
 TRAITS = Traits(writes_data=True)
 
 

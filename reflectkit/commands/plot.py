@@ -30,6 +30,7 @@ EXAMPLES = (
     " compression --out parts.svg",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
 )
+MINOR = ("seed",)  # nothing is random
 TRAITS = Traits(reports=True, arms=("runs",))
 
 

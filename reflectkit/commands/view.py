@@ -26,6 +26,7 @@ EXAMPLES = (
     "reflectkit view results/alfworld-tiny/evaluation results/alfworld-tiny/evaluation-rooms --out compare.html",
     "reflectkit view results/taxi-tiny/evaluation --inspect --out logs && inspect view --log-dir logs",
 )
+MINOR = ("seed",)  # nothing is random
 EPISODES = "episodes.jsonl"
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
 KILOBYTE = 1000
