@@ -7,6 +7,7 @@ import inspect
 import random
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -252,7 +253,11 @@ class Env:
     def __init__(self, *, horizon: int | None = None, **settings: Any) -> None:
         if horizon is not None:
             self.horizon = horizon
-        self.settings: Any = build(self.Settings, settings, f"env '{self.name}'")
+        given = tuple((name, type(value), value) for name, value in settings.items())
+        try:
+            self.settings: Any = _built(self.Settings, self.name, given)
+        except TypeError:  # a list
+            self.settings = build(self.Settings, settings, f"env '{self.name}'")
 
     @classmethod
     def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
@@ -284,6 +289,11 @@ class Env:
     def truncation_penalty(self, steps_left: int) -> float:
         """The reward for ending the episode now, without an answer."""
         return 0.0
+
+
+@lru_cache(maxsize=256)  # an env is made for each episode
+def _built(kind: type[Config], env: str, given: tuple[tuple[str, type, Any], ...]) -> Config:
+    return build(kind, {name: value for name, _, value in given}, f"env '{env}'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,13 @@ class LocalSampler:
     async def publish(self, weights: Any, version: int) -> None:
         """Forget what was read: the model's weights, which are trained in place, have changed."""
         self.version = version
-        self.kept.clear()
+        self.forget()
         self.scores.clear()
+
+    def forget(self) -> None:
+        """Give back the memory of texts that were read."""
+        if self.kept.size:
+            self.kept.clear()
 
     def _answer(self, asks: list[SampleRequest]) -> list[SampleOutput]:
         fitting = {ask for ask in asks if self._fits(ask)}

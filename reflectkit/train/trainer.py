@@ -360,7 +360,7 @@ class Trainer:
         mine = run_sync(playing)
         for sampler in (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler):
             if isinstance(sampler, LocalSampler):  # memory for the update, and a resumed run has nothing kept either
-                sampler.kept.clear()
+                sampler.forget()
         if valued:
             mine = self.learner.valued(mine)
         return mine if sharded else self.processes.gather_shares(mine)
