@@ -34,6 +34,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import Opening, Sampler, ServerSettings
 from reflectkit.sampling.config import backend
 from reflectkit.seeding import derive
+from reflectkit.train.estimate import tokens_a_pass
 from reflectkit.types import Task, ToolUse
 
 RANK = 16
@@ -268,7 +269,7 @@ def service_desk(bench: Bench, group: int = FEW) -> Iterator[str]:
                 ids = completion_ids(mine.tokenizer, action.text if isinstance(action, ToolUse) else str(action))
                 follower.taken[derive(derive(trajectory.seed, "turn", place), "text")] = (*ids, end)
     lengths = [len(sample.tokens) for sample in ours.rows(ours.play(batches[0]))]
-    ours.learner.max_tokens = max(lengths) * bench.scale
+    ours.learner.max_tokens = max(tokens_a_pass(mine.model, recompute=False), max(lengths) * bench.scale)  # as `rlft`
     rounds = measure(Writer(other, ours.agent.labels), ours, batches, few, micro=bench.scale)
     yield row(f"support, one group of {few}: transcripts ≤ {max(lengths):,} tokens", rounds)
 

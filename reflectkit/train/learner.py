@@ -42,6 +42,7 @@ READ, WORTH = 0.6, 25e6
 """Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers
 keys and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
 """
+FEW = 16  # units of a micro-batch; of more, a tree is not built to know its size
 LARGE, PASS = 1e6, 60
 """A model with LARGE parameters a layer spends its time on a CPU on tokens and passes. With SmolLM2-135M and LoRA, a
 pass of a tree costs as much as 20 to 60 tokens.
@@ -159,8 +160,9 @@ def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
 def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` in micro-batches of units that begin alike, to be read as trees (`models.scoring`).
 
-    The tokens that are read are counted twice, for padding, and the keys and values before them as an eighth of a token
-    each: together `max_tokens` at most. A larger unit gets a micro-batch of its own.
+    The tokens that are read, with padding, and the keys and values before them as an eighth of a token each are
+    together `max_tokens` at most. Padding is counted where units are long; else the tokens are counted twice. A larger
+    unit gets a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
     read = widest = 0
@@ -169,13 +171,25 @@ def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
         alike = last and bool(last[0].choices) == bool(unit.choices)
         new = unit.size - (shared_length(last[-1].tokens, unit.tokens) if alike else 0)
         widest = max(widest, unit.size)
-        if alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens:
+        fits = alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens
+        if alike and not fits and not unit.choices and FEW * unit.size >= max_tokens:
+            fits = _tree_size([*(other.tokens for other in last), unit.tokens]) <= max_tokens
+        if fits:
             last.append(unit)
             read += new
         else:
             batches.append([unit])
             read, widest = unit.size, unit.size
     return batches
+
+
+def _tree_size(rows: Sequence[Sequence[int]]) -> int:
+    """What `packed_as_trees` counts of `rows`."""
+    size = 0
+    for chunks in itertools.chain(*tree_of(rows).levels):
+        width = max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
+        size += len(chunks) * (width + max(chunk.start for chunk in chunks) // 8)
+    return size
 
 
 def score(

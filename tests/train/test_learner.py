@@ -22,7 +22,7 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch, learner
 from reflectkit.train.algorithms import weighted_loss
 from reflectkit.train.critic import Critic
-from reflectkit.train.learner import Learner, Settings, Unit, minibatches, score, units
+from reflectkit.train.learner import Learner, Settings, Unit, minibatches, packed_as_trees, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.train.training import Spelling, favour, gradients_after, objective, play, rows_of
 
@@ -276,3 +276,11 @@ def test_aborted_episodes_are_never_trained_on(policy: LoadedModel) -> None:
     kept = batch.trainable([*spoiled, played[-1]])
     assert kept == [played[-1]]
     assert len(rows_of(policy, [*spoiled, played[-1]])) == len(played[-1].turns)
+
+
+def test_long_rows_are_read_together_as_far_as_their_tree_fits() -> None:
+    """The second is read from its 600th token on: 1,000 + 300 tokens, and the 600 before these as 75."""
+    first = Unit(tuple(range(1000)), (), (0,))
+    second = Unit((*range(600), *range(2000, 2300)), (), (1,))
+    for most, sizes in ((1374, [1, 1]), (1375, [2])):
+        assert [len(micro) for micro in packed_as_trees([first, second], most)] == sizes
