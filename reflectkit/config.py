@@ -42,6 +42,13 @@ RENAMED = {
     "merge_after_first_k": ("merge_after",),
 }  # fmt: skip
 """Former names of settings, and those of the original toolkit, each with its present names in the commands."""
+RENAMED_IN_RL = {
+    "num_train_epochs": "max_steps", "num_iterations": "epochs", "num_generations": "group_size", "beta": "kl_coef",
+    "epsilon": "clip", "epsilon_high": "clip_high", "loss_type": "loss_mean", "scale_rewards": "normalize",
+    "max_completion_length": "max_new_tokens", "model_name_or_path": "model", "use_peft": "lora_r",
+    "reward_funcs": "reward", "dataset_name": "dataset", "warmup_ratio": "warmup_steps",
+}  # fmt: skip
+"""TRL's names of settings of RL, with ours, some of which have another unit."""
 VALUES = {"use_8bit": "8bit", "use_4bit": "4bit", "fp16": "float16", "bf16": "bfloat16"}
 """What to give where a former setting had no value."""
 NOT_NEEDED = (
@@ -309,6 +316,8 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
     """
     names, brought = list(names), choices(kind)
     known = {*names, *(leaf.name for rows in brought.values() for leaf in rows)}
+    if "group_size" in known and name in RENAMED_IN_RL:
+        return ConfigError(f"{flag(name)} is TRL's; see {flag(RENAMED_IN_RL[name])} in --help-all")
     if renamed := [new for new in RENAMED.get(name, ()) if new in known]:
         return ConfigError(f"{flag(name)} is now {flag(renamed[0])} {VALUES.get(name, '')}".rstrip())
     if name in NOT_NEEDED:

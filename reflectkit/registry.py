@@ -51,7 +51,7 @@ def resolve(
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UnknownNameError(f"{name} defines no class that is an {kind}; name what it defines, {name}:NAME")
+            raise UnknownNameError(f"{name} is a file; name the {kind} that it defines, {name}:NAME")
         listed = ", ".join(value.__name__ for value in found)
         raise UnknownNameError(f"{name} defines several ({listed}); write {name}:{found[0].__name__}, or another")
     if not hasattr(module, attribute):

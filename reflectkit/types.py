@@ -175,6 +175,8 @@ class Decision:
     """Why there is no usable comment, unless it is empty."""
     thought: Comment | None = None
     """The comment that the policy wrote itself before it acted, which is trained as well."""
+    cut: bool = False
+    """Whether its text was cut off at the limit of tokens."""
 
 
 @dataclass(frozen=True, slots=True)

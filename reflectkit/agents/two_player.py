@@ -354,6 +354,7 @@ class TwoPlayerAgent:
             sampled.logprobs,
             version=sampled.version,
             thoughts=self.dialogue.thought_tokens(sampled.token_ids) if observation.tools else None,
+            cut=len(text_ids) == len(sampled.token_ids),
         )
 
     def _ids(self, text: str) -> tuple[int, ...]:

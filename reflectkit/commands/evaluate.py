@@ -8,6 +8,7 @@ import contextlib
 import math
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -228,6 +229,13 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     inputs += config.sampler.input_files(setup.folder)
     with open_run("evaluate", config, inputs) as current, contextlib.closing(Players(config.players)) as players:
         warnings = warn_of(env, entrants, models, progress)
+        if env.kind.action_kind(env.settings) != "choice":
+            for model in models:
+                trained = read_record(model.parent).get("settings", {}).get("max_new_tokens")
+                if trained not in (None, config.max_new_tokens):
+                    limits = f"--max-new-tokens {trained}, but plays with {config.max_new_tokens}"
+                    warnings.append(f"{model} was trained with {limits}")
+                    progress.news(f"warning: {warnings[-1]}")
         if current.done:
             return current.done
         count = sum(map(len, problems.values())) * len(entrants) * config.eval_reps
@@ -311,6 +319,10 @@ def play(
     lines = [line for line, _ in played]
     if len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
         progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
+    written = sum((line["turns"] for line in lines), Counter[str]())
+    if 2 * written["cut"] > written["turns"]:
+        told = f"{written['cut']} of {written['turns']} answers were cut at --max-new-tokens"
+        progress.news(f"{title}: {told} {config.max_new_tokens}")
     limit = setup.horizon_at(level)
     unusual = config.rollout.horizon or level not in setup.kind.horizons
     if unusual and not any(line["success"] or line["turns"]["turns"] < limit for line in lines):
@@ -388,6 +400,10 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]], model
     held_out = config.held_out
     source = held_out.file("test")
     if source is None:
+        data = {digest(path) for path in config.setup.input_files([]) if path.suffix != ".py"}
+        for record in map(read_record, (model.parent for model in models)):
+            if record.get("stage") == "rlft" and data - set(record.get("inputs", {}).values()):
+                return f"Problems of {held_out.source('test')}; a player was trained on other data"
         if all(map(held_out.holds_out, problems)):
             return f"Held-out problems of {held_out.source('test')}"
         return f"Problems of {held_out.source('test')}, none held out from training"

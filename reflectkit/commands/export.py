@@ -37,6 +37,7 @@ READS = {
         " next one, answers with {answer}"
     ),
 }
+PLAYED = ("success", "return")
 ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actions", "the words of one of them")}
 """How the actions are listed, and what is answered, by the form of the answer."""
 
@@ -118,7 +119,7 @@ To act with it:
 import reflectkit
 
 agent = reflectkit.load_agent({players})
-act = agent.act("what is seen, as the environment shows it", choices=["one action", "another"])
+act = agent.act("what is seen, as the environment shows it"{choices})
 print(act.action, act.comment, act.probabilities)
 ```
 
@@ -135,15 +136,16 @@ tokenizer = AutoTokenizer.from_pretrained({folder})
 
 def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter."""
-    role, run_dir, target = facts.get("role") or "policy", config.load_dir.parent, json.dumps(str(config.out_dir))
+    role, run_dir, target = facts.get("role") or "chat", config.load_dir.parent, json.dumps(str(config.out_dir))
     origin, reflector = base or facts.get("model"), facts.get("reflector")
-    if facts.get("acts") == "choice" or facts.get("answer") in ANSWERED or role == "reflection":
+    chooses = facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
+    if chooses or role == "reflection":
         listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
         reads = READS.get(role, READS["policy"]).format(listed=listed, answer=answer)
     else:
-        reads = (
-            f"what the environment shows{', with comments' if reflector else ''}; it answers with text or tool calls"
-        )
+        form = "" if role == "chat" else " as plain text, without a chat template"
+        comments = ", with comments" if reflector else ""
+        reads = f"what the environment shows{form}{comments}; it answers with text or tool calls"
     header: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -159,8 +161,13 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     ]
     if reflector:
         made_from.append(f"- comments by: `{reflector}`")
-    recorded = _recorded(run_dir / "report.json", "figures").items()
-    figures = figures_table("", "value", {name: each for name, each in recorded if not isinstance(each, dict)}).rows
+    recorded = _recorded(run_dir / "report.json", "figures")
+    shown = {name: each for name, each in recorded.items() if not isinstance(each, dict)}
+    for when in ("before", "after"):
+        found = recorded.get("held_out", {}).get(when, {})
+        greedily = {f"{name} {when} training, most likely actions": found[name] for name in PLAYED if name in found}
+        shown |= greedily
+    figures = figures_table("", "value", shown).rows
     players = target
     if role == "reflection":
         players = f'"PATH/OF/ITS/POLICY", reflector={target}'
@@ -177,6 +184,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
         settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),
         players=players,
+        choices=', choices=["one action", "another"]' if chooses or role == "reflection" else "",
         folder=target,
     )
 

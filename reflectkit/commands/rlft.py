@@ -88,7 +88,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
         holds_out = config.problems.file("train") is not None or config.problems.holds_out(hardest)
         if not holds_out:
-            why = "ignores the seed of reset" if config.problems.by_seed else "lists too few problems to hold any out"
+            why = "ignores the seed of reset" if config.problems.by_seed else "lists too few different problems"
             progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
         elif held_out and {task.id for level in levels for task in level.tasks} & {task.id for task in held_out.tasks}:
             holds_out = False

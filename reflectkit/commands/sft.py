@@ -70,6 +70,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
             player = replace(starting_model(config, source, rows), answer=form)
+            if player.tokenizer.chat_template:
+                progress.news("the rows are plain text: from here on, the model's chat template is not used")
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit

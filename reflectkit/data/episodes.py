@@ -2,8 +2,8 @@
 
 A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit,
 illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen, reflection, choices, probabilities, action, said,
-reward, value, advantage, tokens, thoughts, illegal, unreadable, info}`. Unknown values are left out. cluster: what the
-task is about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no
+reward, value, advantage, tokens, thoughts, cut, illegal, unreadable, info}`. Unknown values are left out. cluster: what
+the task is about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no
 answer was a legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or
 not in the requested format.
 
@@ -86,6 +86,7 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "value": decision.value,
         "tokens": written or decision.tokens,
         "thoughts": decision.thoughts or None,
+        "cut": decision.cut or None,
         "illegal": decision.illegal or None,
         "unreadable": decision.unreadable or None,
         "info": turn.info or None,

@@ -111,6 +111,7 @@ def turn_counts(episode: Json) -> Counter[str]:
             unreadable=bool(turn.get("unreadable")),
             tokens=turn.get("tokens", 0),
             thoughts=turn.get("thoughts", 0),
+            cut=bool(turn.get("cut")),
             probabilities="probabilities" in turn,
         )
     return counts

@@ -372,6 +372,8 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
     model = player.model
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
+    if player.role is not None:  # it learned from plain text
+        player.tokenizer.chat_template = None
     whole = LoadedModel(model, player.tokenizer, player.role, dtype, answer=player.answer)
     save_player(target, whole, dict(facts), beside=lambda staging: write_text(staging / "README.md", card))
     return whole

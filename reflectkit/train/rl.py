@@ -419,7 +419,7 @@ def train(
     title = "Reflect-RL" if read else "RL"
     if held_out is not None and trainer.step == 0:
         _measure(held_out, "before", folder, trainer)
-    flat = 0
+    flat, saved = 0, trainer.step
     with (
         tracking(config.checkpoints.report_to, folder, settings) as log,
         progress.bar(title, config.max_steps, trainer.step) as bar,
@@ -429,6 +429,12 @@ def train(
                 figures = trainer.train_step()
             except DivergedError as error:
                 raise _with_rows(error, folder, trainer) from None
+            except BaseException:  # while episodes are played, nothing changes that is saved
+                if trainer.playing and saved < trainer.step and processes.count == 1 and trainer.rollouts is None:
+                    checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                    updates = pluralize(trainer.step, "update")
+                    progress.news(f"stopped after {updates}; the same command goes on from there")
+                raise
             last = trainer.step == config.max_steps
             if validation and config.validate_steps and (last or trainer.step % config.validate_steps == 0):
                 figures |= trainer.validate(validation)
@@ -445,6 +451,7 @@ def train(
                     append(kept, episodes, sync=True)
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                saved = trainer.step
                 processes.wait()
             log(figures, trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]

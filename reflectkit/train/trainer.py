@@ -177,6 +177,8 @@ class Trainer:
         self.replay = ReplayBuffer(config.algo.replay_size)
         self.curriculum = Curriculum(len(config.levels), config.steps, config.advance_at)
         self.step = 0
+        self.playing = False
+        """Whether episodes are played, and nothing has changed since the last update."""
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
@@ -196,6 +198,7 @@ class Trainer:
             self.replay.clear()
         level = self.config.levels[self.curriculum.level]
         self._publish()
+        self.playing = True
         played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
         self._share_comments()
         counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
@@ -216,6 +219,7 @@ class Trainer:
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         optim = self.config.optim
         rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
+        self.playing = False
         figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
         self.replay.add(fresh)
         overall = summary(played)
@@ -250,6 +254,13 @@ class Trainer:
             "rollout_seconds": round(played_s, 3),
             "update_seconds": round(seconds - played_s, 3),
         }
+        texts = [turn.decision for each in played for turn in each.turns if not turn.observation.choices]
+        if texts:
+            row["answer_tokens"] = statistics.fmean(len(text.token_ids) for text in texts)
+            row["cut_answers"] = statistics.fmean(text.cut for text in texts)
+            if row["cut_answers"] > 0.5:
+                count, all_of_them = sum(text.cut for text in texts), f"{len(texts)} answers"
+                self._tell_once("were cut", count, all_of_them, "they reached --max-new-tokens")
         return row | env_figures(played)
 
     def _check_comments(self, played: Sequence[Trajectory]) -> None:

@@ -64,7 +64,11 @@ def test_the_lines_of_the_card_act(
     checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = load_player(checkpoints["policy"], device="cpu")
-    save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "taxi", "reflector": str(checkpoints["reflection"])})
+    save_player(
+        tmp_path / "run" / "checkpoint-1",
+        policy,
+        {"env": "taxi", "acts": "choice", "reflector": str(checkpoints["reflection"])},
+    )
     assert main(["export", "--policy", "run/checkpoint-1", "--out-dir", "models/taxi"]) == 0
     capsys.readouterr()
     names = run_page(tmp_path / "models" / "taxi" / "README.md")

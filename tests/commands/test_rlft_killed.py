@@ -61,6 +61,48 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
     assert final(tmp_path / "copy") == final(straight)
 
 
+FLAKY = """
+import random
+from pathlib import Path
+
+class Flaky:
+    choices = ["a", "b"]
+    horizon = 2
+
+    def reset(self, seed):
+        self.right = random.Random(seed).choice(self.choices)
+        return f"It is {self.right}."
+
+    def step(self, choice):
+        metrics = Path("results/run/metrics.jsonl")
+        if Path("broken").exists() and metrics.exists() and metrics.read_text().count("\\n") == 2:
+            raise OSError("the judge is away")
+        return "Over.", float(choice == self.right), True
+"""
+
+
+def test_an_error_of_the_env_keeps_the_updates_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the third update."""
+    training = ["rlft", "--env", "flaky.py:Flaky", "--model", "tiny", "--max-steps", "4", "--episodes", "16",
+        "--validate-problems", "0", "--save-steps", "9", "--device", "cpu", "--name", "run"]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for folder in ("whole", "stopped"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "flaky.py").write_text(FLAKY)
+        monkeypatch.chdir(tmp_path / folder)
+        if folder == "stopped":
+            Path("broken").touch()
+            assert "the judge is away" in error_of(training, capsys)
+            assert (tmp_path / "stopped/results/run/checkpoint-2").is_dir()
+            Path("broken").unlink()
+        assert main(training) == 0
+    assert "Already" not in capsys.readouterr().out
+    (one, other) = (hashes(tmp_path / folder / "results/run/checkpoint-4") for folder in ("whole", "stopped"))
+    assert one == other
+
+
 DIVERGING = """
 from dataclasses import replace
 from pathlib import Path

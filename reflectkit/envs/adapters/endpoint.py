@@ -311,7 +311,8 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
         answer = await _unless_gone(request, session.answer(asked))
         message = session.conversations.message(asked, answer)
         prompt, written = answer.tokens
-        full = answer.limit and written >= answer.limit
+        stopped = any(end in spoken(answer.action.text) for end in asked.stop)
+        full = answer.limit and written >= answer.limit and not stopped
         finish = "tool_calls" if answer.action.calls else "length" if full else "stop"
         completion = {
             "id": f"chatcmpl-{next(numbers)}",

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import field_validator
+
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place, refuse
@@ -41,6 +43,15 @@ class DatasetSettings(Config):
         " Repeatable; the rewards are added.",
         essential=True,
     )
+
+    @field_validator("reward")
+    @classmethod
+    def _each_once(cls, reward: tuple[str, ...]) -> tuple[str, ...]:
+        names = [spec.partition("=")[0] for spec in reward]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is given twice; give it once, with the sum of the weights")
+        return reward
 
 
 class DatasetTasks(Taskset):
@@ -125,12 +136,19 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
         return (Message("user", prompt),)
     if not isinstance(prompt, list) or not prompt:
         raise DataError(where, f"{prompt!r:.60} is no prompt; {NO_MESSAGES}", field="prompt")
+    messages = []
     for message in prompt:
-        if not (
-            isinstance(message, Mapping) and isinstance(message.get("content"), str) and message.get("role") in ROLES
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list) and all(
+            isinstance(part, Mapping) and part.get("type") == "text" for part in content
         ):
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(content, str) or message.get("role") not in ROLES:
             raise DataError(where, f"{message!r:.60} is no message; {NO_MESSAGES}", field="prompt")
-    return tuple(Message(message["role"], message["content"]) for message in prompt)
+        messages.append(Message(message["role"], content))
+    if messages[-1].role == "assistant":
+        raise DataError(where, "ends with the assistant's message, which is not continued; drop it", field="prompt")
+    return tuple(messages)
 
 
 @cache
@@ -181,6 +199,7 @@ async def score(
             ) from None
         returned = function(**arguments)
         returned = await returned if inspect.isawaitable(returned) else returned
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned  # an array, or a tensor
         value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
         if value is not None and not is_reward(value):
             raise ConfigError(
