@@ -82,6 +82,7 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         player = Player("policy", config.load_dir, config.reflect_load_dir).resolved(config.run.data_dir, progress)
         if warning := mismatch(player):
             progress.news(f"warning: {warning}")
+        progress.news(f"serve: loading {config.load_dir}")
         players = Players(PlayersSetup(config, (player,), _Served, Path(folder)))
         thread = LoopThread("reflectkit-endpoint")
         server = _Server(players.agent(player), config)

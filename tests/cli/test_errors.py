@@ -24,6 +24,8 @@ from tests.command_lines import error_of
          "run `reflectkit gen-task --env alfworld` and `reflectkit split --env alfworld` first"),
         (["rlft", "--env", "taxi"], "--model tiny"),
         (["rlft", "--env", "taxi", "--width", "3"], "--width is now --max-concurrency"),
+        (["rlft", "--env", "taxi", "--num-train-epochs", "3"], "see --max-steps"),
+        (["sft", "--env", "taxi", "--num-train-epochs", "3"], "is now --epochs"),
         (["sft", "--env", "taxi", "--role", "plain", "--load_dir", "tiny", "--lora_r=8"], "--model tiny starts"),
         (["rlft", "--env", "auto_explore", "--repo_dir=x"], "--repo-dir is now --repos-dir"),
         (["run", "taxi-tiny", "--repo-dir", "x"], "--repo-dir is a setting of recipe 'auto-explore"),

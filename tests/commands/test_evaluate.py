@@ -284,6 +284,19 @@ def test_what_makes_tables_mislead_is_told(tmp_path: Path, capsys: pytest.Captur
     assert "warning: the episodes of oracle went alike in all evaluations" in capsys.readouterr().out
 
 
+def test_a_policy_trained_on_other_rows_has_no_held_out_problems(tmp_path: Path) -> None:
+    Path("sums.jsonl").write_text("".join(f'{{"prompt": "{number} + 1 ="}}\n' for number in range(40)))
+    Path("marks.py").write_text("def mark(completions, **kwargs):\n    return [1.0]\n")
+    config = EvaluateConfig.from_flat(env="prompts", dataset="sums.jsonl", reward=("marks.py:mark",), policy=("x=y",))
+    tasks = config.held_out.tasks("test", "all")
+    for read, told in (
+        (digest(Path("sums.jsonl")), "Held-out problems of"),
+        ("0", "; a player was trained on other data"),
+    ):
+        write_json(tmp_path / "config.json", {"stage": "rlft", "settings": {}, "inputs": {"sums.jsonl": read}})
+        assert told in _title(config, {"all": tasks}, [tmp_path / "checkpoint-1"])
+
+
 def test_other_code_of_the_env_than_in_training_is_told(tmp_path: Path) -> None:
     Path("own_game.py").write_text("class Own:\n    choices = ['a']\n    reset = step = print\n")
     env, model = EnvConfig.from_flat(env="own_game.py:Own"), tmp_path / "checkpoint-1"

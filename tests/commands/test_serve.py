@@ -109,7 +109,8 @@ def test_the_answer_ends_before_a_stop_and_thoughts_are_not_shown(served: Any) -
     client = openai.OpenAI(base_url=f"{served(session)}/v1", api_key="any")
     answer = client.chat.completions.create(model="m", messages=HELLO, stop=["Observation:"])
     assert answer.choices[0].message.content == "Box 2. "
-    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].finish_reason == "stop"
+    assert client.chat.completions.create(model="m", messages=HELLO).choices[0].finish_reason == "length"
     repeated: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
     client.chat.completions.create(model="m", messages=repeated)
     assert session.asked[-1].observation.messages[1].content == session.actions[0].text

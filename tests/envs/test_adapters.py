@@ -18,6 +18,7 @@ from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapted
 from reflectkit.envs.setup import EnvSetup
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.rollouts.wrappers import Checked
@@ -197,6 +198,10 @@ async def late(completions, **kwargs):
     await asyncio.sleep(0.01)
     return [0.5]
 
+def as_array(completions, **kwargs):
+    import numpy
+    return numpy.array([0.25 for _ in completions])
+
 def of_desk(environments, completions, **kwargs):
     return [environments[0].sum + len(completions[0])]
 """
@@ -227,6 +232,15 @@ def test_reward_functions_are_called_as_by_trl_and_added_by_weight(rewards: str)
         (["2 + 3 ="], ["5"], ["5"]),
         ([messages], [[{"role": "assistant", "content": "5"}]], ["5"]),
     ]
+
+
+def test_arrays_are_rewards_and_texts_in_parts_are_prompts(rewards: str) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "3 ="}]}]
+    assert answered((f"{rewards}:as_array",), parts).reward == 0.25
+    with pytest.raises(DataError, match="not continued"):
+        answered((f"{rewards}:as_array",), [*parts, {"role": "assistant", "content": "It is"}])
+    with pytest.raises(ConfigError, match="twice"):
+        answered((f"{rewards}:as_array", f"{rewards}:as_array=2"))
 
 
 def test_reward_functions_see_the_environments(rewards: str) -> None:
