@@ -317,7 +317,8 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
     names, brought = list(names), choices(kind)
     known = {*names, *(leaf.name for rows in brought.values() for leaf in rows)}
     if "group_size" in known and name in RENAMED_IN_RL:
-        return ConfigError(f"{flag(name)} is TRL's; see {flag(RENAMED_IN_RL[name])} in --help-all")
+        told = f"{flag(name)} is TRL's; see {flag(RENAMED_IN_RL[name])} in --help-all"
+        return ConfigError(f"{where}: {told}" if where else told)
     if renamed := [new for new in RENAMED.get(name, ()) if new in known]:
         return ConfigError(f"{flag(name)} is now {flag(renamed[0])} {VALUES.get(name, '')}".rstrip())
     if name in NOT_NEEDED:

@@ -284,7 +284,8 @@ def unfinished(models: Iterable[Path]) -> list[str]:
     texts = []
     for model in dict.fromkeys(models):
         steps = read_record(model.parent).get("settings", {}).get("max_steps")
-        if CHECKPOINT.fullmatch(model.name) and steps and not (model.parent / "report.json").is_file():
+        place = CHECKPOINT.fullmatch(model.name)
+        if place and steps and int(place[1]) < steps and not (model.parent / "report.json").is_file():
             texts.append(f"{model.parent} has not finished; {model.name} of {steps} plays")
     return texts
 

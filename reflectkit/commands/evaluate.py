@@ -317,7 +317,8 @@ def play(
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
     lines = [line for line, _ in played]
-    if len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
+    greedy = not config.temperature and not player.chat and player.name != "random"
+    if greedy and len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
         progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
     written = sum((line["turns"] for line in lines), Counter[str]())
     if 2 * written["cut"] > written["turns"]:
@@ -326,7 +327,8 @@ def play(
     limit = setup.horizon_at(level)
     unusual = config.rollout.horizon or level not in setup.kind.horizons
     if unusual and not any(line["success"] or line["turns"]["turns"] < limit for line in lines):
-        progress.news(f"{title}: all episodes reached the limit of {limit} steps without success; see --horizon")
+        steps = pluralize(limit, "step")
+        progress.news(f"{title}: all episodes reached the limit of {steps} without success; see --horizon")
     cut = [line["reason"] for line in lines if line["status"] == "truncated" and line.get("reason")]
     for how, reasons in (("aborted", aborted), ("ended early", cut)):
         if reasons:
@@ -453,10 +455,13 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
             progress.news(f"warning: {path} has other episodes than evaluate wrote there")
     if apart := differing_settings(path if path.is_dir() else path.parent for path in config.episodes):
         progress.news(f"warning: the evaluations differ in {', '.join(map(flag, apart))}, not only in seed")
-    for name in dict.fromkeys(line["name"] for part in parts for line in part):
+    records = [read_record(path if path.is_dir() else path.parent).get("settings", {}) for path in config.episodes]
+    for text in records[0].get("policy", ()) if len(parts) > 1 else ():
+        name, equals, _ = str(text).partition("=")
         outcomes = [{tables.outcome(line) for line in part if line["name"] == name} for part in parts]
-        if len(parts) > 1 and all(found == outcomes[0] for found in outcomes):
-            progress.news(f"warning: the episodes of {name} went alike in all evaluations, which are no seeds of it")
+        one_model = equals and all(text in record.get("policy", ()) for record in records)
+        if one_model and all(found == outcomes[0] for found in outcomes):
+            progress.news(f"warning: the episodes of {text} went alike in all evaluations, which are no seeds of it")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})
         return current.finish({"rows": rows}, outputs)

@@ -5,6 +5,7 @@ The folder loads with `AutoModelForCausalLM.from_pretrained` and with reflectkit
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from reflectkit.agents.players import newest_checkpoint
 from reflectkit.config import Config, option, with_values
 from reflectkit.console import Progress, Report, figures_table
-from reflectkit.errors import ConfigError
+from reflectkit.envs import env_class
+from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.jsonl import read_json
 from reflectkit.models.hub import hub_options
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
@@ -139,6 +141,9 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     role, run_dir, target = facts.get("role") or "chat", config.load_dir.parent, json.dumps(str(config.out_dir))
     origin, reflector = base or facts.get("model"), facts.get("reflector")
     chooses = facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
+    if facts.get("role") and not chooses:  # earlier versions did not record it
+        with contextlib.suppress(ReflectkitError):
+            chooses = env_class(str(facts.get("env"))).acts == "choice"
     if chooses or role == "reflection":
         listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
         reads = READS.get(role, READS["policy"]).format(listed=listed, answer=answer)
@@ -164,9 +169,11 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     recorded = _recorded(run_dir / "report.json", "figures")
     shown = {name: each for name, each in recorded.items() if not isinstance(each, dict)}
     for when in ("before", "after"):
-        found = recorded.get("held_out", {}).get(when, {})
-        greedily = {f"{name} {when} training, most likely actions": found[name] for name in PLAYED if name in found}
-        shown |= greedily
+        held_out = recorded.get("held_out")
+        found = held_out.get(when) if isinstance(held_out, dict) else None
+        found = found if isinstance(found, dict) else {}
+        for name in PLAYED:
+            shown |= {f"{name} {when} training, most likely actions": found[name]} if name in found else {}
     figures = figures_table("", "value", shown).rows
     players = target
     if role == "reflection":

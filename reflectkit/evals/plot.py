@@ -9,8 +9,9 @@ from typing import Any
 
 from reflectkit.console import visible
 from reflectkit.errors import DataError
-from reflectkit.jsonl import read_json, read_jsonl, replacing
+from reflectkit.jsonl import read_jsonl, replacing
 from reflectkit.prompts import one_line
+from reflectkit.runs.run import read_record
 from reflectkit.types import LARGEST, NAMED
 
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
@@ -54,9 +55,7 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
 
 def _settings(path: Path) -> dict[str, Any]:
     """The settings of the run with these metrics, as far as its config.json says."""
-    place = path.with_name("config.json")
-    settings: dict[str, Any] = read_json(place)["settings"] if place.is_file() else {}
-    return settings
+    return dict(read_record(path.parent).get("settings", {}))
 
 
 def chained(path: Path) -> list[Path]:

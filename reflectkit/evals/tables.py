@@ -138,11 +138,11 @@ def row(
     ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone.
 
     success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. return, return_low,
-    return_high: the same, with a t interval, which is None for fewer than two clusters. pass_at, pass_all: by k, if
-    problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
-    action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
-    fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
-    named_episodes: how many gave an answer, if the env reports NAMED; right_of_named, with _low and _high: their
+    return_high: the same, with a t interval, which is None for fewer than two clusters or equal returns. pass_at,
+    pass_all: by k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer
+    named no legal action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-
+    off, which is fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be
+    read. named_episodes: how many gave an answer, if the env reports NAMED; right_of_named, with _low and _high: their
     success. price_usd: the cost of the player's requests, including those answered from the journal; 0 for local
     players, None if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per
     episode, and how many of them are reasoning.
@@ -169,8 +169,8 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(returns.values()) / max(1, len(returns)),
-        "return_low": _finite(return_low),
-        "return_high": _finite(return_high),
+        "return_low": _finite(return_low) if return_low < return_high else None,
+        "return_high": _finite(return_high) if return_low < return_high else None,
         "steps": turns["turns"] / count,
         "illegal_share": (turns["illegal"] + sum(map(_illegal, unfit))) / tried,
         "unreadable_share": unreadable / tried,

@@ -425,19 +425,24 @@ def train(
         progress.bar(title, config.max_steps, trainer.step) as bar,
     ):
         while trainer.step < config.max_steps:
+            figures = {}
+            last = trainer.step + 1 == config.max_steps
             try:
                 figures = trainer.train_step()
+                if validation and config.validate_steps and (last or trainer.step % config.validate_steps == 0):
+                    figures |= trainer.validate(validation)
             except DivergedError as error:
                 raise _with_rows(error, folder, trainer) from None
-            except BaseException:  # while episodes are played, nothing changes that is saved
-                if trainer.playing and saved < trainer.step and processes.count == 1 and trainer.rollouts is None:
-                    checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
-                    updates = pluralize(trainer.step, "update")
-                    progress.news(f"stopped after {updates}; the same command goes on from there")
+            except BaseException:
+                if saved < trainer.step and processes.first:
+                    told = f"updates {saved + 1} to {trainer.step} are lost; a lower --save-steps loses less"
+                    if trainer.playing and processes.count == 1 and trainer.rollouts is None:
+                        append(metrics, [figures] if figures else [])
+                        trainer.forget_comments()
+                        checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                        told = f"stopped after {pluralize(trainer.step, 'update')}; the same command goes on from there"
+                    progress.news(told)
                 raise
-            last = trainer.step == config.max_steps
-            if validation and config.validate_steps and (last or trainer.step % config.validate_steps == 0):
-                figures |= trainer.validate(validation)
             history.append(figures)
             due = last or trainer.step % config.checkpoints.save_steps == 0
             if processes.first:
@@ -558,7 +563,7 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
             mean = fmean(value for cluster in grouped for value in cluster)
             low, high = (rate_interval if figure == "success" else mean_interval)(grouped)
             form = "{:.0%}" if figure == "success" else "{:.3g}"
-            ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 else ""
+            ends = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 and low < high else ""
             texts += [form.format(mean).replace("%", " %"), ends.replace("%", " %")]
             prefix = "" if figure == measure else "return_"
             known = {f"{prefix}low": low, f"{prefix}high": high} if math.isfinite(low) else {}

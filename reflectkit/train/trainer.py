@@ -179,6 +179,7 @@ class Trainer:
         self.step = 0
         self.playing = False
         """Whether episodes are played, and nothing has changed since the last update."""
+        self._comments: set[Any] = set()
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
@@ -198,7 +199,7 @@ class Trainer:
             self.replay.clear()
         level = self.config.levels[self.curriculum.level]
         self._publish()
-        self.playing = True
+        self._begin_playing()
         played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
         self._share_comments()
         counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
@@ -263,6 +264,16 @@ class Trainer:
                 self._tell_once("were cut", count, all_of_them, "they reached --max-new-tokens")
         return row | env_figures(played)
 
+    def _begin_playing(self) -> None:
+        self.playing = True
+        self._comments = set(self.agent.reflector.memo) if self.agent.reflector else set()
+
+    def forget_comments(self) -> None:
+        """Forget the comments that were written since play began."""
+        if self.agent.reflector:
+            for state in self.agent.reflector.memo.keys() - self._comments:
+                del self.agent.reflector.memo[state]
+
     def _check_comments(self, played: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the first such ones."""
         hints, skipped = _hints(played)
@@ -280,7 +291,9 @@ class Trainer:
 
     def validate(self, level: Level) -> dict[str, Any]:
         """Figures of `play_greedily`, as of an update, named `validation_…`."""
+        self._begin_playing()
         played = self.play_greedily(level)
+        self.playing = False
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             return {"validation_aborted": 1.0}
         figures = summary(played) | env_figures(played)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from reflectkit.cli.main import main
 from reflectkit.errors import ConfigError
 from reflectkit.integrations.agent import load_agent
-from reflectkit.jsonl import read_json
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.labels import label_ids, prompt_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.scoring import choice_logprobs
@@ -58,6 +58,10 @@ def test_a_policy_that_chooses_says_so_and_asks_for_choices(checkpoints: dict[st
     assert "numbered actions and `Action:`; it answers with a number" in (tmp_path / "out" / "README.md").read_text()
     with load_agent("out") as agent, pytest.raises(ConfigError, match="trained to choose"):
         agent.act("a state")
+    save_player(tmp_path / "run" / "checkpoint-2", policy, {"env": "taxi"})  # by an earlier version
+    write_json(tmp_path / "run" / "report.json", {"figures": {"held_out": None}})
+    assert main(["export", "--policy", "run/checkpoint-2", "--out-dir", "older"]) == 0
+    assert "it answers with a number" in (tmp_path / "older" / "README.md").read_text()
 
 
 def test_the_lines_of_the_card_act(

@@ -70,32 +70,36 @@ class Flaky:
     horizon = 2
 
     def reset(self, seed):
-        self.right = random.Random(seed).choice(self.choices)
+        self.seed, self.right = seed, random.Random(seed).choice(self.choices)
         return f"It is {self.right}."
 
     def step(self, choice):
         metrics = Path("results/run/metrics.jsonl")
-        if Path("broken").exists() and metrics.exists() and metrics.read_text().count("\\n") == 2:
+        begun = metrics.exists() and metrics.read_text().count("\\n") == 2
+        if begun and Path("broken").exists() and self.seed >= int(Path("broken").read_text()):
             raise OSError("the judge is away")
         return "Over.", float(choice == self.right), True
 """
 
 
+@pytest.mark.parametrize(("validate", "seeds_from"), [("0", "0"), ("3", "1000000")])
 def test_an_error_of_the_env_keeps_the_updates_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    validate: str, seeds_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the third update."""
+    """In the third update, or in the validation after it."""
     training = ["rlft", "--env", "flaky.py:Flaky", "--model", "tiny", "--max-steps", "4", "--episodes", "16",
-        "--validate-problems", "0", "--save-steps", "9", "--device", "cpu", "--name", "run"]  # fmt: skip
+        "--validate-problems", "0", "--validate-steps", validate, "--save-steps", "9", "--device", "cpu",
+        "--name", "run"]  # fmt: skip
     monkeypatch.chdir(tmp_path)
     for folder in ("whole", "stopped"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "flaky.py").write_text(FLAKY)
         monkeypatch.chdir(tmp_path / folder)
         if folder == "stopped":
-            Path("broken").touch()
+            Path("broken").write_text(seeds_from)
             assert "the judge is away" in error_of(training, capsys)
-            assert (tmp_path / "stopped/results/run/checkpoint-2").is_dir()
+            kept = {"0": "checkpoint-2", "3": "checkpoint-3"}[validate]
+            assert (tmp_path / "stopped/results/run" / kept).is_dir()
             Path("broken").unlink()
         assert main(training) == 0
     assert "Already" not in capsys.readouterr().out

@@ -337,7 +337,16 @@ class Doors(gymnasium.Env):
         return "over", float(action == 5 + self.wanted), True, False, {}
 
 
+class Own(Doors):
+    teacher_type = "human"
+
+    @property
+    def horizon(self) -> int:  # type: ignore[override]
+        return 3
+
+
 def test_a_class_of_gymnasium_keeps_what_it_has_of_an_env() -> None:
+    assert (adapted(Own).horizons, adapted(Own).teacher_type) == ({}, Teacher)
     env = make(Doors)
     assert adapted(Doors).horizons == {"all": 30}
     assert rules_of(env) == "One of two doors is right."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -31,8 +32,13 @@ FITS = (
 )
 
 
-KEPT = ("horizon", "rules", "teacher_type", "__doc__")
-"""What a class of Gymnasium may have of an env."""
+KEPT: dict[str, Callable[[Any], bool]] = {
+    "horizon": lambda value: isinstance(value, Integral) and int(value) > 0,
+    "teacher_type": lambda value: isinstance(value, type) and issubclass(value, Teacher),
+    "rules": lambda value: isinstance(value, str),
+    "__doc__": lambda value: isinstance(value, str),
+}
+"""What a class of Gymnasium may have of an env, where it means the same."""
 
 
 class GameEnv(Choices):
@@ -79,7 +85,7 @@ def game_of(make: Callable[..., Any], name: str, kind: Any) -> Any:
     """The class of a game of Gymnasium in the form of `Choices`. make: takes its settings and `render_mode`. kind: the
     game's own class.
     """
-    own = {key: getattr(kind, key) for key in KEPT if getattr(kind, key, None)}
+    own = {key: value for key, fits in KEPT.items() if (value := getattr(kind, key, None)) and fits(value)}
     own |= {"make": staticmethod(make), "name": name.lower(), "__module__": getattr(make, "__module__", __name__)}
     return type(name, (GymnasiumGame,), own)
 
