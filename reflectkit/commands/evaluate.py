@@ -456,10 +456,10 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     if apart := differing_settings(path if path.is_dir() else path.parent for path in config.episodes):
         progress.news(f"warning: the evaluations differ in {', '.join(map(flag, apart))}, not only in seed")
     records = [read_record(path if path.is_dir() else path.parent).get("settings", {}) for path in config.episodes]
-    for text in records[0].get("policy", ()) if len(parts) > 1 else ():
+    for text in records[0].get("policy") or () if len(parts) > 1 else ():
         name, equals, _ = str(text).partition("=")
         outcomes = [{tables.outcome(line) for line in part if line["name"] == name} for part in parts]
-        one_model = equals and all(text in record.get("policy", ()) for record in records)
+        one_model = equals and all(text in (record.get("policy") or ()) for record in records)
         if one_model and all(found == outcomes[0] for found in outcomes):
             progress.news(f"warning: the episodes of {text} went alike in all evaluations, which are no seeds of it")
     with open_run("evaluate", config, config.episodes, again=True) as current:
