@@ -88,14 +88,9 @@ def taxi(bench: Bench, grouped: bool = False) -> Iterator[str]:
     tasks = kind.taskset.tasks(level)
     new = partial(make, "taxi", kind.horizons[level])
     mine, other = bench.sides(tasks, new)
-    starts, group, micro = (count * bench.scale for count in (STARTS, GROUP, MICRO))
+    micro = MICRO * bench.scale
     ours, theirs = Ours(mine, new, max_tokens=micro * 96), Chooser(other, new)
-    if grouped:
-        name = f"one group of {group}"
-        batches = [one_group(ours, tasks, group, bench.seed, micro)] * (bench.rounds + 1)
-    else:
-        name = f"{starts} different starts"
-        batches = different_starts(ours, tasks, starts, bench.rounds + 1, bench.seed, micro)
+    name, batches = rounds_of(bench, ours, tasks, grouped, STARTS * bench.scale, micro)
     prompts = [len(turn.decision.prompt_ids) for played in ours.play(batches[0]) for turn in played.turns]
     rounds = measure(theirs, ours, batches, len(prompts), micro)
     yield row(f"taxi, {name}: {len(prompts)} turns, prompts ≤ {max(prompts)} tokens", rounds)
@@ -217,11 +212,22 @@ def vllm_server(python: str, model: str, dtype: str, folder: Path) -> Iterator[s
         server.wait()
 
 
+def rounds_of(
+    bench: Bench, ours: Ours, tasks: Sequence[Task], grouped: bool, starts: int, micro: int
+) -> tuple[str, list[list[Episode]]]:
+    """What a round plays, in words, and the episodes of each. grouped: a group from one start."""
+    if grouped:
+        group = GROUP * bench.scale
+        return f"one group of {group}", [one_group(ours, tasks, group, bench.seed, micro)] * (bench.rounds + 1)
+    batches = different_starts(ours, tasks, starts, bench.rounds + 1, bench.seed, micro)
+    return f"{starts} different starts", batches
+
+
 def explore(bench: Bench, grouped: bool = False) -> Iterator[str]:
     """Choices in AutoExplore's included repositories; some labels are two tokens. grouped: as in `taxi`."""
     chance = random.Random(bench.seed)
     tasks = []
-    few, group, micro = FEW * bench.scale, GROUP * bench.scale, MICRO * bench.scale
+    micro = MICRO * bench.scale
     for number, repository in enumerate(sorted(included_repositories().iterdir()) * bench.scale):
         file = chance.choice(sorted(path for path in repository.glob("*/*") if path.is_file()))
         line = max(file.read_text(encoding="utf-8").splitlines(), key=len)[:80]
@@ -230,12 +236,7 @@ def explore(bench: Bench, grouped: bool = False) -> Iterator[str]:
     new = partial(make, "auto_explore", STEPS, repos_dir=included_repositories())
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
-    if grouped:
-        name = f"one group of {group}"
-        batches = [one_group(ours, tasks, group, bench.seed, micro)] * (bench.rounds + 1)
-    else:
-        name = f"{few} different starts"
-        batches = different_starts(ours, tasks, few, bench.rounds + 1, bench.seed, micro)
+    name, batches = rounds_of(bench, ours, tasks, grouped, FEW * bench.scale, micro)
     turns = [turn for played in ours.play(batches[0]) for turn in played.turns]
     longest = max(len(turn.decision.prompt_ids) for turn in turns)
     ours.learner.max_tokens = micro * longest
@@ -243,7 +244,7 @@ def explore(bench: Bench, grouped: bool = False) -> Iterator[str]:
     yield row(f"auto_explore, {name}: {len(turns)} turns, prompts ≤ {longest} tokens", rounds)
 
 
-def service_desk(bench: Bench, group: int = FEW) -> Iterator[str]:
+def service_desk(bench: Bench) -> Iterator[str]:
     """Conversations with tool calls: those of the oracle, with mistakes, in a group from one start. Without a chat
     template, the tiny model's conversations are not one row each.
     """
@@ -252,7 +253,7 @@ def service_desk(bench: Bench, group: int = FEW) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         tasks, _ = problems_of(env_class("support"), Path(folder), 0, bench.seed, Quiet())
     new = partial(make, "support", TALK)
-    few = group * bench.scale
+    few = FEW * bench.scale
     mine, other = bench.sides(tasks, new)
     ours = Ours(mine, new)
     follower = Follower(ours.sampler, {})
@@ -280,7 +281,6 @@ SCENES: dict[str, Callable[[Bench], Iterator[str]]] = {
     "explore": explore,
     "explore-group": partial(explore, grouped=True),
     "desk": service_desk,
-    "desk-group": partial(service_desk, group=2 * FEW),
     "answers": answers,
     "batching": batching,
     "vllm": vllm,

@@ -451,25 +451,24 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {env}:
             raise DataError(path, f"has episodes of env '{min(others)}', not of '{env}'; choose it with --env")
-        if _is_altered(path):
-            progress.news(f"warning: {path} has other episodes than evaluate wrote there")
-    if apart := differing_settings(path if path.is_dir() else path.parent for path in config.episodes):
+    folders = [path if path.is_dir() else path.parent for path in config.episodes]
+    for folder in filter(_is_altered, folders):
+        progress.news(f"warning: {folder} has other episodes than evaluate wrote there")
+    if apart := differing_settings(folders):
         progress.news(f"warning: the evaluations differ in {', '.join(map(flag, apart))}, not only in seed")
-    records = [read_record(path if path.is_dir() else path.parent).get("settings", {}) for path in config.episodes]
-    for text in records[0].get("policy") or () if len(parts) > 1 else ():
-        name, equals, _ = str(text).partition("=")
+    players = [set(map(str, read_record(folder).get("settings", {}).get("policy") or ())) for folder in folders]
+    for text in sorted(set.intersection(*players)) if len(parts) > 1 else ():
+        name, equals, _ = text.partition("=")
         outcomes = [{tables.outcome(line) for line in part if line["name"] == name} for part in parts]
-        one_model = equals and all(text in (record.get("policy") or ()) for record in records)
-        if one_model and all(found == outcomes[0] for found in outcomes):
+        if equals and all(found == outcomes[0] for found in outcomes):
             progress.news(f"warning: the episodes of {text} went alike in all evaluations, which are no seeds of it")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})
         return current.finish({"rows": rows}, outputs)
 
 
-def _is_altered(path: Path) -> bool:
-    """Whether `path`, a run of evaluate or a file in it, has other episodes than the run wrote."""
-    folder = path if path.is_dir() else path.parent
+def _is_altered(folder: Path) -> bool:
+    """Whether the run of evaluate in `folder` has other episodes than it wrote."""
     try:
         outputs = read_json(folder / "report.json")["outputs"]
         written = {digested for name, digested in outputs.items() if Path(name).name == "episodes.jsonl"}

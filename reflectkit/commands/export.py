@@ -39,7 +39,6 @@ READS = {
         " next one, answers with {answer}"
     ),
 }
-PLAYED = ("success", "return")
 ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actions", "the words of one of them")}
 """How the actions are listed, and what is answered, by the form of the answer."""
 
@@ -140,11 +139,11 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
     """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter."""
     role, run_dir, target = facts.get("role") or "chat", config.load_dir.parent, json.dumps(str(config.out_dir))
     origin, reflector = base or facts.get("model"), facts.get("reflector")
-    chooses = facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
+    chooses = role == "reflection" or facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
     if facts.get("role") and not chooses:  # earlier versions did not record it
         with contextlib.suppress(ReflectkitError):
             chooses = env_class(str(facts.get("env"))).acts == "choice"
-    if chooses or role == "reflection":
+    if chooses:
         listed, answer = ANSWERED.get(facts.get("answer", ""), ANSWERED["label"])
         reads = READS.get(role, READS["policy"]).format(listed=listed, answer=answer)
     else:
@@ -168,11 +167,9 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         made_from.append(f"- comments by: `{reflector}`")
     recorded = _recorded(run_dir / "report.json", "figures")
     shown = {name: each for name, each in recorded.items() if not isinstance(each, dict)}
-    for when in ("before", "after"):
-        held_out = recorded.get("held_out")
-        found = held_out.get(when) if isinstance(held_out, dict) else None
-        found = found if isinstance(found, dict) else {}
-        for name in PLAYED:
+    held_out = recorded.get("held_out")
+    for when, found in held_out.items() if isinstance(held_out, dict) else ():
+        for name in ("success", "return") if when != "random" and isinstance(found, dict) else ():
             shown |= {f"{name} {when} training, most likely actions": found[name]} if name in found else {}
     figures = figures_table("", "value", shown).rows
     players = target
@@ -191,7 +188,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
         settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),
         players=players,
-        choices=', choices=["one action", "another"]' if chooses or role == "reflection" else "",
+        choices=', choices=["one action", "another"]' if chooses else "",
         folder=target,
     )
 

@@ -292,10 +292,8 @@ def logged_lessons(path: Path) -> tuple[list[Lesson], Counter[str]]:
                     use = ToolUse(message.content, message.calls)
                     comment = one_line(original.content) if message.calls else ""
                     logged[-1].append(Turn(replace(seen, messages=tuple(said[:at])), Decision(use, comment), 0.0))
-    strange = [turns for turns in logged if any(map(_calls_unknown, turns))]
-    return lessons(logged), Counter(
-        dict.fromkeys(["calls of tools that are not offered"] * bool(strange), len(strange))
-    )
+    strange = sum(any(map(_calls_unknown, turns)) for turns in logged)
+    return lessons(logged), Counter({"calls of tools that are not offered": strange} if strange else {})
 
 
 def _calls_unknown(turn: Turn) -> bool:

@@ -151,7 +151,8 @@ def row(
     cluster, count = clusters_of(counted), max(1, len(counted))
     rates, returns = _successes(counted), _returns(counted)
     success, low, high = _rate(rates, cluster, len(counted))
-    return_low, return_high = mean_interval(by_cluster(returns, cluster))
+    ends = mean_interval(by_cluster(returns, cluster))
+    return_low, return_high = map(_finite, ends) if ends[0] < ends[1] else (None, None)
     turns: Counter[str] = sum(map(turn_counts, counted), Counter())
     unfit = [episode for episode in counted if episode.get("unfit")]
     tried = max(1, turns["turns"] + len(unfit))
@@ -169,8 +170,8 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(returns.values()) / max(1, len(returns)),
-        "return_low": _finite(return_low) if return_low < return_high else None,
-        "return_high": _finite(return_high) if return_low < return_high else None,
+        "return_low": return_low,
+        "return_high": return_high,
         "steps": turns["turns"] / count,
         "illegal_share": (turns["illegal"] + sum(map(_illegal, unfit))) / tried,
         "unreadable_share": unreadable / tried,
@@ -361,12 +362,12 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
 def _extend(pool: dict[str, Any], each: Sequence[Json], ranges: Mapping[str, tuple[float, float]]) -> None:
     """Extend the intervals of row `pool` to those over the seeds' own rows, `each`."""
 
-    def extend(found: dict[str, Any], name: str, values: list[float], least: float, greatest: float) -> None:
-        low, high = f"{name}_low".lstrip("_"), f"{name}_high".lstrip("_")
+    def extend(found: dict[str, Any], prefix: str, values: list[float], least: float, greatest: float) -> None:
+        low, high = f"{prefix}low", f"{prefix}high"
         found[low], found[high] = _over_seeds(found[low], found[high], values, least, greatest)
 
     extend(pool, "", [one["success"] for one in each], 0.0, 1.0)
-    extend(pool, RETURN, [one[RETURN] for one in each], -math.inf, math.inf)
+    extend(pool, "return_", [one[RETURN] for one in each], -math.inf, math.inf)
     for name, figure in pool["figures"].items():
         least, greatest = (0.0, 1.0) if is_share(ranges[name]) else (-math.inf, math.inf)
         extend(figure, "", [one["figures"][name]["mean"] for one in each if name in one["figures"]], least, greatest)
@@ -460,10 +461,16 @@ def result_sentence(template: str, rows: Sequence[Json], compared: Sequence[Json
 
 def _share(row: Json, measure: str) -> tuple[float, float, float]:
     """(mean, low, high) of success, or of a figure of the env."""
-    if measure == SUCCESS:
-        return row["success"], row["low"], row["high"]
-    figure = row["figures"][measure]
+    figure = _figure(row, measure)
     return figure["mean"], figure["low"] or 0.0, figure["high"] or 0.0
+
+
+def _figure(row: Json, name: str) -> Json:
+    """{mean, low, high} of success, of the return, or of a figure of the env; empty if the row does not have it."""
+    if name in (SUCCESS, RETURN):
+        prefix = "" if name == SUCCESS else "return_"
+        return {"mean": row[name], "low": row[f"{prefix}low"], "high": row[f"{prefix}high"]}
+    return row.get("figures", {}).get(name) or {}
 
 
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
@@ -476,10 +483,7 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
 def _figure_table(name: str, rows: Sequence[Json]) -> Table:
     cells = []
     for row in rows:
-        figure = row.get("figures", {}).get(name)
-        if name == RETURN:
-            figure = {"mean": row[RETURN], "low": row["return_low"], "high": row["return_high"]}
-        if figure:
+        if figure := _figure(row, name):
             ends = _ends(figure, 1, ".3g")
             cells.append((row["name"], row["level"], f"{figure['mean']:.3g}", ends, str(row["clusters"])))
     return Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), tuple(cells))

@@ -177,9 +177,8 @@ def token_logprobs(
         scorer = model if is_scorer(model) else Scorer(model)
         hidden_ND, logits_NV = scorer(right_pad(rows, pad_id, device), row_N, place_N)
     if logits_NV is None:
-        learns = torch.is_grad_enabled() and hidden_ND.requires_grad
         head = unwrapped(bare).get_output_embeddings()
-        found = _Blockwise.apply(hidden_ND, head, tokens_N1, temperature, (learns, learns and entropy_learns))
+        found = _Blockwise.apply(hidden_ND, head, tokens_N1, temperature, entropy_learns)
         return *found, hidden_ND, hidden_ND.new_zeros(len(marked), 0)
     logits_NV = logits_NV.float() if temperature == 1 else logits_NV.float() / temperature  # without a copy
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
@@ -203,8 +202,7 @@ class _Blockwise(torch.autograd.Function):
     """(log-probability, entropy) of each token (N) under a head that does not learn, a block of tokens at a time.
 
     A row of logits is as long as the vocabulary. Only those of a block exist at once, as their gradients, down to the
-    hidden states, are computed with them. learns: whether there are gradients of the log-probabilities, and of the
-    entropies.
+    hidden states, are computed with them. entropy_learns: whether the entropies have gradients.
     """
 
     @staticmethod
@@ -214,7 +212,7 @@ class _Blockwise(torch.autograd.Function):
         head: nn.Linear,
         tokens_N1: torch.Tensor,
         temperature: float,
-        learns: tuple[bool, bool],
+        entropy_learns: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         found: list[list[torch.Tensor]] = [[], [], [], []]
         for hidden, tokens in zip(hidden_ND.split(_block(head)), tokens_N1.split(_block(head)), strict=True):
@@ -223,10 +221,10 @@ class _Blockwise(torch.autograd.Function):
             found[0].append(logprobs.gather(1, tokens).squeeze(1))
             entropies = torch.linalg.vecdot(shares, logprobs).neg_()
             found[1].append(entropies)
-            if learns[1]:
+            if ctx.needs_input_grad[0] and entropy_learns:
                 slope = logprobs.add_(entropies[:, None]).mul_(shares).div_(-temperature)
                 found[3].append(slope.to(head.weight.dtype) @ head.weight)
-            if learns[0]:
+            if ctx.needs_input_grad[0]:
                 slope = shares.neg_().scatter_add_(1, tokens, shares.new_ones(tokens.shape)).div_(temperature)
                 found[2].append(slope.to(head.weight.dtype) @ head.weight)
         ctx.save_for_backward(*(torch.cat(slopes) for slopes in found[2:] if slopes))

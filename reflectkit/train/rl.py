@@ -581,12 +581,9 @@ def no_better_than_random(figures: Mapping[str, Any]) -> bool:
     """
     if not {"random", "after"} <= figures.keys():
         return False
-    lows = {"success": "low", "return": "return_low" if "success" in figures["random"] else "low"}
-    return all(
-        figures["after"].get(low, -math.inf) <= figures["random"][figure]
-        for figure, low in lows.items()
-        if figure in figures["random"]
-    )
+    random, after = figures["random"], figures["after"]
+    mean = random["success" if "success" in random else "return"]
+    return bool(after.get("low", -math.inf) <= mean and after.get("return_low", -math.inf) <= random.get("return", 0.0))
 
 
 def _with_rows(error: DivergedError, folder: Path, trainer: Trainer) -> ReflectkitError:

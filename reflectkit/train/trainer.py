@@ -179,7 +179,6 @@ class Trainer:
         self.step = 0
         self.playing = False
         """Whether episodes are played, and nothing has changed since the last update."""
-        self._comments: set[Any] = set()
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.rollouts: AsyncRollouts | None = None
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
@@ -199,7 +198,7 @@ class Trainer:
             self.replay.clear()
         level = self.config.levels[self.curriculum.level]
         self._publish()
-        self._begin_playing()
+        self.playing = True
         played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
         self._share_comments()
         counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
@@ -264,15 +263,11 @@ class Trainer:
                 self._tell_once("were cut", count, all_of_them, "they reached --max-new-tokens")
         return row | env_figures(played)
 
-    def _begin_playing(self) -> None:
-        self.playing = True
-        self._comments = set(self.agent.reflector.memo) if self.agent.reflector else set()
-
     def forget_comments(self) -> None:
         """Forget the comments that were written since play began."""
-        if self.agent.reflector:
-            for state in self.agent.reflector.memo.keys() - self._comments:
-                del self.agent.reflector.memo[state]
+        if reflector := self.agent.reflector:
+            for state in reflector.new_comments():
+                reflector.memo.pop(state, None)
 
     def _check_comments(self, played: Sequence[Trajectory]) -> None:
         """Raises EnvironmentFailure if comments are to be distilled and none can be; reports the first such ones."""
@@ -291,7 +286,7 @@ class Trainer:
 
     def validate(self, level: Level) -> dict[str, Any]:
         """Figures of `play_greedily`, as of an update, named `validation_…`."""
-        self._begin_playing()
+        self.playing = True
         played = self.play_greedily(level)
         self.playing = False
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):

@@ -44,13 +44,10 @@ KEPT: dict[str, Callable[[Any], bool]] = {
 class GameEnv(Choices):
     """The env of a game."""
 
-    def teacher(self) -> Teacher:
-        """The class's own `teacher_type`, whose `env` is the game itself, without Gymnasium's wrappers."""
-        return self.teacher_type(self.plain.env.unwrapped)
-
-    def code_of(self) -> Any:
-        """The game's own class."""
-        return type(self.plain.env.unwrapped)
+    @property
+    def written(self) -> Any:
+        """The game itself, without Gymnasium's wrappers."""
+        return self.plain.env.unwrapped
 
 
 def env_of_class(kind: type) -> type[Env]:

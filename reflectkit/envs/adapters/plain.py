@@ -90,7 +90,12 @@ class Plain(Env):
 
     def teacher(self) -> Teacher:
         """The class's own `teacher_type`, whose `env` is the instance itself."""
-        return self.teacher_type(self.plain)
+        return self.teacher_type(self.written)
+
+    @property
+    def written(self) -> Any:
+        """The instance of the user's own class."""
+        return self.plain
 
     @contextlib.contextmanager
     def _own_random(self) -> Any:
@@ -124,12 +129,8 @@ class Plain(Env):
             called = ", ".join([*map(repr, given), *named]) or "no arguments"
             raise ConfigError(f"{code_place(own)}: {error}; it is called with {called}") from None
 
-    def code_of(self) -> Any:
-        """Whose methods the user wrote."""
-        return self.plain_type
-
     def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
-        place = code_place(getattr(self.code_of(), method))
+        place = code_place(getattr(type(self.written), method))
         return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {returned!r:.60}; {wanted}")
 
 
