@@ -298,6 +298,18 @@ def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
         assert not env.step(action).terminated
     last = env.step(2)
     assert (last.reward, last.terminated, last.info) == (1.0, True, {"success": True})
+
+
+def test_the_choices_of_a_game_are_those_of_its_action_mask() -> None:
+    env, text = game("Taxi-v4")
+    names = ("south", "north", "east", "west", "pick up", "drop off")
+    while True:
+        mask = env.written.action_mask(env.written.s)
+        assert env.seen.choices == tuple(name for name, legal in zip(names, mask, strict=True) if legal)
+        before, last = env.written.s, env.step(len(env.seen.choices) - 1)
+        if last.truncated or last.terminated:
+            break
+        assert env.written.s != before  # each action that is offered does something
     assert env_class("gymnasium:FrozenLake-v1").horizons == {"all": 100}
     assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
 

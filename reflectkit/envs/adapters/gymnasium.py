@@ -108,18 +108,26 @@ class GymnasiumGame:
             raise ConfigError(f"{type(self).__name__}: actions {actions}, observations {seen}, no text; {FITS}")
         bare = self.env.unwrapped
         meanings = getattr(bare, "get_action_meanings", lambda: ACTIONS.get(type(bare).__name__))()
-        self.choices = [str(name).lower() for name in meanings or range(actions.n)]
+        self.names = [str(name).lower() for name in meanings or range(actions.n)]
 
     def reset(self, seed: int) -> str:
         """The first text."""
-        return self._text(self.env.reset(seed=seed % 2**32)[0])
+        seen, info = self.env.reset(seed=seed % 2**32)
+        self.choices = self._legal(info)
+        return self._text(seen)
 
     def step(self, choice: str) -> tuple[str, Any, Any, Any, dict[str, Any]]:
         """Take the action of this name."""
         seen, reward, terminated, truncated, info = self.env.step(
-            self.env.action_space.start + self.choices.index(choice)
+            self.env.action_space.start + self.names.index(choice)
         )
+        self.choices = self._legal(info)
         return self._text(seen), reward, terminated, truncated, info
+
+    def _legal(self, info: dict[str, Any]) -> list[str]:
+        """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi; without one, all."""
+        mask = info.get("action_mask", [True] * len(self.names))
+        return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
     def _text(self, seen: Any) -> str:
         """What the env shows as text; the places of coloured characters follow in words, where a line each."""
