@@ -224,7 +224,7 @@ def warn_of(env: EnvConfig, players: Sequence[Player], models: Sequence[Path], p
     """What is wrong with playing in `env`, which is reported and returned. models: those that play and comment."""
     texts = [text for player in players if (text := mismatch(player))]
     texts += [*trained_elsewhere(env.name, models), *other_settings(env, models), *unfinished(models)]
-    texts += unknown_call_forms(env, [player.policy for player in players])
+    texts += template_warnings(env, [player.policy for player in players])
     for text in texts:
         progress.news(f"warning: {text}")
     return texts
@@ -290,21 +290,32 @@ def unfinished(models: Iterable[Path]) -> list[str]:
     return texts
 
 
-def unknown_call_forms(env: EnvConfig, policies: Iterable[Path | None]) -> list[str]:
-    """What to warn of: each of the `policies` that would be shown the tools of `env` in a form that is not its own."""
-    if env.kind.action_kind(env.settings) != "tools":
+def template_warnings(env: EnvConfig, policies: Iterable[Path | None]) -> list[str]:
+    """What to warn of: each of the `policies` that writes in `env` without a chat template, or that would be shown its
+    tools in a form that is not its own.
+    """
+    kind = env.kind.action_kind(env.settings)
+    if kind == "choice":
         return []
     from reflectkit.models.chat import Dialogue
 
     own = {
         policy for policy in policies if policy not in (None, *WITHOUT_MODEL) and not model_facts(policy).get("role")
     }
-    return [
-        f"{policy}: the form of calls in its chat template is not known (docs/call-formats.md); it is asked for"
-        ' name {"argument": value} instead'
-        for policy in sorted(own)
-        if Dialogue(load_tokenizer(policy)).unknown_form
-    ]
+    texts = []
+    for policy in sorted(own):
+        dialogue = Dialogue(load_tokenizer(policy))
+        if not dialogue.template:
+            texts.append(
+                f"{policy} has no chat template: it continues the prompt as text; give a model that was trained to"
+                " answer, or train it by sft first"
+            )
+        elif kind == "tools" and dialogue.unknown_form:
+            texts.append(
+                f"{policy}: the form of calls in its chat template is not known (docs/call-formats.md); it is asked for"
+                ' name {"argument": value} instead'
+            )
+    return texts
 
 
 def journal_path(folder: Path, endpoint: Endpoint) -> Path:

@@ -158,7 +158,7 @@ def warnings_of(config: RLConfig) -> list[str]:
         unlike = f"{start} was trained without comments, and its teacher is itself with them"
     texts = [*filter(None, [unlike]), *players.trained_elsewhere(config.env.name, (start, reflector))]
     texts += players.other_settings(config.env, players.model_folders([start, reflector]))
-    return texts + players.unknown_call_forms(config.env, [start])
+    return texts + players.template_warnings(config.env, [start])
 
 
 def check_processes(config: RLConfig, processes: Processes) -> None:

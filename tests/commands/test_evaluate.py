@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import gc
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.players import other_settings, unfinished
+from reflectkit.agents.players import other_settings, template_warnings, unfinished
 from reflectkit.cli.main import main
 from reflectkit.commands import evaluate
 from reflectkit.commands.evaluate import EvaluateConfig, _title, oracle_scores
@@ -27,6 +28,7 @@ from reflectkit.models.load import load_player
 from reflectkit.runs.run import digest
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
+from tests.models.test_call_forms import plain_tokenizer
 from tests.sft_runs import Interrupting
 
 HERE = __name__
@@ -322,3 +324,15 @@ def test_other_settings_of_the_env_than_in_training_are_told(tmp_path: Path) -> 
     assert unfinished([model]) == []
     write_json(model / "reflectkit.json", {"env": "memory", "env_settings": {"brief": True}})
     assert other_settings(EnvConfig.from_flat(env="memory"), [model]) == [text]
+
+
+def test_a_model_that_writes_without_a_chat_template_is_told(tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(plain_tokenizer())
+    prompts, corridor = EnvConfig.from_flat(env="prompts"), EnvConfig.from_flat(env="corridor")
+    models = [tmp_path / "base", tmp_path / "chat"]
+    for model, template in zip(models, (None, "{{ messages[0]['content'] }}"), strict=True):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(model)
+        write_json(model / "config.json", {"model_type": "llama"})
+    assert [text.split()[0] for text in template_warnings(prompts, models)] == [str(models[0])]
+    assert not template_warnings(corridor, models)
