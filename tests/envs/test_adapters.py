@@ -300,6 +300,30 @@ def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
     assert (last.reward, last.terminated, last.info) == (1.0, True, {"success": True})
 
 
+class Waits:
+    """Each call waits, as for a server."""
+
+    choices, horizon = ("a", "b"), 3
+
+    async def reset(self, seed: int) -> str:
+        await asyncio.sleep(0)
+        self.taken = str(seed)
+        return self.taken
+
+    async def step(self, choice: str) -> tuple[str, float, bool]:
+        await asyncio.sleep(0)
+        self.taken += choice
+        return self.taken, 1.0, len(self.taken) == 3
+
+
+def test_a_class_with_choices_may_wait() -> None:
+    env = make(Waits)
+    assert result_of(env.reset(task_of(env, seed=7), 0)).text == "7"
+    assert step(env, 0).observation.text == "7a"
+    last = step(env, 1)
+    assert (last.observation.text, last.terminated, last.info) == ("7ab", True, {"success": True})
+
+
 def test_the_choices_of_a_game_are_those_of_its_action_mask() -> None:
     env = game("Taxi-v4")[0]
     names = ("south", "north", "east", "west", "pick up", "drop off")

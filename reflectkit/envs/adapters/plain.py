@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_origin
@@ -17,6 +17,7 @@ from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choi
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, code_place
+from reflectkit.eventloop import followed
 from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec
@@ -66,8 +67,10 @@ def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> typ
         if len(kinds) == 1 and kinds[0] is not NoneType and (kinds[0] in SIMPLE or get_origin(kinds[0]) is Literal):
             fields[name] = (hint, option(REQUIRED if needed else default, help=f"Argument of {kind.__name__}."))
         elif needed:
+            why = "has no type" if hint is parameter.empty else "cannot be a flag"
             raise ConfigError(
-                f"{kind.__name__}: its constructor's argument '{name}' needs a type, as in {name}: int, or a default"
+                f"{kind.__name__}: its constructor's argument '{name}' {why}; make it e.g. {name}: int, or give it a"
+                " default"
             )
     return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
 
@@ -147,7 +150,7 @@ class Choices(Plain):
     The episode is a success if the last reward is above 0, or as `success` in a fourth value, a dict, says.
     """
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin the problem."""
         seed = self._begin(task, seed)
         parameters = inspect.signature(self.plain.reset).parameters
@@ -156,25 +159,31 @@ class Choices(Plain):
                 returned = self._call("reset", seed=seed)
             else:
                 returned = self._call("reset", *([seed] if parameters else []))
-            return self._observe("reset", returned[0] if isinstance(returned, tuple) and returned else returned)
+            return followed(returned, self._begun)
 
-    def step(self, action: Action) -> StepResult:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Take choice `action`."""
         with self._own_random():
             returned = self._call("step", self._offered[check_choice(action, self._offered, self.name)])
-            if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
-                raise self._wrong("step", returned, FORM)
-            text, reward, terminated, *more = returned
-            info = more.pop() if more else {}
-            truncated = more[0] if more else False
-            if not isinstance(info, dict) or not is_reward(reward) or not all(map(is_flag, (terminated, truncated))):
-                raise self._wrong("step", returned, FORM)
-            over = bool(terminated or truncated)
-            if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(info["success"]):
-                raise self._wrong("step", returned, "its 'success' must be True or False")
-            told = {key: info[key] for key in ("figures", "refused") if key in info}
-            told["success"] = bool(info.get("success", reward > 0)) if over else False
-            return StepResult(self._observe("step", text, over), float(reward), bool(terminated), bool(truncated), told)
+            return followed(returned, self._result)
+
+    def _begun(self, returned: Any) -> Observation:
+        return self._observe("reset", returned[0] if isinstance(returned, tuple) and returned else returned)
+
+    def _result(self, returned: Any) -> StepResult:
+        if not isinstance(returned, tuple) or not 3 <= len(returned) <= 5:
+            raise self._wrong("step", returned, FORM)
+        text, reward, terminated, *more = returned
+        info = more.pop() if more else {}
+        truncated = more[0] if more else False
+        if not isinstance(info, dict) or not is_reward(reward) or not all(map(is_flag, (terminated, truncated))):
+            raise self._wrong("step", returned, FORM)
+        over = bool(terminated or truncated)
+        if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(info["success"]):
+            raise self._wrong("step", returned, "its 'success' must be True or False")
+        told = {key: info[key] for key in ("figures", "refused") if key in info}
+        told["success"] = bool(info.get("success", reward > 0)) if over else False
+        return StepResult(self._observe("step", text, over), float(reward), bool(terminated), bool(truncated), told)
 
     def _observe(self, method: str, text: object, over: bool = False) -> Observation:
         if not isinstance(text, str):
