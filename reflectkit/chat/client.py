@@ -181,8 +181,8 @@ class ChatClient:
     """Asks a chat model. Use `open_client`.
 
     calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
-    completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts everything in the
-    journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole response, from
+    completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts all answers of this
+    model in the journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole response, from
     connecting to its last byte.
 
     Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
@@ -206,7 +206,7 @@ class ChatClient:
         self.cost_usd = 0.0
         self._counted: set[str] = set()
         self.stopped = False
-        self.budget.paid += sum(map(self._cost, journal.answers.values()))
+        self._pay_for((journal.models[key], answer) for key, answer in journal.answers.items())
         self._unanswered = 0  # requests in a row
         self._trouble: ApiError | None = None  # why the last of them got no answer
         self._session: _Session | None = None
@@ -280,7 +280,7 @@ class ChatClient:
 
     def catch_up(self, others: Iterable[Path]) -> None:
         """Use the answers in the journals of other processes, and count what they cost."""
-        self.budget.paid += sum(map(self._cost, self.journal.catch_up(others)))
+        self._pay_for(self.journal.catch_up(others))
 
     def close(self) -> None:
         """Close the connections."""
@@ -454,6 +454,10 @@ class ChatClient:
         self.prompt_tokens += answer.prompt_tokens
         self.completion_tokens += answer.completion_tokens
         self.cost_usd += self._cost(answer)
+
+    def _pay_for(self, answers: Iterable[tuple[str, Answer]]) -> None:
+        """Count what this model's answers cost."""
+        self.budget.paid += sum(self._cost(answer) for model, answer in answers if model == self.endpoint.model)
 
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)

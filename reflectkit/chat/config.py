@@ -172,7 +172,7 @@ class ChatConfig(Config):
     )
     max_cost_usd: float | None = option(
         None,
-        help="Stop cleanly before this budget is exceeded; what the journal paid for counts.",
+        help="Stop cleanly before this budget is exceeded; what the model's answers in the journal cost counts.",
         gt=0,
         identity=False,
     )

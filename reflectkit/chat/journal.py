@@ -45,6 +45,8 @@ class Journal:
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path, self.file = path, file
         self.answers: dict[str, Answer] = {}
+        self.models: dict[str, str] = {}
+        """Whose answer each is."""
         self.damaged = 0
         self._read_to: dict[Path, int] = {}
 
@@ -54,18 +56,22 @@ class Journal:
         record = {"key": key, "model": model, **asdict(answer)}
         self.file.write(json.dumps(record | {CHECKSUM: _checksum(record)}).encode() + b"\n")
         self.file.flush()
-        self.answers[key] = answer
+        self.answers[key], self.models[key] = answer, model
 
-    def catch_up(self, others: Iterable[Path]) -> list[Answer]:
-        """Read what was added to the journals of other processes since the last call: all of these answers."""
+    def catch_up(self, others: Iterable[Path]) -> list[tuple[str, Answer]]:
+        """Read what was added to the journals of other processes since the last call: all of these answers, each with
+        its model.
+        """
         new = []
         for path in others:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 new += self.read(path, file)[0]
         return new
 
-    def read(self, path: Path, file: IO[bytes]) -> tuple[list[Answer], int]:
-        """The answers in the whole lines of `file` that were not read before, and where the last of them ends."""
+    def read(self, path: Path, file: IO[bytes]) -> tuple[list[tuple[str, Answer]], int]:
+        """The models and answers in the whole lines of `file` that were not read before, and where the last of them
+        ends.
+        """
         new, end = [], self._read_to.get(path, 0)
         file.seek(end)
         for line in file:
@@ -76,13 +82,14 @@ class Journal:
                 record = json.loads(line)
                 if record.pop(CHECKSUM) != _checksum(record):
                     raise ValueError("the line was changed")
-                key, _ = record.pop("key"), record.pop("model")
+                key, model = record.pop("key"), record.pop("model")
                 answer = Answer(**record)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self.damaged += path == self.path
                 continue
             self.answers.setdefault(key, answer)
-            new.append(answer)
+            self.models.setdefault(key, model)
+            new.append((model, answer))
         self._read_to[path] = end
         return new, end
 

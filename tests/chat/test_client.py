@@ -201,6 +201,9 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
     outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(1.0))
     assert len(server.requests) == 40
     assert all(outcome.value for outcome in outcomes)
+    with open_journal(tmp_path / "journal.jsonl") as journal:
+        other = ChatClient(Endpoint("local", "other", server.url), journal, Prices(500.0, 500.0), budget=Budget(0.01))
+    assert other.budget.paid == 0, "other models have prices of their own"
 
 
 def test_thinking_models_get_room_and_no_temperature(
