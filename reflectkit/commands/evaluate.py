@@ -196,7 +196,8 @@ Saved = tuple[dict[str, Any], int]
 def run(config: EvaluateConfig, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row per policy and level), and `episodes.jsonl`.
 
-    Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError.
+    Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError, and
+    EnvironmentFailure if all episodes of a player were aborted, after the tables of the others are written.
     """
     if config.episodes:
         return _recompute(config, progress)
@@ -248,8 +249,18 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             for level, tasks in problems.items():
                 path = kept / f"{number}-{level}.jsonl"
                 saved[path] = play(config, player, level, tasks, players, path, progress)
-        lines = [line for episodes in saved.values() for line, _ in episodes]
+        lines: list[dict[str, Any]] = []
+        lost: list[str] = []
+        for episodes in saved.values():
+            part = [line for line, _ in episodes]
+            if all(line["status"] == "aborted" for line in part):
+                who, why = part[0]["name"], part[0].get("reason")
+                lost.append(f"every episode of {who} was aborted ({len(part)}): {why}")
+            else:
+                lines += part
         players.report_damage(progress)
+        if not lines:
+            raise EnvironmentFailure(lost[0])
         whole = current.folder / "episodes.jsonl"
         with replacing(whole) as file:
             for path, episodes in saved.items():
@@ -259,6 +270,9 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
                         file.write(part.readline())
         asked = players.usage | setup.asked(progress)
         rows, outputs = _write_tables(current, _title(config, problems, models), [lines], {"asked": asked})
+        if lost:
+            others = f"the tables of the others are in {current.folder / 'eval.md'}"
+            raise EnvironmentFailure(f"{lost[0]}; {others}, and the same command plays it again")
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
         report = current.finish({"rows": rows} | extra, [*outputs, whole])
         shutil.rmtree(kept, ignore_errors=True)
@@ -276,7 +290,7 @@ def play(
 ) -> list[Saved]:
     """An episode of each problem and repeat, added to `path` as they end; those that are there are not played again.
 
-    Raises EnvironmentFailure if all are aborted, BudgetSpentError if the budget runs out.
+    Raises BudgetSpentError if the budget runs out.
     """
     setup, title = config.setup, f"{player.name} ({level})"
     episodes = [
@@ -314,8 +328,6 @@ def play(
         progress.news(f"{title}: the env reports no success (info['success']), which counts as 0; compare returns")
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
-    if aborted and len(aborted) == len(played):
-        raise EnvironmentFailure(f"every episode of {player.name} was aborted ({len(played)}): {aborted[0]}")
     lines = [line for line, _ in played]
     greedy = not config.temperature and not player.chat and player.name != "random"
     if greedy and len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):

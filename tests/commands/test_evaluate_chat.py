@@ -61,6 +61,16 @@ def test_answers_that_are_no_choice_end_the_episode(here: Path, answer: str, ill
     assert (oracle["illegal_share"], oracle["unreadable_share"], oracle["price_usd"]) == (0.0, 0.0, 0.0)
 
 
+def test_a_player_whose_episodes_are_all_aborted_takes_nobody_elses_table(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(lambda body: "") as server:
+        given = ["--policy", "local:mute", "--policy", "random", "--base-url", server.url, "--problems", "2"]
+        assert main(["evaluate", "--env", "corridor", *given, "--name", "both"]) == 2
+    assert "every episode of local:mute was aborted (2)" in capsys.readouterr().err
+    assert [row["name"] for row in read_json(here / "results/both/eval.json")["rows"]] == ["random"]
+
+
 def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: Path, walker: Server) -> None:
     """Both share one budget, so each can be the one that is stopped; nothing is kept that lacks a comment."""
     near_first = sorted(Corridor.taskset.tasks("long"), key=lambda task: -task.data["start"])
