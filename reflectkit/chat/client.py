@@ -181,9 +181,9 @@ class ChatClient:
     """Asks a chat model. Use `open_client`.
 
     calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
-    completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts all answers of this
-    model in the journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole response, from
-    connecting to its last byte.
+    completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts all answers of
+    this model in the journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole
+    response, from connecting to its last byte.
 
     Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
     """

@@ -252,12 +252,12 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         lines: list[dict[str, Any]] = []
         lost: list[str] = []
         for episodes in saved.values():
-            part = [line for line, _ in episodes]
-            if all(line["status"] == "aborted" for line in part):
-                who, why = part[0]["name"], part[0].get("reason")
-                lost.append(f"every episode of {who} was aborted ({len(part)}): {why}")
+            these = [line for line, _ in episodes]
+            if all(line["status"] == "aborted" for line in these):
+                who, why = these[0]["name"], these[0].get("reason")
+                lost.append(f"every episode of {who} was aborted ({len(these)}): {why}")
             else:
-                lines += part
+                lines += these
         players.report_damage(progress)
         if not lines:
             raise EnvironmentFailure(lost[0])

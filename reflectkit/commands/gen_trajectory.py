@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -353,15 +354,19 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: 
     agent: Agent = RandomAgent() if form == "choice" else Still()
     if acts:
         agent = oracle if config.oracle_acts else Demonstrator(0.0)
-    asked = PlannedCalls(
+    tasks = list({task.id: task for _, _, task in planned}.values())
+    positive = PlannedCalls(
         str(endpoint),
         level,
-        list({task.id: task for _, _, task in planned}.values()),
-        len(planned),
+        tasks,
+        len(tasks),
         [endpoint],
         lambda seen, context: [lesson_asked(seen, context, config.history_tokens, acts=not config.oracle_acts)[0]],
         ANALYSIS_TOKENS + (CALLS_TOKENS if form == "tools" and not config.oracle_acts else 0),
         agent,
         ends=acts,
     )
-    return estimate("gen-trajectory", config.setup, config.teacher.chat, [asked], progress, config.run.seed)
+    asked = [positive]
+    if negatives := len(planned) - len(tasks):
+        asked.append(replace(positive, episodes=negatives, ends=True, within=Recovery))
+    return estimate("gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed)

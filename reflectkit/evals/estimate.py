@@ -20,7 +20,7 @@ from reflectkit.errors import EnvironmentFailure
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.tools import use_of
-from reflectkit.types import Decision, Observation, Task, ToolUse, Trajectory
+from reflectkit.types import Decision, Observation, Status, Task, ToolUse, Trajectory
 
 SAMPLED = 32  # problems of a level that are enough to look at, where each is played often
 ANSWER = 90  # tokens that a chat model writes per step, roughly
@@ -35,7 +35,8 @@ class PlannedCalls:
 
     name: of who plays. tasks: those to look at. episodes: how many are played. ask: the requests about a state, one for
     each of the endpoints. usual: tokens of an answer. agent: plays in their place. ends: whether its episodes are as
-    long as theirs; otherwise each is taken to run to its horizon.
+    long as theirs; otherwise each is taken to run to its horizon. within: makes the player, who asks them at some steps
+    only.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PlannedCalls:
     usual: int = ANSWER
     agent: Agent = RandomAgent()
     ends: bool = False
+    within: Callable[[Agent], Agent] = lambda agent: agent
 
 
 def comment_alone(seen: Observation, context: Context) -> list[Request]:
@@ -115,7 +117,10 @@ def estimate(
         rehearsal = _Rehearsal(part)
         episodes = [Episode(task, derive(seed, "evaluate", task.id, 0)) for task in part.tasks]
         with progress.bar(f"play without the models ({part.level})", len(episodes)) as bar:
-            trial = rollout(episodes, setup.maker(part.level), rehearsal, width=1, on_end=partial(_ended, bar))
+            player = part.within(rehearsal)
+            trial = rollout(episodes, setup.maker(part.level), player, width=1, on_end=partial(_ended, bar))
+        if not rehearsal.requests and any(one.status is not Status.ABORTED for one in trial):
+            continue
         if not rehearsal.requests:
             raise EnvironmentFailure(f"every episode was aborted ({len(trial)}): {trial[0].reason}")
         horizon, steps_of = setup.horizon_at(part.level), setup.kind.taskset.episode_steps

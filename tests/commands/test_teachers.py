@@ -88,7 +88,11 @@ def test_from_asking_to_rows_with_a_chat_teacher(
     assert main(["filter-task"]) == 0
     made = len(server.requests)
     arguments = ["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "2"]
+    capsys.readouterr()
+    assert main([*arguments, "--dry-run"]) == 0
+    foreseen = next(int(line.split("│")[3]) for line in capsys.readouterr().out.splitlines() if "local:small" in line)
     assert main(arguments) == 0
+    assert foreseen == len(server.requests) - made + 3  # equal requests are sent once
     records = read_json(place / "tasks_filtered" / "data_reflection_negative.json")
     infos = [[item["info"] for item in record["trajectories"]] for record in records]
     assert all("positive0" in names for names in infos)
