@@ -123,7 +123,7 @@ class Replay:
             raise DataError(self.where, "the demonstration ends before its episode does; make it again")
         step = self.steps[self.next]
         action: int | str | ToolUse = step.cmd
-        if observation.tools or observation.replies:
+        if observation.tools:
             action = parse(step.cmd, observation.tools, PLAIN, replies=observation.replies)
         elif observation.choices:
             if step.cmd not in observation.choices:
