@@ -123,6 +123,18 @@ LOGGED = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("prompt", [[], ["--brief"]])
+def test_demonstrated_calls_are_carried_out_again(prompt: list[str]) -> None:
+    env = ["--env", "support"]
+    assert main(["gen-task", *env, "--instances", "10"]) == 0
+    assert main(["gen-trajectory", *env, "--level", "several", *prompt]) == 0
+    assert main(["split", *env]) == 0
+    assert main(["gen-sft", *env, *prompt]) == 0
+    rows = [json.dumps(row) for _, row in read_jsonl(Path("data/support/sft.jsonl"))]
+    assert sum("find_customer" in row for row in rows) == len(rows) > 0
+    assert not [row for row in rows if "nothing was executed" in row]
+
+
 def test_logged_conversations_become_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """The words before a call are the comment. Calls are written as fine-tuned models do."""
     write_jsonl(Path("log"), LOGGED)
