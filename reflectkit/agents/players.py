@@ -19,7 +19,7 @@ from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import CheckpointError, ConfigError
-from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, TOKENIZERS, load_tokenizer, model_facts
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, has_tokenizer, load_tokenizer, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
@@ -155,7 +155,7 @@ def refuse_without_model(*models: Path | None) -> None:
 def newest_checkpoint(path: Path) -> Path:
     """The newest checkpoint in `path` if that is a run of sft or rlft; otherwise `path` itself."""
     inside = checkpoints(path)
-    if inside and not any((path / name).is_file() for name in TOKENIZERS):
+    if inside and not has_tokenizer(path):
         return inside[-1]
     return path
 

@@ -136,12 +136,15 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
+        commented = [step for step in steps if step.reflection.strip()]
+        if silent := len(steps) - len(commented):
+            progress.news(f"{pluralize(silent, 'step')} without a comment: no row for the reflector")
         own = _reflector_comments(config, right, progress)
         rows: dict[str, list[dict[str, Any]]] = {
             "sft": joined([plain_row(step) for step in right]),
-            "sft_reflection": [reflection_row(step) for step in steps],
+            "sft_reflection": [reflection_row(step) for step in commented],
             "sft_policy": _policy_rows(config, right, own),
-            "sft_reflection_positive": [reflection_row(step) for step in positive],
+            "sft_reflection_positive": [reflection_row(step) for step in commented if step.note == "positive"],
             "sft_policy_positive": _policy_rows(config, positive, own),
         }
         thinking = [think_row(step) for step in right if not (step.observation.tools or step.observation.replies)]

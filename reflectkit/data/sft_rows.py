@@ -32,7 +32,7 @@ from reflectkit.prompts import (
 )
 from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, Turn
 
-ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
+ORIGINAL_MARKERS = ("# Action:\n", "# Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
 ROWS_SETTINGS = "sft_settings.json"
 """The file beside rows with the settings of the env that showed them."""

@@ -61,7 +61,7 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
-    if not any((folder / name).is_file() for name in TOKENIZERS):
+    if not has_tokenizer(folder) and not (folder / "adapter_config.json").is_file():
         raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
     if not (folder / ROLE_FILE).is_file():
         return {}
@@ -77,6 +77,11 @@ def checked_facts(folder: Path, role: str | None) -> ModelFacts:
     if role == "policy" and trained_for == "reflection":
         raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
     return facts
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer is in `folder`; an adapter without one has its base's."""
+    return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def check_role(source: str | Path, role: str | None) -> str | None:
@@ -173,6 +178,8 @@ def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
     if looks_local(source):
         checked_facts(Path(source), None)
+        if not has_tokenizer(Path(source)):
+            return load_tokenizer(str(base_of(Path(source))))
     fetching = hub_options(source)
     from transformers import AutoTokenizer
 

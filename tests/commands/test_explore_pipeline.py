@@ -160,7 +160,7 @@ def old(tmp_path: Path) -> Path:
     write_repository(folder / "repos_filtered")
     fees = ["ls", "cd app", "ls", "cd rules", "ls", "cat fees.py"]
     silent = [{"reflection": "", "cmd": command} for command in ("cd app", "cat fees.py")]
-    good = given("positive0", "app/rules/fees.py", steps("cd app", "cd rules", "cat fees.py", "id fees.py"))
+    good = given("positive0", "app/rules/fees.py", steps("ls", "cd app", "cd rules", 'cat "fees.py"'))
     negative = given("negative0", None, [*silent, *steps("cd rules")])
     wrong = given("positive", "README.md", steps("cat README.md", "id README.md"))
     records = [
@@ -201,7 +201,11 @@ def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture
     assert len(rows) == 4 + 1  # the right demonstration, and the last step of the negative one
     assert "Reflection: I think cd rules helps." in rows[4]
     assert "Commands: cd app; cat fees.py" in rows[4]
-    assert "1 demonstration: a wrong file is named" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1 demonstration: a wrong file is named" in told
+    assert "1 step without a comment: no row for the reflector" in told  # `id`, which the demonstration lacks
+    comments = [row["completion"] for _, row in read_jsonl(old / "data" / ENV / "tasks_filtered/sft_reflection.jsonl")]
+    assert len(comments) == 3 + 1
     arguments = ["gen-sft", "--env", "auto_explore", "--accept-teacher-answers", "--out-dir", "accepted"]
     assert main(arguments) == 0
     assert len(list(read_jsonl(old / "accepted" / "sft_policy.jsonl"))) == 4 + 1 + 2

@@ -93,16 +93,24 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
-    """A demonstration in the original's layout, with its steps marked; a negative ends with the correction."""
+    """A demonstration in the original's layout, with its steps marked; a negative ends with the correction. `ls`, which
+    is no action here, is left out, and `id FILE` follows a final `cat FILE`.
+    """
     item = {"model_name": "", "seed": 0, "info": f"positive{number}"} | item
     item["filename"] = plain_path(item.get("filename"))
     steps: Any = item.get("trajectory")
-    last = {1: "correction", 2: "mistake"} if str(item["info"]).startswith("negative") else {}
-    for index, step in enumerate(steps if isinstance(steps, list) else []):
-        if isinstance(step, dict):
-            step.setdefault("note", last.get(len(steps) - index, "positive"))
-            step["cmd"] = normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
-            step["reflection"] = step.get("reflection") or ""
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        return item
+    for step in steps:
+        step["cmd"] = normal_command(step["cmd"]) if isinstance(step.get("cmd"), str) else step.get("cmd")
+        step["reflection"] = step.get("reflection") or ""
+    steps = item["trajectory"] = [step for step in steps if step["cmd"] not in ("ls", "ls .")]
+    negative = str(item["info"]).startswith("negative")
+    if steps and not negative and str(steps[-1]["cmd"]).startswith("cat "):
+        steps.append({"reflection": "", "cmd": "id" + steps[-1]["cmd"][3:]})
+    last = {1: "correction", 2: "mistake"} if negative else {}
+    for index, step in enumerate(steps):
+        step.setdefault("note", last.get(len(steps) - index, "positive"))
     return item
 
 
