@@ -324,6 +324,7 @@ def rules_of(env: Env) -> str:
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")
 
 
+DEFAULT_HORIZON = 15  # steps of an episode at a level without one
 DEMONSTRATES = ("action", "comment")
 """What a teacher needs for demonstrations."""
 

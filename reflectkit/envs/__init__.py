@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
 
@@ -148,8 +148,12 @@ def maker(
 
 
 def make(name: str, horizon: int | None = None, **settings: Any) -> Env:
-    """A fresh env; see `maker`."""
-    return maker(name, horizon, **settings)()
+    """A fresh env; see `maker`. horizon: steps after which an episode is truncated; None: the horizon of the problem's
+    level, or 15.
+    """
+    env: Any = maker(name, horizon, **settings)()
+    env.by_level = horizon is None
+    return cast(Env, env)
 
 
 def listed(name: str, level: str, settings: Any = None) -> list[Task]:

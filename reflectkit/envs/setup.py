@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import Env, Taskset, User, check_teacher
+from reflectkit.env import DEFAULT_HORIZON, Env, Taskset, User, check_teacher
 from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, maker
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
@@ -25,7 +25,6 @@ from reflectkit.types import Task
 if TYPE_CHECKING:
     from reflectkit.chat.config import ChatConfig, Endpoint
 
-DEFAULT_HORIZON = 15
 HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
 
 

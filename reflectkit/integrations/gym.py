@@ -15,8 +15,8 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
+from reflectkit.env import DEFAULT_HORIZON
 from reflectkit.envs import ENVS, PLUGINS, env_class, make
-from reflectkit.envs.setup import DEFAULT_HORIZON
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import result_of
 from reflectkit.integrations import tasks_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
-from reflectkit.errors import EnvironmentFailure
+from reflectkit.errors import ConfigError, EnvironmentFailure, code_place
 from reflectkit.eventloop import in_thread, run_sync
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.seeding import derive
@@ -319,6 +319,11 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
             while True:
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
+                if not isinstance(decision, Decision):
+                    raise ConfigError(
+                        f"{code_place(type(agent))}: decide() returned {decision!r:.60}; return a reflectkit.Decision,"
+                        " e.g. Decision(0)"
+                    )
                 if decision.failure is not None:
                     return ended(Status.ABORTED, decision.failure, decision)
                 if decision.truncation_reason is not None:

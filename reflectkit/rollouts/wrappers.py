@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectkit.env import Action, Env, StepResult, Wrapper
+from reflectkit.env import DEFAULT_HORIZON, Action, Env, StepResult, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError, is_user_code
 from reflectkit.eventloop import followed
 from reflectkit.seeding import generator
@@ -43,6 +43,8 @@ class Checked(Wrapper):
     """The last observation."""
     over = True
     """Whether no episode is under way."""
+    by_level = False
+    """Whether the horizon is that of the problem's level."""
 
     def __init__(self, env: Env, horizon: int | None = None) -> None:
         if horizon is not None and horizon < 1:
@@ -61,6 +63,8 @@ class Checked(Wrapper):
         read or answered.
         """
         self.seen, self.over, self._taken = None, True, 0
+        if self.by_level:
+            self._horizon = self.env.horizon = self.env.horizons.get(task.level, DEFAULT_HORIZON)
         own = task.data.get("seed") if len(task.data) == 1 else None
         return followed(self.env.reset(task, own if isinstance(own, int) else seed), self._begun)
 

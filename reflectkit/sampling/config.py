@@ -142,7 +142,11 @@ class SamplerConfig(Config):
 
     def open_policy(self, opening: Opening) -> Sampler:
         """The sampler of the policy's actions. Raises CheckpointError."""
-        return backend(self.policy).open(opening, self.server if is_server(self.policy) else self.settings)
+        sampler = backend(self.policy).open(opening, self.server if is_server(self.policy) else self.settings)
+        needed = (*Sampler.__annotations__, "sample", "publish")
+        if lacks := [name for name in needed if not hasattr(sampler, name)]:
+            raise ConfigError(f"--sampler {self.policy}: {type(sampler).__name__} has no {', '.join(lacks)}; add it")
+        return sampler
 
     def open_reflector(self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True) -> Sampler:
         """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`, where it is loaded.

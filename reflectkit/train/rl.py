@@ -21,8 +21,9 @@ from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import draw_problems
+from reflectkit.env import DEFAULT_HORIZON
 from reflectkit.envs import cluster_of
-from reflectkit.envs.setup import DEFAULT_HORIZON, not_repeatable
+from reflectkit.envs.setup import not_repeatable
 from reflectkit.errors import (
     CheckpointError,
     ConfigError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -170,6 +171,24 @@ def test_every_env_is_closed_once(kind: type[Corridor]) -> None:
 
     rollout(EPISODES[:6], Closing, RandomAgent(), width=2)
     assert sorted(map(id, made)) == sorted(map(id, closed))
+
+
+def test_an_agent_that_returns_no_decision_is_told() -> None:
+    class Says(RandomAgent):
+        async def decide(self, observation: Observation, context: Context) -> Any:
+            return 3
+
+    with pytest.raises(ConfigError, match=r"test_episode.py, line \d+: decide\(\) returned 3; return a"):
+        rollout(EPISODES, lambda: make("corridor"), Says())
+
+
+def test_without_a_horizon_that_of_the_level_counts() -> None:
+    class Left(RandomAgent):
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            return Decision(0)
+
+    (played,) = rollout(EPISODES[:1], lambda: make("corridor"), Left())
+    assert (played.status, len(played.turns)) == (Status.TRUNCATED, Corridor.horizons[played.task.level])
 
 
 def test_envs_are_closed_where_an_agent_raises() -> None:
