@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +22,17 @@ LABELS = " 0", " 1"
 
 
 class Interrupting(Quiet):
-    """Presses Ctrl-C at the end of a step, and keeps the news."""
+    """Presses Ctrl-C at the end of a step, and keeps the news. signals: as the user does, else as if at once."""
 
-    def __init__(self, at: int = 0) -> None:
-        self.at, self.step, self.lines = at, 0, []
+    def __init__(self, at: int = 0, *, signals: bool = False) -> None:
+        self.at, self.signals, self.step, self.lines = at, signals, 0, []
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         self.step += amount
-        if self.step == self.at:
-            raise KeyboardInterrupt
+        if self.step == self.at and amount:
+            if not self.signals:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import pickle
 import shutil
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -323,9 +326,10 @@ def train(
         progress.bar(f"SFT {config.role}", config.max_steps, done) as bar,
         tracking(config.checkpoints.report_to, folder.parent, identifying(config)) as log,
     ):
-        trainer = build_trainer(config, folder, player, encoded, bar, log, resume)
         try:
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+            with _stopped_between_steps(progress) as stop:
+                trainer = build_trainer(config, folder, player, encoded, bar, log, stop, resume)
+                trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
             full = shutil.disk_usage(folder).free < FULL_DISK_BYTES
             for unfinished in [path for path in checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
@@ -344,6 +348,36 @@ def train(
     ]
 
 
+@contextlib.contextmanager
+def _stopped_between_steps(progress: Progress) -> Iterator[Sequence[int]]:
+    """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step ends and is saved, and takes
+    effect behind the block; a second one does at once. Not in a thread, nor where a launcher stops several processes.
+    """
+    stop: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
+        yield stop
+        return
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    usual: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    usual = {number: handler for number, handler in usual.items() if callable(handler)}  # not ignored, as by nohup
+
+    def take(number: int, frame: Any) -> None:
+        stop.append(number)
+        if len(stop) > 1:
+            raise KeyboardInterrupt
+        progress.news("stopping after this step; again to stop at once")
+
+    for number in usual:
+        signal.signal(number, take)
+    try:
+        yield stop
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        if stop:
+            usual[stop[0]](stop[0], None)
+
+
 def build_trainer(
     config: SFTConfig,
     folder: Path,
@@ -351,9 +385,12 @@ def build_trainer(
     encoded: list[dict[str, list[int]]],
     bar: Bar,
     log: Log = lambda figures, step: None,
+    stop: Sequence[int] = (),
     resume: Path | None = None,
 ) -> Any:
-    """TRL's trainer of `player.model`. folder: for its checkpoints. log: for the figures. resume: a checkpoint."""
+    """TRL's trainer of `player.model`. folder: for its checkpoints. log: for the figures. stop: see `RunCallback`.
+    resume: a checkpoint.
+    """
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl import SFTConfig
@@ -408,5 +445,5 @@ def build_trainer(
     )
     trainer.pop_callback(PrinterCallback)
     guessing = math.log(len(player.tokenizer))
-    trainer.add_callback(RunCallback(trainer, bar, log, config.checkpoints.keep_checkpoints, guessing, resume))
+    trainer.add_callback(RunCallback(trainer, bar, log, config.checkpoints.keep_checkpoints, guessing, stop, resume))
     return trainer

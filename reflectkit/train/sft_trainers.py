@@ -252,11 +252,22 @@ class RunCallback(TrainerCallback):
     that are sealed once complete and resume to the same bytes and figures.
 
     log: for the figures. keep: number of checkpoints. guessing: loss of the uniform distribution over tokens, in nats
-    per token. resume: the checkpoint that training starts from.
+    per token. stop: not empty once training is to stop after the step, with a checkpoint. resume: the checkpoint that
+    training starts from.
     """
 
-    def __init__(self, trainer: Any, bar: Bar, log: Log, keep: int, guessing: float, resume: Path | None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        bar: Bar,
+        log: Log,
+        keep: int,
+        guessing: float,
+        stop: Sequence[int],
+        resume: Path | None,
+    ) -> None:
         self.trainer, self.bar, self.log, self.keep, self.guessing = trainer, bar, log, keep, guessing
+        self.stop = stop
         self.resume = resume
         self.order = resume / ORDER if resume is not None and (resume / ORDER).is_file() else None
         self.epoch_state = torch.get_rng_state()
@@ -302,6 +313,8 @@ class RunCallback(TrainerCallback):
         if not all_finite(weight for weight in model.parameters() if weight.requires_grad):
             raise _diverged("a weight became NaN or infinite", args, state)
         self.bar.advance(1, **self.figures)
+        if self.stop:
+            control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Complete the checkpoint and seal it; only then are older ones removed."""

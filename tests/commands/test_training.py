@@ -36,6 +36,9 @@ def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(rows: Path, tmp_
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "results", Interrupting(at=5), **settings)
     assert [path.name for path in tmp_path.glob("results/1_sft/trainer/checkpoint-*")] == ["checkpoint-4"]
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "results", Interrupting(at=5, signals=True), **settings)
+    assert [path.name for path in tmp_path.glob("results/1_sft/trainer/checkpoint-*")] == ["checkpoint-5"]
     progress = Interrupting()
     assert hashes(train(rows, tmp_path / "results", progress, **settings)) == straight
     assert progress.step == 7
