@@ -365,7 +365,8 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     if first["type"] == "value_error":
         raise ConfigError(f"{prefix}{found.shown} {text}")
     got = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
-    raise ConfigError(f"{prefix}{found.shown} {text.replace('Input should', 'must')}, got {got}")
+    text = text.replace("Input should", "must").replace("a valid tuple", "a list")
+    raise ConfigError(f"{prefix}{found.shown} {text}, got {got}")
 
 
 def literals(hint: Any) -> list[Any]:

@@ -263,7 +263,7 @@ def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
     """What to warn of: each of the `models` that learned with other settings of `env`, paths left out, or by RL with
     other code of it.
     """
-    here, texts = plain_settings(env), []
+    here, texts = plain_settings(env) | {"shuffle_action": env.shuffle_action}, []
     code = {str(path): digest(path) for path in EnvSetup(env.name, Path()).code_files}
     for model in dict.fromkeys(models):
         record, facts = read_record(model.parent), model_facts(model)

@@ -93,6 +93,11 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         if not kept:
             name, why_not = next(iter(left_out.items()))
             raise DataError(config.repo_dir, f"no repositories are left; e.g. {name}: {why_not}")
+        names = {result.name for result in kept}
+        earlier = sorted(str(path) for path in target.glob("[!.]*/") if path.name not in names)
+        if earlier:
+            told = f"from an earlier run, and questions will be asked about it: {', '.join(earlier)}"
+            progress.news(f"{told}; delete what is not wanted")
         rows = [
             (one.name, str(one.kept), str(one.dropped.total()), f"{one.bytes / 1024:.1f}", one.why_not)
             for one in results

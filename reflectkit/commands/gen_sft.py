@@ -4,7 +4,8 @@ logged conversations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,6 +16,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.demonstrations import drawn_records, logged_lessons, replayed_lessons
+from reflectkit.data.problems import Record, read_records
 from reflectkit.data.sft_rows import (
     ROWS_SETTINGS,
     Lesson,
@@ -25,6 +27,7 @@ from reflectkit.data.sft_rows import (
     reflection_row,
     think_row,
 )
+from reflectkit.envs import RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
@@ -121,6 +124,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     ) as current:
         if current.done:
             return current.done
+        if not config.log and not config.task_file:
+            _compare(records, source.with_name(RECORDS), progress)
         if config.log:
             steps, faults = logged_lessons(config.log)
         else:
@@ -158,6 +163,15 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
         current.tables.append(table)
         return current.finish(figures, outputs)
+
+
+def _compare(records: Sequence[Record], newest: Path, progress: Progress) -> None:
+    """Warn if the split was made from other demonstrations than `newest` has now, where that can be read."""
+    with contextlib.suppress(DataError):
+        made = {record.task.id: record.trajectories for record in read_records(newest, records[0].task.env)}
+        if any(record.trajectories != made.get(record.task.id) for record in records if record.trajectories):
+            split = newest.with_name("train.json")
+            progress.news(f"warning: {split} has other demonstrations than {newest}; run split if that is newer")
 
 
 def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Progress) -> dict[str, str]:

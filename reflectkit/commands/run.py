@@ -351,7 +351,8 @@ def _pool_seeds(
         differences += [{"step": step} | gap for gap in gaps if gap["figure"] == recipe.measure]
         title = f"{config.recipe}, {step}, {config.seeds} seeds pooled"
         current.tables += eval_tables.tables_of(title, rows, [episode for seed in seeds for episode in seed])
-        current.tables.append(eval_tables.differences_table(gaps, recipe.measure))
+        if gaps:
+            current.tables.append(eval_tables.differences_table(gaps, recipe.measure))
     outputs.append(current.folder / "differences.json")
     write_json(outputs[-1], differences)
     return outputs

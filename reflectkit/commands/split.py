@@ -212,7 +212,8 @@ def _refuse_emptying(config: SplitConfig, path: Path, source: Path | None, *, co
     if not path.is_file() or not (kept := len(read_json(path))):
         return
     why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
-    other = "add --by question" if "question" in config.taskset.split_by else "use another --ratio"
+    by_question = "question" in config.taskset.split_by and config.by != "question"
+    other = "add --by question" if by_question else "use another --ratio"
     raise ConfigError(
         f"{path} has {pluralize(kept, 'problem')} and would get none from {source or config.env}, {why};"
         f" {other}, or move that file away"

@@ -18,7 +18,7 @@ from reflectkit.console import Quiet, Report
 from reflectkit.data.problems import Demonstration, read_records
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
-from reflectkit.jsonl import read_jsonl, write_jsonl
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import LoadedModel
 from reflectkit.prompts import policy_prompt, reflection_prompt
 from reflectkit.rollouts.episode import Episode, rollout
@@ -241,3 +241,9 @@ def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: py
     assert set(prompts[0]) < set(prompts[1]) < set(prompts[2])
     places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]
     assert "has 40 problems" in error_of(["gen-sft", *places, "--demonstrations", "41"], capsys)
+    assert main(["gen-sft", *places]) == 0
+    assert "run split" not in capsys.readouterr().out
+    again = [record | {"trajectories": []} for record in read_json(folder / "train.json")]
+    write_json(folder / "data_reflection_negative.json", again)  # since the split
+    assert main(["gen-sft", *places, "--force"]) == 0
+    assert "train.json has other demonstrations than" in capsys.readouterr().out

@@ -16,13 +16,14 @@ import pytest
 
 from reflectkit.commands import filter_repo
 from reflectkit.console import Quiet, Report
+from tests.sft_runs import Interrupting
 
 GOOD = b"enough characters to be kept\n"
 
 
-def run(folder: Path, **more: Any) -> Report:
+def run(folder: Path, progress: Quiet | None = None, **more: Any) -> Report:
     places = {"repo_dir": folder / "in", "data_dir": folder / "data", "results_dir": folder / "results"}
-    return filter_repo.run(filter_repo.FilterRepoConfig.from_flat(**places | more), Quiet())
+    return filter_repo.run(filter_repo.FilterRepoConfig.from_flat(**places | more), progress or Quiet())
 
 
 def kept(folder: Path) -> set[str]:
@@ -120,6 +121,10 @@ def test_archives_are_repositories_and_their_one_folder_is_the_root(tmp_path: Pa
     make(tmp_path / "in", "flat", {"one/a.py": GOOD, "two/b.py": GOOD})
     run(tmp_path)
     assert kept(tmp_path) == {"shop-1.0/app/fees.py", "shop-1.0/README.md", "flat/one/a.py", "flat/two/b.py"}
+    next((tmp_path / "in").glob("flat*")).unlink()
+    progress = Interrupting()
+    run(tmp_path, progress)
+    assert "repos_filtered/flat; delete what is not wanted" in progress.lines[0]
 
 
 @both
