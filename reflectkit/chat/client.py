@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ASKED_AGAIN = 2  # times, after an unusable answer
 HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
 THINKING_TOKENS = 4000  # allowance for reasoning tokens, which are billed and count towards the limit
+SPENT = "the budget is spent"
 MESSAGE_TOKENS = 4  # added to a message by the chat format
 PROMPT_MARGIN = 1.25  # by which a prompt may exceed our count of its tokens
 
@@ -96,7 +97,7 @@ class Outcome(Generic[Value]):
     @property
     def reason(self) -> str:
         """Why there is no value."""
-        return self.rejected.explained if self.rejected else "the budget is spent"
+        return self.rejected.explained if self.rejected else SPENT
 
 
 class IncompleteAnswerError(ValueError):

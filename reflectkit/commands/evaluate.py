@@ -322,7 +322,10 @@ def play(
         if remaining:
             make = setup.maker(level)
             maker = (lambda: Advised(make())) if config.score_oracle else make
-            rollout(remaining, maker, players.agent(player), width=config.rollout.width, on_end=on_end, keep=False)
+            width = config.rollout.width
+            if player.chat and config.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
+                width = min(width, config.chat.concurrency)
+            rollout(remaining, maker, players.agent(player), width=width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
     if silent:
         progress.news(f"{title}: the env reports no success (info['success']), which counts as 0; compare returns")

@@ -134,6 +134,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             )
         if not steps and config.log:
             raise DataError(config.log, "holds no answer of an assistant")
+        if not steps and faults:
+            raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
         if not steps:
             made = f"`reflectkit gen-trajectory --env {config.env.name}`"
             raise DataError(source, f"no record has a demonstration; generate some with {made}")

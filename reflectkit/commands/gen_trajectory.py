@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from reflectkit.agents.scripted import Demonstrator, RandomAgent, Recovery
-from reflectkit.chat.client import Rejected, client_at
+from reflectkit.chat.client import SPENT, Rejected, client_at
 from reflectkit.chat.config import (
     HISTORY_HELP,
     HISTORY_TOKENS,
@@ -38,8 +38,8 @@ from reflectkit.data.problems import Problems, Record, read_records, record_to_j
 from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError, refuse
-from reflectkit.jsonl import write_json
+from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError, refuse
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
@@ -197,7 +197,8 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
         usage = {}
         if client:
-            rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in aborted]
+            unusable = [item for item in aborted if not item.reason.endswith(SPENT)]
+            rejected = [Rejected(f"{item.task.id}, step {len(item.turns)}", item.reason, "") for item in unusable]
             usage = client.call_figures(rejected, setup.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
@@ -214,6 +215,8 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         kept = [item for items in demonstrations.values() for item in items]
         path = setup.folder / RECORDS
         if len(kept) > given:
+            if (earlier := _count(path)) > len(kept):
+                progress.news(f"{path} had {pluralize(earlier, 'demonstration')}, which these {len(kept)} replace")
             full = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
             write_json(path, [record_to_json(record) for record in full])
         if client:
@@ -279,6 +282,8 @@ def _play(
 ) -> list[Trajectory]:
     """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
     seed, make, width = config.run.seed, config.setup.maker(level), config.rollout.width
+    if config.teacher.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
+        width = min(width, config.teacher.chat.concurrency)
     parts: dict[str, list[Episode]] = {"positive": [], "negative": []}
     for label, number, task in planned:
         path = ("demonstration", task.id) if label == "positive" else ("negative", number, task.id)
@@ -289,6 +294,13 @@ def _play(
         with progress.bar(f"Demonstrations, {label}", len(episodes)) if episodes else contextlib.nullcontext() as bar:
             played += rollout(episodes, make, agent, width=width, on_end=lambda _, bar=bar: bar.advance())  # type: ignore[misc]
     return played
+
+
+def _count(path: Path) -> int:
+    """How many demonstrations a file has; 0 if there is none, or it cannot be read."""
+    with contextlib.suppress(DataError, KeyError, TypeError):
+        return sum(len(record["trajectories"]) for record in read_json(path))
+    return 0
 
 
 def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory]) -> ReflectkitError:

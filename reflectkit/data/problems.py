@@ -138,7 +138,8 @@ def read_records(path: Path, env: str) -> list[Record]:
         if task.env != env:
             raise DataError(where, f"belongs to env '{task.env}', but --env is '{env}'", field="env")
         if task.id in ids:
-            raise DataError(where, f"duplicate id {task.id!r}", field="id")
+            merged = "; `reflectkit filter-task` merges questions that are there twice" if env == EXPLORE else ""
+            raise DataError(where, f"duplicate id {task.id!r}{merged}", field="id")
         ids.add(task.id)
         records.append(Record(task, demonstrations))
     return records
