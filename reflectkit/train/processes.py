@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -154,16 +155,24 @@ def launch(stage: str, config: Any, run: Callable[[Any, Progress], Report]) -> R
                         [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)],
                         env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                         stdin=subprocess.PIPE,
+                        start_new_session=True,  # Ctrl-C in a terminal is for this process, which passes it on
                         stdout=subprocess.DEVNULL if rank else None,
                         stderr=log,
                     )
                 processes.append(process)
-            while len(codes) < count and time.monotonic() < ends:
-                for rank, process in enumerate(processes):
-                    if rank not in codes and (code := process.poll()) is not None:
-                        codes[rank] = code
-                        ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
-                time.sleep(0.05)
+            try:
+                while len(codes) < count and time.monotonic() < ends:
+                    for rank, process in enumerate(processes):
+                        if rank not in codes and (code := process.poll()) is not None:
+                            codes[rank] = code
+                            ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
+                    time.sleep(0.05)
+            except KeyboardInterrupt:
+                for process in processes:
+                    process.terminate()
+                for process in processes:  # until the present update is saved; again to stop at once
+                    process.wait()
+                raise
         finally:
             for process in processes:
                 process.kill()
@@ -216,6 +225,38 @@ def start_processes(device: str, threads: int = 1) -> Processes:
     old = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     refuse(old, f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
     return Processes(accelerator)
+
+
+@contextlib.contextmanager
+def stopped_between(what: str, progress: Progress, wanted: bool) -> Iterator[list[int]]:
+    """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step or update (`what`) ends and is
+    saved, and takes effect behind the block; a second one does at once. Only if `wanted`, in the main thread.
+    """
+    stop: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    usual: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+
+    def take(number: int, frame: Any) -> None:
+        stop.append(number)
+        if len(stop) > 1:
+            raise KeyboardInterrupt
+        progress.news(f"stopping after this {what}; again to stop at once")
+
+    for number, handler in usual.items():
+        if handler is not signal.SIG_IGN:  # as by nohup
+            signal.signal(number, take)
+    try:
+        yield stop
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        if stop and callable(usual[stop[0]]):
+            usual[stop[0]](stop[0], None)
+    if stop:  # in a process of a launcher
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ from reflectkit.train import checkpoint, scratch
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report, tokens_a_pass
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.processes import Processes
+from reflectkit.train.processes import Processes, stopped_between
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import RLConfig
 from reflectkit.train.settings import tracking
@@ -421,9 +421,11 @@ def train(
     if held_out is not None and trainer.step == 0:
         _measure(held_out, "before", folder, trainer)
     flat, saved = 0, trainer.step
+    several = processes.count > 1
     with (
         tracking(config.checkpoints.report_to, folder, settings) as log,
         progress.bar(title, config.max_steps, trainer.step) as bar,
+        stopped_between("update", progress, several) as stop,
     ):
         while trainer.step < config.max_steps:
             figures = {}
@@ -445,10 +447,12 @@ def train(
                     progress.news(told)
                 raise
             history.append(figures)
-            due = last or trainer.step % config.checkpoints.save_steps == 0
+            regular = last or trainer.step % config.checkpoints.save_steps == 0
+            stopping = several and any(processes.gather(bool(stop)))
+            due = regular or stopping
             if processes.first:
                 append(metrics, [figures], sync=due)
-                if due and config.keep_episodes:
+                if regular and config.keep_episodes:
                     name, cluster = f"update {trainer.step}", partial(cluster_of, config.env.name)
                     episodes = [
                         episode_to_json(name, each, advantages, cluster(each.task)) | {"step": trainer.step}
@@ -459,6 +463,9 @@ def train(
                 target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
                 saved = trainer.step
                 processes.wait()
+            if stopping:
+                progress.news(f"stopped after {pluralize(trainer.step, 'update')}; the same command goes on from there")
+                raise KeyboardInterrupt
             log(figures, trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]
             shown = {"success": sum(recent) / len(recent)}

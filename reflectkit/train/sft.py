@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
 import pickle
 import shutil
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +25,7 @@ from reflectkit.models.hub import PASSAGE, TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
 from reflectkit.runs.run import CHECKSUMS, RunConfig, checkpoints, verify
 from reflectkit.text import pluralize
+from reflectkit.train.processes import stopped_between
 from reflectkit.train.settings import CheckpointConfig, Log, LoraConfig, OptimizerConfig, tracking
 from reflectkit.types import AGENT_MARKER, DType, Quantize
 
@@ -327,7 +325,7 @@ def train(
         tracking(config.checkpoints.report_to, folder.parent, identifying(config)) as log,
     ):
         try:
-            with _stopped_between_steps(progress) as stop:
+            with stopped_between("step", progress, "RANK" not in os.environ) as stop:
                 trainer = build_trainer(config, folder, player, encoded, bar, log, stop, resume)
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
@@ -346,36 +344,6 @@ def train(
         for record in trainer.state.log_history
         if "loss" in record
     ]
-
-
-@contextlib.contextmanager
-def _stopped_between_steps(progress: Progress) -> Iterator[Sequence[int]]:
-    """The first Ctrl-C, SIGTERM or SIGHUP is kept in the list, so that the present step ends and is saved, and takes
-    effect behind the block; a second one does at once. Not in a thread, nor where a launcher stops several processes.
-    """
-    stop: list[int] = []
-    if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
-        yield stop
-        return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    usual: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
-    usual = {number: handler for number, handler in usual.items() if callable(handler)}  # not ignored, as by nohup
-
-    def take(number: int, frame: Any) -> None:
-        stop.append(number)
-        if len(stop) > 1:
-            raise KeyboardInterrupt
-        progress.news("stopping after this step; again to stop at once")
-
-    for number in usual:
-        signal.signal(number, take)
-    try:
-        yield stop
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-        if stop:
-            usual[stop[0]](stop[0], None)
 
 
 def build_trainer(

@@ -92,7 +92,7 @@ def episodes_in(run: Path) -> list[Any]:
 
 
 FAULTY = """
-import os, signal, time
+import os, signal
 from reflectkit.envs.corridor import Corridor
 
 class Killed(Corridor):
@@ -102,11 +102,13 @@ class Killed(Corridor):
         return super().reset(task, seed)
 
 class Stopped(Corridor):
-    def reset(self, task, seed):
-        if os.environ.get("RANK") == "1":
+    told = False
+
+    def step(self, action):
+        if os.environ.get("RANK") == "1" and not Stopped.told:
+            Stopped.told = True
             os.kill(int(os.environ["STOPPED"]), signal.SIGINT)
-            time.sleep(600)
-        return super().reset(task, seed)
+        return super().step(action)
 """
 
 
@@ -132,12 +134,15 @@ def test_a_killed_process_and_ctrl_c_end_all_with_one_line(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("STOPPED", str(os.getpid()))
     arguments = command(corridor_folder, "--processes", "2", "--results-dir", str(tmp_path), "--env", f"faulty:{env}")
+    arguments += ["--validate-problems", "0"]
     try:
         assert main(arguments) == code
     finally:
         signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == f"reflectkit: {line}\n"
     assert active_children() == []
+    saved = [path.name for path in tmp_path.glob("*_rlft/checkpoint-*")]
+    assert saved == (["checkpoint-1"] if env == "Stopped" else [])  # the update was ended
 
 
 @pytest.fixture(scope="module")
