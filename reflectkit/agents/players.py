@@ -116,6 +116,8 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
     if not equals and os.path.isdir(folder := name.partition("+")[0]):
         name, policy, (_, plus, reflector) = _run_name(Path(folder)), folder, name.partition("+")
+    if is_chat(Path(policy)):
+        raise ConfigError(f"--policy {text!r}: a chat model has no NAME=; write {paths}")
     if not (name and policy) or (plus and not reflector):
         hint = "" if equals else _hint(text, names.split(", "))
         raise ConfigError(

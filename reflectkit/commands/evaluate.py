@@ -272,7 +272,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         rows, outputs = _write_tables(current, _title(config, problems, models), [lines], {"asked": asked})
         if lost:
             others = f"the tables of the others are in {current.folder / 'eval.md'}"
-            raise EnvironmentFailure(f"{lost[0]}; {others}, and the same command plays it again")
+            raise EnvironmentFailure(f"{'; '.join(lost)}; {others}; once that is mended, repeat the command")
         extra = {name: value for name, value in (("asked", asked), ("warnings", warnings)) if value}
         report = current.finish({"rows": rows} | extra, [*outputs, whole])
         shutil.rmtree(kept, ignore_errors=True)

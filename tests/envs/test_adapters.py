@@ -373,6 +373,32 @@ class Doors(gymnasium.Env):
         return "over", float(action == 5 + self.wanted), True, False, {}
 
 
+class Locked(Doors):
+    """The left door is locked."""
+
+    mask: Any = (0, 1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset()[0], {"action_mask": self.mask}
+
+    def step(self, action: int) -> Any:
+        return (*super().step(action)[:-1], {"action_mask": (0, 0)})
+
+
+def test_a_teacher_names_the_actions_of_a_masked_game() -> None:
+    env = make(Locked)
+    assert env.reset(task_of(env), 0).choices == ("1",)
+    assert teacher_of(env, "action").action() == 0
+    assert step(env, 0).reward == 1.0
+
+
+@pytest.mark.parametrize("mask", [(1,), [[1, 1]], "yes"])
+def test_a_mask_of_another_form_is_told(mask: Any) -> None:
+    env = make(type("Locked", (Locked,), {"mask": mask}))
+    with pytest.raises(ConfigError, match=r"action_mask is .*; give 0 or 1 for each of 2 actions"):
+        env.reset(task_of(env), 0)
+
+
 class Own(Doors):
     teacher_type = "human"
 

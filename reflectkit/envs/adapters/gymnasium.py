@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Integral
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import Error
 
 from reflectkit.env import Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
-from reflectkit.errors import ConfigError, unknown_name
+from reflectkit.errors import ConfigError, code_place, unknown_name
 from reflectkit.registry import import_module
+from reflectkit.rollouts.wrappers import TranslatedTeacher
 
 ACTIONS = {
     "FrozenLakeEnv": ("left", "down", "right", "up"),
@@ -48,6 +50,20 @@ class GameEnv(Choices):
     def written(self) -> Any:
         """The game itself, without Gymnasium's wrappers."""
         return self.plain.env.unwrapped
+
+    def teacher(self) -> Any:
+        """The class's own, whose actions are the game's; those that are masked are no mistakes to make."""
+        return TranslatedTeacher(super().teacher(), self._legal)
+
+    def _legal(self, method: str, actions: Sequence[Any]) -> list[Any]:
+        names, choices = self.plain.names, self.plain.choices
+        if len(names) == len(choices):
+            return list(actions)
+        known = [action for action in actions if isinstance(action, Integral) and 0 <= int(action) < len(names)]
+        places = [choices.index(names[int(action)]) for action in known if names[int(action)] in choices]
+        if method == "action" and not places:
+            raise ConfigError(f"{code_place(self.teacher_type)}: action() returned {actions[0]!r}, which is masked")
+        return places
 
 
 def env_of_class(kind: type) -> type[Env]:
@@ -126,7 +142,14 @@ class GymnasiumGame:
 
     def _legal(self, info: dict[str, Any]) -> list[str]:
         """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi; without one, all."""
-        mask = info.get("action_mask", [True] * len(self.names))
+        mask = info.get("action_mask")
+        if mask is None:
+            return self.names
+        if np.shape(mask) != (len(self.names),):
+            place = code_place(type(self.env.unwrapped))
+            raise ConfigError(
+                f"{place}: action_mask is {mask!r:.60}; give 0 or 1 for each of {len(self.names)} actions"
+            )
         return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
     def _text(self, seen: Any) -> str:
