@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(rows: Path, tmp_
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "results", Interrupting(at=5), **settings)
     assert [path.name for path in tmp_path.glob("results/1_sft/trainer/checkpoint-*")] == ["checkpoint-4"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "results", Interrupting(at=5, signals=True), **settings)
+    signal.signal(signal.SIGINT, before)
     assert [path.name for path in tmp_path.glob("results/1_sft/trainer/checkpoint-*")] == ["checkpoint-5"]
     progress = Interrupting()
     assert hashes(train(rows, tmp_path / "results", progress, **settings)) == straight
