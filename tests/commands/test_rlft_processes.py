@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
@@ -178,6 +180,12 @@ def in_rank(variables: dict[str, str], work: Callable[..., int | None], argument
     sys.exit(work(*arguments) or 0)
 
 
+def apart(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """The distance of all tensors together; those that `second` lacks are 0 there."""
+    gaps = (tensor.float() - second[key].float() if key in second else tensor.float() for key, tensor in first.items())
+    return math.sqrt(sum(float(gap.square().sum()) for gap in gaps))
+
+
 @pytest.mark.parametrize("how", ["sharded", "zero3"])
 def test_a_sharded_policy_learns_what_a_whole_one_does(
     corridor_folder: Path, whole: Path, tmp_path: Path, how: str
@@ -199,9 +207,10 @@ def test_a_sharded_policy_learns_what_a_whole_one_does(
     compared = ("model.safetensors", "training_state.safetensors")[
         : 1 if how != "sharded" else 2
     ]  # ZeRO's lies in parts
+    begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-2")
     for name in compared:
         first, second = (load_file(folder / "checkpoint-2" / name) for folder in (whole, tmp_path / how))
         assert first.keys() == second.keys()
-        assert max(float((first[key].float() - second[key].float()).abs().max()) for key in first) < 5e-4
-    begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-2")
+        way = apart(first, begun) if name.startswith("model") else apart(first, {})
+        assert apart(first, second) < 0.005 * way  # single weights whose gradient is about 0 may step the other way
     assert max(float((begun[key] - ended[key]).abs().max()) for key in begun) > 1e-3
