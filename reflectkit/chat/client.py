@@ -207,7 +207,7 @@ class ChatClient:
         self.cost_usd = 0.0
         self._counted: set[str] = set()
         self.stopped = False
-        self._pay_for((journal.models[key], answer) for key, answer in journal.answers.items())
+        self._pay_for(journal.answers.values())
         self._unanswered = 0  # requests in a row
         self._trouble: ApiError | None = None  # why the last of them got no answer
         self._session: _Session | None = None
@@ -456,9 +456,9 @@ class ChatClient:
         self.completion_tokens += answer.completion_tokens
         self.cost_usd += self._cost(answer)
 
-    def _pay_for(self, answers: Iterable[tuple[str, Answer]]) -> None:
+    def _pay_for(self, answers: Iterable[Answer]) -> None:
         """Count what this model's answers cost."""
-        self.budget.paid += sum(self._cost(answer) for model, answer in answers if model == self.endpoint.model)
+        self.budget.paid += sum(self._cost(answer) for answer in answers if answer.model == self.endpoint.model)
 
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,7 @@ MALFORMED = "malformed"
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens, completion_tokens: as
-    billed.
+    billed. model: whose it is, in a journal.
     """
 
     text: str
@@ -33,6 +33,7 @@ class Answer:
     refusal: str
     prompt_tokens: int
     completion_tokens: int
+    model: str = field(default="", compare=False)
 
 
 class JournalHeldError(ConfigError):
@@ -45,33 +46,28 @@ class Journal:
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path, self.file = path, file
         self.answers: dict[str, Answer] = {}
-        self.models: dict[str, str] = {}
-        """Whose answer each is."""
         self.damaged = 0
         self._read_to: dict[Path, int] = {}
 
     def add(self, key: str, model: str, answer: Answer) -> None:
         """Keep `answer`; the operating system has it when this returns."""
         assert self.file is not None, "the journal was opened for reading"
+        answer = replace(answer, model=model)
         record = {"key": key, "model": model, **asdict(answer)}
         self.file.write(json.dumps(record | {CHECKSUM: _checksum(record)}).encode() + b"\n")
         self.file.flush()
-        self.answers[key], self.models[key] = answer, model
+        self.answers[key] = answer
 
-    def catch_up(self, others: Iterable[Path]) -> list[tuple[str, Answer]]:
-        """Read what was added to the journals of other processes since the last call: all of these answers, each with
-        its model.
-        """
+    def catch_up(self, others: Iterable[Path]) -> list[Answer]:
+        """Read what was added to the journals of other processes since the last call: all of these answers."""
         new = []
         for path in others:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 new += self.read(path, file)[0]
         return new
 
-    def read(self, path: Path, file: IO[bytes]) -> tuple[list[tuple[str, Answer]], int]:
-        """The models and answers in the whole lines of `file` that were not read before, and where the last of them
-        ends.
-        """
+    def read(self, path: Path, file: IO[bytes]) -> tuple[list[Answer], int]:
+        """The answers in the whole lines of `file` that were not read before, and where the last of them ends."""
         new, end = [], self._read_to.get(path, 0)
         file.seek(end)
         for line in file:
@@ -82,14 +78,13 @@ class Journal:
                 record = json.loads(line)
                 if record.pop(CHECKSUM) != _checksum(record):
                     raise ValueError("the line was changed")
-                key, model = record.pop("key"), record.pop("model")
+                key = record.pop("key")
                 answer = Answer(**record)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self.damaged += path == self.path
                 continue
             self.answers.setdefault(key, answer)
-            self.models.setdefault(key, model)
-            new.append((model, answer))
+            new.append(answer)
         self._read_to[path] = end
         return new, end
 

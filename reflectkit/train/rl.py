@@ -382,6 +382,9 @@ def resumed_trainer(
     return trainer
 
 
+STOPPED = "stopped after {}; the same command goes on from there"
+
+
 def train(
     config: RLConfig,
     trainer: Trainer,
@@ -443,7 +446,7 @@ def train(
                         append(metrics, [figures] if figures else [])
                         trainer.forget_comments()
                         checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
-                        told = f"stopped after {pluralize(trainer.step, 'update')}; the same command goes on from there"
+                        told = STOPPED.format(pluralize(trainer.step, "update"))
                     progress.news(told)
                 raise
             history.append(figures)
@@ -464,7 +467,7 @@ def train(
                 saved = trainer.step
                 processes.wait()
             if stopping:
-                progress.news(f"stopped after {pluralize(trainer.step, 'update')}; the same command goes on from there")
+                progress.news(STOPPED.format(pluralize(trainer.step, "update")))
                 raise KeyboardInterrupt
             log(figures, trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]

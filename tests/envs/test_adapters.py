@@ -298,6 +298,8 @@ def test_a_game_of_gymnasium_is_played_by_the_names_of_its_actions() -> None:
         assert not env.step(action).terminated
     last = env.step(2)
     assert (last.reward, last.terminated, last.info) == (1.0, True, {"success": True})
+    assert env_class("gymnasium:FrozenLake-v1").horizons == {"all": 100}
+    assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
 
 
 class Waits:
@@ -334,8 +336,6 @@ def test_the_choices_of_a_game_are_those_of_its_action_mask() -> None:
         if last.truncated or last.terminated:
             break
         assert env.written.s != before  # each action that is offered does something
-    assert env_class("gymnasium:FrozenLake-v1").horizons == {"all": 100}
-    assert data_folder("gymnasium:FrozenLake-v1", Path("data")) == Path("data/frozenlake-v1")
 
 
 def test_a_module_or_file_registers_an_own_game(request: pytest.FixtureRequest, tmp_path: Path) -> None:
