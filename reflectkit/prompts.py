@@ -115,10 +115,15 @@ def thinking_prompt(observation: Observation, form: str = "label") -> str:
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    """The messages, one after the other; each of the agent's ends as it did when it was written."""
-    ends = [TURN_END if message.role == "assistant" else "" for message in messages]
-    lines = [message.line.replace(TURN_END, " ") for message in messages]
-    return "\n".join(map("".join, zip(lines, ends, strict=True)))
+    """The messages, one after the other; the agent's own are as it wrote them, with the end token after each."""
+    entries = []
+    for message in messages:
+        if message.role == "assistant":
+            space = "" if message.content.startswith(" ") else " "
+            entries.append(f"{AGENT_MARKER}{space}{message.content.replace(TURN_END, ' ')}{TURN_END}")
+        else:
+            entries.append(message.entry.replace(TURN_END, " "))
+    return "\n".join(entries)
 
 
 def with_comments(observation: Observation, comments: Sequence[str | None]) -> Observation:

@@ -53,6 +53,20 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def headed(head: str, text: str) -> str:
+    """`head` and `text`: on one line if `text` has one, else with its lines below the head, each after a space.
+
+    So no line of `text` begins where a head does, and its own indentation is kept.
+
+    >>> headed("User:", "Yes."), headed("Tool read:", "if x:\\n    return 1\\n")
+    ('User: Yes.', 'Tool read:\\n if x:\\n     return 1')
+    """
+    lines = text.rstrip().splitlines()
+    if len(lines) < 2:
+        return " ".join([head, *lines])
+    return "\n".join([head, *(f" {line}" if line else "" for line in lines)])
+
+
 @lru_cache(maxsize=100_000)
 def count_short(text: str) -> int:
     """`count_tokens`, cached for short texts that recur: names, commands, questions."""

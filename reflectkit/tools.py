@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from reflectkit.errors import ConfigError, IllegalActionError
+from reflectkit.text import headed
 from reflectkit.types import ToolCall, ToolSpec, ToolUse
 
 PLAIN: Literal["plain"] = "plain"
@@ -182,7 +183,7 @@ def form_text(calls: Sequence[ToolCall], form: Form) -> str:
 
 
 def tools_text(tools: Sequence[ToolSpec]) -> str:
-    """One line for each tool.
+    """The tools, each with its arguments and its description.
 
     >>> properties = {"title": {"type": "string"}, "copies": {"type": "integer"}}
     >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": properties, "required": ["title"]})])
@@ -192,7 +193,8 @@ def tools_text(tools: Sequence[ToolSpec]) -> str:
     for tool in tools:
         required, properties = tool.parameters.get("required", []), tool.parameters.get("properties", {})
         arguments = [f"{name}{'' if name in required else '?'}: {_type_text(of)}" for name, of in properties.items()]
-        lines.append(f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}".rstrip(": "))
+        signature = f"{tool.name}({', '.join(arguments)})"
+        lines.append(headed(f"{signature}:", tool.description) if tool.description.strip() else signature)
     return "\n".join(lines)
 
 

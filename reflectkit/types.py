@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 from typing_extensions import TypedDict
 
 from reflectkit.errors import DataError
+from reflectkit.text import headed
 
 AGENT_MARKER = "Agent:"
 """What the agent says follows this, in the text of a conversation."""
@@ -90,16 +91,16 @@ class Message:
     name: str = ""
 
     @property
-    def line(self) -> str:
-        """The message in the text of a conversation, with its speaker. What users and tools say is on one line, so that
-        it cannot imitate another speaker.
+    def entry(self) -> str:
+        """The message in the text of a conversation: its speaker begins a line, and nothing that it says does, so that
+        it cannot imitate another speaker. What the system says has no speaker.
         """
         if self.role == "system":
             return self.content
         if self.role == "assistant":
-            return f"{AGENT_MARKER}{'' if self.content.startswith(' ') else ' '}{self.content}"
+            return headed(AGENT_MARKER, self.content.removeprefix(" "))
         speaker = "User" if self.role == "user" else f"Tool {self.name}".rstrip()
-        return f"{speaker}: {' '.join(self.content.split())}"
+        return headed(f"{speaker}:", self.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Observation:
     @property
     def text(self) -> str:
         """The contents of the messages, joined by newlines; in a conversation, with their speakers."""
-        return "\n".join(message.line if self.replies else message.content for message in self.messages)
+        return "\n".join(message.entry if self.replies else message.content for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def test_the_prompt_of_a_model_without_a_template() -> None:
     seen = Observation((Message("user", "Book me a flight."),), tools=(BOOK, CANCEL))
     shown = (
         'book_flight(date: string, seats: integer, cabin?: "economy" | "business", bags?: array of object):'
-        " Books a flight for one person.\ncancel(): Cancels."
+        "\n Books a flight\n for one person.\ncancel(): Cancels."
     )
     assert tools_text(seen.tools) == shown
     assert policy_prompt(seen) == f"{shown}\n\nBook me a flight.\nCalls:"

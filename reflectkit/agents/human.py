@@ -91,7 +91,7 @@ class PersonUser(Human):
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
         """What the person writes; everything else waits for it. Raises EnvironmentFailure once they have left."""
         if conversation:
-            self.progress.news(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
+            self.progress.news(conversation[-1].entry if conversation[-1].role == "assistant" else AGENT_MARKER)
         else:
             self.progress.news(f"{instructions}\n{SAYING_KEYS}.")
         while (text := self.progress.ask("You: ")) is not None:

@@ -15,7 +15,7 @@ from reflectkit.chat.config import HISTORY_TOKENS
 from reflectkit.env import Context, rules_of
 from reflectkit.errors import ConfigError
 from reflectkit.prompts import label, one_line, policy_prompt
-from reflectkit.text import count_tokens, pluralize
+from reflectkit.text import count_tokens, headed, pluralize
 from reflectkit.tools import PLAIN, after_thought, parse, plain_text, reads_as_calls, tools_text, use_of
 from reflectkit.types import Message, Observation, ToolUse, Turn
 
@@ -78,7 +78,7 @@ REPLY = (
     ' name {"argument": "value"}; or with your reply to the user, in words only.'
 )
 COMMENT = f"\n\nAnswer only with your comment on this state, at most {ANALYSIS_WORDS} words in one line."
-DONE = "The player did: "
+DONE = "The player did:"
 EARLIER, NOW = "Earlier:\n", "Now:\n"
 MISTAKEN = "\n\nThe last action was a mistake."
 CORRECT = " Say why in the analysis, and choose an action that corrects it."
@@ -169,7 +169,7 @@ def _commented(
     observation: Observation, context: Context, comments: Sequence[str | None]
 ) -> tuple[list[tuple[str, str | None]], str]:
     """(state, comment) of the earlier turns, and the newest state; each but the first begins with the action before."""
-    done = ["", *(f"{DONE}{one_line(turn.action_text)}\n" for turn in context.turns)]
+    done = ["", *(f"{headed(DONE, turn.action_text)}\n" for turn in context.turns)]
     states = [before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)]
     newest = ("" if observation.replies else done[-1]) + _text(observation)
     return list(zip(states, comments, strict=True)), newest
@@ -228,7 +228,7 @@ def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
     commented: whether the player read the turn's comment.
     """
     if turn.decision.answer is None:
-        return f"{_text(turn.observation)}\n{DONE}{one_line(turn.action_text)}", None
+        return f"{_text(turn.observation)}\n{headed(DONE, turn.action_text)}", None
     return _shown(turn.observation, turn.decision.reflection if commented else None), turn.decision.answer
 
 

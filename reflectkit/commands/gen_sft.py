@@ -19,6 +19,7 @@ from reflectkit.data.demonstrations import drawn_records, logged_lessons, replay
 from reflectkit.data.problems import Record, read_records
 from reflectkit.data.sft_rows import (
     ROWS_SETTINGS,
+    VERSION,
     Lesson,
     joined,
     mismatched,
@@ -161,7 +162,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             path = target / f"{name}.jsonl"
             figures[name] = write_jsonl(path, rows[name])
             outputs.append(path)
-        write_json(target / ROWS_SETTINGS, plain_settings(config.env))
+        write_json(target / ROWS_SETTINGS, {VERSION: config.env.kind.prompt_version} | plain_settings(config.env))
         table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
         current.tables.append(table)
         return current.finish(figures, outputs)

@@ -97,7 +97,7 @@ class Narrator:
         before = turns[-1].observation.messages if turns else ()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, observation.messages)))  # noqa: B905
         new = observation.messages[same:] or (() if observation.replies else observation.messages[-1:])
-        lines = [message.line if observation.replies else message.content for message in new]
+        lines = [message.entry if observation.replies else message.content for message in new]
         if shown := [line for line, message in zip(lines, new, strict=True) if message.role != "assistant"]:
             self.progress.news("\n".join(shown))
 

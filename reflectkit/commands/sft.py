@@ -15,7 +15,7 @@ from reflectkit.agents.players import newest_name
 from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Report, figures_table
-from reflectkit.data.sft_rows import ROWS_SETTINGS, Row, form_of, read_rows
+from reflectkit.data.sft_rows import ROWS_SETTINGS, VERSION, Row, form_of, read_rows
 from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained
 from reflectkit.jsonl import read_json, write_jsonl
@@ -61,7 +61,10 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             return current.done
         progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
         shown = source.with_name(ROWS_SETTINGS)
-        facts = {"env_settings": read_json(shown)} if shown.is_file() else {}
+        version, facts = env_class(config.env).prompt_version, {}
+        if shown.is_file():
+            facts["env_settings"] = read_json(shown)
+            version = facts["env_settings"].pop(VERSION, version)
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
@@ -89,7 +92,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             log = train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
-        facts |= {"env": config.env, "prompts": env_class(config.env).prompt_version, "model": config.model}
+        facts |= {"env": config.env, "prompts": version, "model": config.model}
         if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
             facts["acts"] = "choice"
         if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):

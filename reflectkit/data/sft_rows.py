@@ -30,12 +30,14 @@ from reflectkit.prompts import (
     thinking_prompt,
     with_comments,
 )
-from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, Turn
+from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Turn
 
 ORIGINAL_MARKERS = ("# Action:\n", "# Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
 ROWS_SETTINGS = "sft_settings.json"
-"""The file beside rows with the settings of the env that showed them."""
+"""The file beside rows with the settings of the env that showed them, and the version of its prompts."""
+VERSION = "prompt_version"
+"""The key of the latter."""
 FILE_OF_ROLE = {
     "plain": "sft.jsonl",
     "reflection": "sft_reflection.jsonl",
@@ -77,6 +79,8 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
         for turn in turns:
             seen, decision = turn.observation, turn.decision
             action = decision.action
+            if seen.replies and isinstance(action, str):
+                action = ToolUse(action)  # a reply, which may have several lines
             answer = answers(seen.choices, form)[action] if isinstance(action, int) else action_completion(action)
             note = decision.note or "positive"
             steps.append(Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form))

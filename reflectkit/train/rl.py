@@ -23,7 +23,7 @@ from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import draw_problems
 from reflectkit.env import DEFAULT_HORIZON
 from reflectkit.envs import cluster_of
-from reflectkit.envs.setup import not_repeatable
+from reflectkit.envs.setup import EnvConfig, not_repeatable
 from reflectkit.errors import (
     CheckpointError,
     ConfigError,
@@ -361,6 +361,7 @@ def resumed_trainer(
         try:
             checkpoint.check_settings(own, settings, defaults)
             verify(own)
+            check_prompt_version(own, config.env, "start anew with --force")
             trainer = build_trainer(config, levels, own, processes, progress, chat)
             checkpoint.restore(own, trainer)
             return trainer
@@ -374,12 +375,26 @@ def resumed_trainer(
     endless = config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
     checkpoint.check_settings(place, settings, defaults, MAY_DIFFER | ({"max_steps"} if endless else set()))
     verify(place)
+    check_prompt_version(place, config.env, f"start anew with --policy {place}")
     trainer = build_trainer(config, levels, place, processes, progress, chat)
     checkpoint.restore(place, trainer)
     if trainer.step >= config.max_steps:
         more = "raise --max-steps above that" if endless else f"to train on, start anew with --policy {place}"
         raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}, the last; {more}")
     return trainer
+
+
+def check_prompt_version(place: Path, env: EnvConfig, fix: str) -> None:
+    """Raises OtherSettingsError if the run that wrote checkpoint `place` read another version of the prompts of `env`.
+
+    fix: how to train without it.
+    """
+    there, here = model_facts(place).get("prompts", 0), env.kind.prompt_version
+    if there != here:
+        raise checkpoint.OtherSettingsError(
+            f"{place} was trained on version {there} of the prompts of '{env.name}' and cannot go on with version"
+            f" {here}; evaluate it as it is, or {fix}"
+        )
 
 
 STOPPED = "stopped after {}; the same command goes on from there"

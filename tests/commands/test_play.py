@@ -126,7 +126,7 @@ def test_the_person_reads_words_and_no_calls() -> None:
     assert keyboard.shown[1] == "Agent: Who are you?"
     assert keyboard.shown[2].startswith("Nothing was said. ")
     assert keyboard.shown[3].startswith("You are ")
-    assert keyboard.shown[4] == "Agent: A lamp,\nor ?"
+    assert keyboard.shown[4] == "Agent:\n A lamp,\n or ?"
     assert len(keyboard.shown) == 5
     assert trajectory.status is Status.COMPLETED
     assert trajectory.final is not None

@@ -200,6 +200,18 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(corridor_
         train(corridor_folder, tmp_path, algo="ppo", resume_from=made, task_file=other)
 
 
+def test_a_run_on_other_prompts_is_not_resumed(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = train(corridor_folder, tmp_path)
+    (made.parent / "report.json").unlink()  # as if killed
+    monkeypatch.setattr(Corridor, "prompt_version", 7)
+    with pytest.raises(CheckpointError, match="version 1 of the prompts of 'corridor' and cannot go on with version 7"):
+        train(corridor_folder, tmp_path)
+    with pytest.raises(CheckpointError, match="version 1 of the prompts of 'corridor' and cannot go on with version 7"):
+        train(corridor_folder, tmp_path, resume_from=made)
+
+
 ENV = f"{test_problems.__name__}:Guess"
 
 

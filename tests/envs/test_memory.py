@@ -357,20 +357,20 @@ def test_books_are_cut_between_sentences_and_chats_between_messages(tmp_path: Pa
     assert text_files(tmp_path) == [book, chat]
     task = read_text(book, 12)
     assert task.data["chunks"] == [
-        "Anna went to Rome. She liked it.",
+        "Anna went to Rome.\nShe liked it.",
         "Ben stayed in Oslo! Did he like it?",
         "Nobody knows.",
     ]
     assert task.data["questions"] == [
         {"question": ASKED[0]["question"], "answer": ["Rome", "Roma"], "kind": "substring"}
     ]
-    assert read_text(chat, 500).data["chunks"] == ["user: I live in Rome.\nassistant: Noted that."]
+    assert read_text(chat, 500).data["chunks"] == ["user: I live in Rome.\nassistant:\n Noted\n that."]
     assert read_text(chat, 16).level == "short"
 
 
 @pytest.mark.parametrize("text", ["word " * 500, "x" * 3000, "罗马" * 300, "One. " * 300])
 def test_no_chunk_is_too_long_and_nothing_is_lost(text: str) -> None:
-    chunks = list(chunked([text], 40, " "))
+    chunks = list(chunked([text], 40))
     assert max(map(count_tokens, chunks)) <= 40
     assert "".join("".join(chunks).split()) == "".join(text.split())
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import CheckpointError, DivergedError
-from reflectkit.jsonl import read_json
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player
 from reflectkit.runs.run import seal, verify
@@ -65,6 +65,14 @@ def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
     flip_a_bit(checkpoint / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         load_player(checkpoint, device="cpu")
+
+
+def test_a_checkpoint_has_the_prompt_version_of_its_rows(rows: Path, tmp_path: Path) -> None:
+    older = shutil.copy(rows, tmp_path)
+    write_json(tmp_path / "sft_settings.json", {"prompt_version": 0, "corridor_length": 5})
+    facts = model_facts(train(Path(older), tmp_path))
+    assert facts["prompts"] == 0
+    assert facts["env_settings"] == {"corridor_length": 5}
 
 
 @pytest.mark.parametrize(("name", "damage"), [("model.safetensors", flip_a_bit), ("optimizer.pt", cut_in_half)])

@@ -288,6 +288,7 @@ class OpenEnv(Env):
     """The environment of an OpenEnv server; `env_of` makes a subclass for each server."""
 
     name = "openenv"
+    prompt_version = 1
     Settings = OpenEnvSettings
     remote = True
     server: ClassVar[Server]

@@ -213,6 +213,7 @@ class Tools(Plain):
     """
 
     acts = "tools"
+    prompt_version = 1
     taskset: ClassVar[Taskset] = ToolTasks()
 
     def __init__(self, **settings: Any) -> None:

@@ -215,6 +215,7 @@ class Program(Env):
 
     name = "program"
     acts = "tools"
+    prompt_version = 1
     horizons: ClassVar[Mapping[str, int]] = {"all": 30}
     Settings: ClassVar[type[Config]] = ProgramSettings
     taskset: ClassVar[Taskset] = ToolTasks()

@@ -30,6 +30,7 @@ class Verifiers(Env):
 
     name = "verifiers"
     acts = "tools"
+    prompt_version = 1
     id: ClassVar[str]
 
     @classmethod

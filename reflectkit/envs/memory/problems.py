@@ -9,6 +9,7 @@ In such a folder, `NAME.txt`, `.md` or `.rst` is a text, and `NAME.json` is a co
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from reflectkit.envs.problems import Generated, ProblemGenerator
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import read_json, read_json_list, text_of
 from reflectkit.seeding import generator
-from reflectkit.text import count_tokens
+from reflectkit.text import count_tokens, headed
 from reflectkit.types import Task, from_json
 
 SUMMARY = (
@@ -265,11 +266,8 @@ def text_files(folder: Path) -> list[Path]:
 
 def read_text(path: Path, chunk_tokens: int) -> Task:
     """The problem of one file; its chunks have at most about `chunk_tokens` tokens. Raises DataError."""
-    if path.suffix == ".json":
-        pieces, between = list(_messages(path)), "\n"
-    else:
-        pieces, between = [" ".join(sentence.split()) for sentence in SENTENCES.split(text_of(path))], " "
-    chunks = list(chunked(filter(None, pieces), chunk_tokens, between))
+    pieces = _messages(path) if path.suffix == ".json" else _sentences(text_of(path))
+    chunks = list(chunked(pieces, chunk_tokens))
     if not chunks:
         raise DataError(path, "holds no text; give another file")
     asked = path.with_name(path.stem + QUESTIONS)
@@ -282,11 +280,11 @@ def read_text(path: Path, chunk_tokens: int) -> Task:
     return Task(path.name, "memory", level_of(chunks), path.name, data)
 
 
-def chunked(pieces: Iterable[str], most: int, between: str) -> Iterator[str]:
-    """`pieces` joined with `between` into chunks of at most about `most` tokens, in order. A piece is cut only if it is
-    longer than that, at a space.
+def chunked(pieces: Iterable[str], most: int) -> Iterator[str]:
+    """`pieces` joined into chunks of at most about `most` tokens, in order, without the white space around a chunk. A
+    piece is cut only if it is longer than that, at a space.
 
-    >>> list(chunked(["One two.", "Three four.", "Five six."], 6, " "))
+    >>> list(chunked(["One two. ", "Three four.\\n", "Five six."], 7))
     ['One two. Three four.', 'Five six.']
     """
     held: list[str] = []
@@ -294,12 +292,12 @@ def chunked(pieces: Iterable[str], most: int, between: str) -> Iterator[str]:
     for piece in (part for whole in pieces for part in _short(whole, most)):
         tokens = count_tokens(piece)
         if held and tokens > room:
-            yield between.join(held)
+            yield "".join(held).strip()
             held, room = [], most
         held.append(piece)
         room -= tokens
     if held:
-        yield between.join(held)
+        yield "".join(held).strip()
 
 
 def _short(piece: str, most: int) -> Iterator[str]:
@@ -307,11 +305,18 @@ def _short(piece: str, most: int) -> Iterator[str]:
         middle = len(piece) * most // (count_tokens(piece) + 1) or 1
         space = piece.rfind(" ", 1, middle + 1)
         cut = space if space > 0 else middle
-        head, piece = piece[:cut].strip(), piece[cut:].strip()
-        if head:
+        head, piece = piece[:cut], piece[cut:]
+        if head.strip():
             yield head
-    if piece:
+    if piece.strip():
         yield piece
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences, each with the white space after it."""
+    ends = [match.end() for match in SENTENCES.finditer(text)]
+    for start, end in itertools.pairwise([0, *ends, len(text)]):
+        yield text[start:end]
 
 
 def _messages(path: Path) -> Iterator[str]:
@@ -321,4 +326,4 @@ def _messages(path: Path) -> Iterator[str]:
         if not isinstance(speaker, str) or not isinstance(text, str):
             raise DataError(path, f"message {number} needs the texts 'role' and 'content'")
         if text.strip():
-            yield f"{speaker}: {' '.join(text.split())}"
+            yield headed(f"{speaker}:", text) + "\n"

@@ -321,7 +321,7 @@ class Support(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
-    prompt_version: ClassVar[int] = 1
+    prompt_version: ClassVar[int] = 2
     taskset: ClassVar[Taskset] = Requests()
     teacher_type: ClassVar[type[Teacher]] = SupportTeacher
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
