@@ -47,7 +47,8 @@ PYTHON_MARKS = (PYTHON_TAG, "<|python_start|>", "<|python_end|>")  # the last tw
 PYTHON_MARK = re.compile("|".join(map(re.escape, PYTHON_MARKS)))
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{PYTHON_MARK.pattern})*")
 NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{PYTHON_MARK.pattern}")
-NAME = r"[\w.-]{1,80}"
+NAME = r"[\w.-](?:[\w.:-]{0,78}[\w.-])?"
+"""A tool's name, perhaps after that of its server and a colon."""
 CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 CONSTANTS = {"True": "true", "False": "false"}
@@ -154,7 +155,7 @@ def _calls_in_words(text: str, names: Container[str]) -> bool:
     """
     first, *others = text.strip().split("\n")
     name, *rest = first.split(maxsplit=1) or [""]
-    if CALL_START.match(first) is not None or (name in names and (not rest or "_" in name)):
+    if CALL_START.match(first) is not None or (name in names and (not rest or "_" in name or ":" in name)):
         return True
     return any("{" in line and line.partition("{")[0].strip() in names for line in others)
 

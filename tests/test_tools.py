@@ -169,3 +169,11 @@ def test_the_prompt_of_a_model_without_a_template() -> None:
     assert tools_text(seen.tools) == shown
     assert policy_prompt(seen) == f"{shown}\n\nBook me a flight.\nCalls:"
     assert policy_prompt(seen, "Ask\nfirst.") == f"{shown}\n\nBook me a flight.\nReflection: Ask first.\nCalls:"
+
+
+@pytest.mark.parametrize("form", [PLAIN, HERMES, LLAMA, *(form for form in CALL_FORMS if form.name != "python")])
+def test_a_name_with_a_colon_is_read_in_each_form(form: Any) -> None:
+    call = ToolCall("shop:find", {"title": "Emma"})
+    schema = {"properties": {"title": {"type": "string"}}, "required": ["title"]}
+    use = parse(form_text([call], form), [ToolSpec("shop:find", "Finds a book.", schema)], form)
+    assert (use.calls, use.errors) == ((call,), ())

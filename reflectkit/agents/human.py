@@ -59,7 +59,7 @@ class Human:
                 return use_of(calls)
             else:
                 use = parse(text, observation.tools, PLAIN, replies=observation.replies)
-                if not use.calls and not use.errors and re.split(r"\W", text)[0] in names:
+                if not use.calls and not use.errors and re.split(r"[^\w.:-]", text)[0] in names:
                     self.progress.news(f"This is no call yet:\n{tools_text(observation.tools)}\n{TURN_RULES}")
                     continue
                 if observation.replies and text and not use.errors:

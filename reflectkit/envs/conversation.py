@@ -45,7 +45,7 @@ THOUGHTS = re.compile(
     re.DOTALL,
 )
 """Reasoning of Gemma 4, GPT-OSS and Muse Glimmer."""
-HEADERS = re.compile(r"<\|start\|>assistant|<\|channel\|>\w+(?=<\|message\|>)| ?to=[\w.-]+(?=<\|message\|>)")
+HEADERS = re.compile(r"<\|start\|>assistant|<\|channel\|>\w+(?=<\|message\|>)| ?to=[\w.:-]+(?=<\|message\|>)")
 """Of a message of the last two."""
 
 

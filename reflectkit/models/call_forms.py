@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from reflectkit import tools
 from reflectkit.tools import CallForm
 from reflectkit.types import ToolSpec
 
@@ -33,7 +34,7 @@ def _tagged(begin: str, key: str, end: str) -> Callable[[str], list[tuple[str, d
 
 
 CALL = {"name": "{name}", "arguments": "{content}"}
-NAME = r"(?P<name>[\w.-]+)"
+NAME = rf"(?P<name>{tools.NAME})"
 
 
 def _reader(call: dict[str, Any]) -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
@@ -202,7 +203,7 @@ CALL_FORMS = (
             "</atem:parameter>",
         ),
         thought=("to=self<|message|>", "<|eom|>"),
-        headers=r"(?:<\|start\|>assistant)?\s*to=[\w.-]+<\|message\|>|<\|start\|>assistant|<\|eom\|>|<atem:function_calls>",
+        headers=r"(?:<\|start\|>assistant)?\s*to=[\w.:-]+<\|message\|>|<\|start\|>assistant|<\|eom\|>|<atem:function_calls>",
         stops=("<|eot|>",),
         results_need_calls=True,
     ),

@@ -106,8 +106,8 @@ class _Request(BaseModel):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=-1)
+    max_completion_tokens: int | None = Field(None, ge=-1)
     stop: str | list[str] | None = None
     response_format: dict[str, Any] | None = None
 
@@ -133,8 +133,8 @@ class _Request(BaseModel):
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A request. turns: the earlier answers that it repeats, with their observations and comments. unmatched: number of
-    the assistant's messages that were not answered here. temperature, max_tokens: as the program wants them, or None.
-    stop: texts before which the answer ends, as the program sees it.
+    the assistant's messages that were not answered here. temperature, max_tokens: as the program wants them, or None,
+    also for a limit of 0 or -1. stop: texts before which the answer ends, as the program sees it.
     """
 
     observation: Observation
@@ -205,7 +205,7 @@ class Conversations:
             unmatched,
             asked.model,
             asked.temperature,
-            asked.max_completion_tokens or asked.max_tokens,
+            next((limit for limit in (asked.max_completion_tokens, asked.max_tokens) if limit and limit > 0), None),
             tuple(filter(None, stop)),
             bool(asked.stream),
             bool((asked.stream_options or {}).get("include_usage")),
@@ -343,7 +343,9 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
 
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):  # of the router
-            error = RequestError("only chat completions are served: POST …/v1/chat/completions", error.status_code)
+            error = RequestError(
+                "only OpenAI's chat completions are served: POST …/v1/chat/completions", error.status_code
+            )
         status, code = (error.status, error.code) if isinstance(error, RequestError) else (500, None)
         return JSONResponse(
             {"error": {"message": one_line(str(error)), "type": "invalid_request_error", "code": code}}, status

@@ -52,11 +52,17 @@ KEPT_IN_INFO = 2000
 """Characters of it that an episode's record keeps."""
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Environment variables that every program gets."""
+OPENAI_ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+"""Where programs look for the address of OpenAI: its package, and older versions, LiteLLM, LangChain and LlamaIndex."""
+OTHER_ADDRESSES = (
+    "AZURE_OPENAI_ENDPOINT", "AZURE_API_BASE", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_API_URL",
+)  # fmt: skip
+"""Where they look for the addresses of Azure and Anthropic: they get one that refuses, also for a key from a file."""
 SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 """In the name of an environment variable that no program gets."""
 SUPERVISOR = str(Path(__file__).with_name("supervise.py"))
 LONGEST_TITLE = 80
-"""Characters of the name of a program's folders."""
+"""Characters of the command in the name of a program's folders."""
 CLOSED = "the episode is over"
 
 
@@ -276,7 +282,8 @@ class Program(Env):
 
         command = [re.sub(r"\{\{(\w+)\}\}|\{(\w+)\}", filled, part) for part in self.command]
         environment = passed | {
-            "OPENAI_BASE_URL": f"{url}/v1",
+            **dict.fromkeys(OPENAI_ADDRESSES, f"{url}/v1"),
+            **dict.fromkeys(OTHER_ADDRESSES, f"{url}/not-served"),
             "OPENAI_API_KEY": "reflectkit",
             "REFLECTKIT_URL": url,
             "REFLECTKIT_REWARD_FILE": str(self._reward_file),
