@@ -75,6 +75,11 @@ class Config(BaseModel):
         """Environment variables, by name, that act as settings: part of a run's identity, and shown first."""
         return {}
 
+    @property
+    def notes(self) -> list[str]:
+        """What to tell before a command begins."""
+        return []
+
     @field_validator("*", mode="before")
     @classmethod
     def _accept(cls, value: Any, info: ValidationInfo) -> Any:
@@ -394,13 +399,17 @@ def identifying(config: Config) -> dict[str, Any]:
     return {name: as_plain(value) for name, value in sorted(values.items())}
 
 
-def variables(config: Config) -> dict[str, str]:
-    """The environment variables that act as settings of the tree."""
-    found = dict(config.environment)
+def tree(config: Config) -> Iterator[Config]:
+    """`config` and all configs in it."""
+    yield config
     for attribute in type(config).model_fields:
         if isinstance(part := getattr(config, attribute), Config):
-            found |= variables(part)
-    return found
+            yield from tree(part)
+
+
+def variables(config: Config) -> dict[str, str]:
+    """The environment variables that act as settings of the tree."""
+    return {name: value for part in tree(config) for name, value in part.environment.items()}
 
 
 def non_default(config: Config, *names: str) -> list[str]:
@@ -432,9 +441,10 @@ def check_own_settings(own: Any, whose: str) -> None:
     own.model_rebuild()
     for name, field in own.model_fields.items():
         kinds = alternatives(field.annotation)
-        plain = kinds[0] in (str, int, float, bool, Path, tuple[str, ...]) or get_origin(kinds[0]) is Literal
+        simple = (str, int, float, bool, Path, tuple[str, ...], tuple[Path, ...])
+        plain = kinds[0] in simple or get_origin(kinds[0]) is Literal
         if len(kinds) != 1 or not plain:
-            allowed = "str, int, float, bool, Path, Literal or tuple[str, ...]"
+            allowed = "str, int, float, bool, Path, Literal, tuple[str, ...] or tuple[Path, ...]"
             raise ConfigError(f"{whose}: its setting '{name}' needs one of the types {allowed}")
 
 

@@ -264,6 +264,18 @@ class Env:
         """How the agent acts with these settings."""
         return cls.acts
 
+    @classmethod
+    def own_files(cls, settings: Any) -> list[Path]:
+        """The user's files that the env runs besides the module of its class: inputs of a run, so that an edit makes a
+        new one.
+        """
+        return []
+
+    @classmethod
+    def unknown_files(cls, settings: Any) -> str:
+        """What to tell of files that it runs and that `own_files` cannot know; "" if there are none."""
+        return ""
+
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises DataError if `task.data` is not valid for this env."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import errno
 import inspect
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -110,7 +111,7 @@ def code_place(code: Any) -> str:
 
 def is_user_code(file: str) -> bool:
     """Whether Python's `file` belongs to neither reflectkit, nor Python, nor an installed package."""
-    other_folders = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
+    other_folders = (f"{Path(__file__).parent}{os.sep}", sysconfig.get_path("stdlib"), "<")
     return not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 

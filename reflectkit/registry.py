@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -129,30 +129,49 @@ def code_files(modules: Iterable[str]) -> list[Path]:
     """The user's own files among the imported `modules` (names, or paths of files), and those that they import from
     their own folder or package, also within functions. Files in the working directory are relative to it.
     """
-    pending = []
+    starts = []
     for module in map(module_key, modules):
         if file := getattr(sys.modules.get(module), "__file__", None):
-            pending += [(module, Path(file).absolute()), *_modules_next_to(module, Path(file).absolute(), [module])]
+            path = Path(file).absolute()
+            starts += [(module, path), *modules_in([_root(module, path)], [module])]
+    return imported_files(starts)
+
+
+def imported_files(starts: Iterable[tuple[str, Path]], roots: Sequence[Path] = ()) -> list[Path]:
+    """The user's own files among `starts`, modules as (name, file), and those that they import, also within functions:
+    from the folder of the outermost package of each, and from the folders `roots`.
+    """
+    pending = list(starts)
     found: set[Path] = set()
     while pending:
         name, path = pending.pop()
         if path not in found and path.is_file() and is_user_code(str(path)):
             found.add(path)
-            pending += _modules_next_to(name, path, _imports_of(name, path))
+            pending += modules_in([_root(name, path), *roots], _imports_of(name, path))
+    return [from_here(path) for path in sorted(found)]
+
+
+def from_here(path: Path) -> Path:
+    """`path` relative to the working directory, if it is in it."""
     here = Path.cwd()
-    return [path.relative_to(here) if path.is_relative_to(here) else path for path in sorted(found)]
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _modules_next_to(name: str, path: Path, imported: Iterable[str]) -> list[tuple[str, Path]]:
-    """The (name, file) of those of the `imported` modules, and of the packages that they are in, that come from the
-    folder in which module `name` with the file `path` is, or its outermost package.
-    """
+def _root(name: str, path: Path) -> Path:
+    """The folder from which module `name` with the file `path` is imported."""
     place = path.parent if path.name == "__init__.py" else path
-    root = place.parents[name.count(".")]
+    return place.parents[name.count(".")]
+
+
+def modules_in(roots: Iterable[Path], imported: Iterable[str]) -> list[tuple[str, Path]]:
+    """The (name, file) of those of the `imported` modules, and of the packages that they are in, that are in one of
+    the folders `roots`.
+    """
     parts = [module.split(".") for module in imported]
     names = dict.fromkeys(tuple(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
     files = [
         (".".join(part), file)
+        for root in roots
         for part in names
         for file in (root.joinpath(*part, "__init__.py"), root.joinpath(*part[:-1], f"{part[-1]}.py"))
     ]
@@ -162,8 +181,13 @@ def _modules_next_to(name: str, path: Path, imported: Iterable[str]) -> list[tup
 def _imports_of(name: str, path: Path) -> list[str]:
     """The names that the code in `path`, the file of module `name`, imports; some may be no modules."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return imports_in(path.read_bytes(), package)
+
+
+def imports_in(code: bytes | str, package: str = "") -> list[str]:
+    """The names that Python `code` of a module in `package` imports; some may be no modules."""
     try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):  # it was not imported yet, or could not be
         return []
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

@@ -266,7 +266,7 @@ def other_settings(env: EnvConfig, models: Iterable[Path]) -> list[str]:
     other code of it.
     """
     here, texts = plain_settings(env) | {"shuffle_action": env.shuffle_action}, []
-    code = {str(path): digest(path) for path in EnvSetup(env.name, Path()).code_files}
+    code = {str(path): digest(path) for path in EnvSetup(env.name, Path(), env.settings).code_files}
     for model in dict.fromkeys(models):
         record, facts = read_record(model.parent), model_facts(model)
         there = record.get("settings") if record.get("stage") == "rlft" else facts.get("env_settings")

@@ -279,11 +279,13 @@ def _run(module: Any, settings: Any, progress: Progress) -> Report:
     """The stage's report. A lost connection, an exit, or any other BaseException of the user's code is an error here:
     typer would end the command without a message.
     """
-    from reflectkit.config import variables
+    from reflectkit.config import tree, variables
 
     try:
         for name, value in variables(settings).items():
             progress.news(f"{name}: {value}")
+        for note in (note for part in tree(settings) for note in part.notes):
+            progress.news(note)
         report: Report = module.run(settings, progress)
         return report
     except BaseException as error:

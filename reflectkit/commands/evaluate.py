@@ -417,7 +417,9 @@ def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]], model
     held_out = config.held_out
     source = held_out.file("test")
     if source is None:
-        data = {digest(path) for path in config.setup.input_files([]) if path.suffix != ".py"}
+        code = config.setup.code_files
+        inputs = [path for path in config.setup.input_files([]) if path not in code]
+        data = {digest(path) for path in inputs if path.suffix != ".py"}
         for record in map(read_record, (model.parent for model in models)):
             if record.get("stage") == "rlft" and data - set(record.get("inputs", {}).values()):
                 return f"Problems of {held_out.source('test')}; a player was trained on other data"

@@ -76,6 +76,12 @@ class EnvConfig(Config):
 
         return address_in_use(endpoints)
 
+    @property
+    @override
+    def notes(self) -> list[str]:
+        note = self.kind.unknown_files(self.settings)
+        return [note] if note else []
+
     def require_teacher(self, *needed: str) -> None:
         """Raises ConfigError if the env's teacher lacks a method that is `needed`, or cannot act with the settings."""
         check_teacher(self.kind.teacher_type, self.kind.name, *needed)
@@ -200,8 +206,11 @@ class EnvSetup:
 
     @property
     def code_files(self) -> list[Path]:
-        """The files of the env's class where it is the user's own: inputs of a run, so that an edit makes a new one."""
-        return [] if self.env in ENVS else code_files(base.__module__ for base in self.kind.__mro__)
+        """The files of the env's code where it is the user's own: inputs of a run, so that an edit makes a new one."""
+        if self.env in ENVS:
+            return []
+        kind = self.kind
+        return [*code_files(base.__module__ for base in kind.__mro__), *kind.own_files(self.settings)]
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""

@@ -279,7 +279,7 @@ class Identity:
         recorded = recorded_defaults(self.config) | record["settings"]
         for name in sorted({*recorded, *self.settings}, key=lambda name: (name != "seed", name)):  # models depend on it
             if recorded.get(name) != self.settings.get(name):
-                shown_name = name if name.isupper() else flag(name)
+                shown_name = name if name.isupper() or name.startswith("$") else flag(name)
                 return f"{shown_name} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
         changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
         return f"{changed[0]} was different" if changed else "another process made it just now"

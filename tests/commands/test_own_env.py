@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+import reflectkit
 from reflectkit.cli.main import main
 from reflectkit.envs import env_class
+from reflectkit.errors import is_user_code
 from reflectkit.jsonl import read_json, write_json
 from tests.examples import own_module, save_example
 from tests.writing import writing_model
@@ -183,3 +185,11 @@ def test_what_it_writes_is_trained_by_the_command_that_it_prints(capsys: pytest.
         assert env_class(f"{name}.py").__name__ == f"New{kind.capitalize()}"
         play = [*printed[0], "--policy", "random", "--auto"]
         assert main(play) == 0
+
+
+def test_code_next_to_the_package_is_the_users() -> None:
+    """A clone's folder is where people work."""
+    package = Path(reflectkit.__file__).parent
+    assert is_user_code(str(package.with_name("maze.py")))
+    assert is_user_code(str(package.with_name("reflectkit_maze.py")))
+    assert not is_user_code(str(package / "env.py"))

@@ -15,11 +15,13 @@ import psutil
 import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.cli.main import main
 from reflectkit.data.demonstrations import logged_lessons
 from reflectkit.data.sft_rows import lessons
 from reflectkit.envs import make
+from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError
-from reflectkit.jsonl import write_jsonl
+from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
 from reflectkit.rollouts.episode import Episode, rollout
@@ -244,7 +246,9 @@ def test_no_program_outlives_a_killed_run(tmp_path: Path) -> None:
     """The supervisor notices that its input was closed."""
     code = f"""
 import asyncio, os
+from reflectkit.cli.main import main
 from reflectkit.envs import make
+from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.types import Task
 env = make("program:{sys.executable} {tmp_path}/agent.py", 5)
 from reflectkit.eventloop import run_sync
@@ -261,3 +265,133 @@ os.kill(os.getpid(), 9)
     while processes(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes(str(tmp_path)) == []
+
+
+FILES = {
+    "agent.py": "import helper\nfrom parts import near\n",
+    "helper.py": "def late():\n    import deep.low\n",
+    "deep/__init__.py": "",
+    "deep/low.py": "",
+    "parts/__init__.py": "",
+    "parts/near.py": "",
+    "pkg/__init__.py": "",
+    "pkg/__main__.py": "from .core import act\n",
+    "pkg/core.py": "",
+    "tools/agent.py": "import other\n",
+    "tools/other.py": "",
+    "run.sh": '#!/bin/sh\ncd "$(dirname "$0")"\nexec python "$HERE/tools/agent.py" "$1" >> log.txt\n',
+    "log.txt": "",
+    "conf.yaml": "",
+    "agent.js": "",
+    "elsewhere.py": "import importlib\nimportlib.import_module('helper')\n",
+}
+AGENT = {"agent.py", "helper.py", "deep/__init__.py", "deep/low.py", "parts/__init__.py", "parts/near.py"}
+PACKAGE = {"pkg/__init__.py", "pkg/__main__.py", "pkg/core.py"}
+
+
+@pytest.mark.parametrize(
+    ("command", "files", "opaque"),
+    [
+        ("python agent.py {seed}", AGENT, ""),
+        (f"{sys.executable} -u -X dev agent.py --config=conf.yaml", AGENT | {"conf.yaml"}, ""),
+        ("bash -c 'python agent.py {seed}'", AGENT, ""),
+        ("python -m pkg -m conf", PACKAGE, ""),
+        ("python -um pkg.core", PACKAGE - {"pkg/__main__.py"}, ""),
+        ("python pkg", PACKAGE, ""),
+        ("python -c 'import deep.low'", {"deep/__init__.py", "deep/low.py"}, ""),
+        ("./run.sh {seed}", {"run.sh", "tools/agent.py", "tools/other.py"}, "run.sh"),
+        ("node agent.js", {"agent.js"}, "agent.js"),
+        ("python elsewhere.py", {"elsewhere.py"}, "elsewhere.py"),
+        ("python -m no_such_module", set(), "no_such_module"),
+        ("some-agent {seed}", set(), "some-agent"),
+    ],
+)
+def test_the_files_of_a_program_are_known_or_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, files: set[str], opaque: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    Path("run.sh").chmod(0o755)
+    config = EnvConfig.from_flat(env=f"program:{command}")
+    setup = EnvSetup(config.name, tmp_path, config.settings)
+    assert {str(path) for path in setup.code_files} == files
+    assert [note.partition(" uses")[0].rpartition(" ")[2] for note in config.notes] == ([opaque] if opaque else [])
+    named = EnvConfig.from_flat(env=config.name, input=("deep",))
+    assert EnvSetup(named.name, tmp_path, named.settings).code_files[-1] == Path("deep")
+    assert named.notes == []
+
+
+def test_modules_of_a_passed_pythonpath_are_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "solo.py").touch()
+    (tmp_path / "agent.py").write_text("import solo")
+    monkeypatch.setenv("PYTHONPATH", "src")
+    config = EnvConfig.from_flat(env="program:python agent.py", pass_env=("PYTHONPATH",))
+    assert EnvSetup(config.name, tmp_path, config.settings).code_files == [Path("agent.py"), Path("src/solo.py")]
+
+
+def test_another_program_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text(
+        f'{HELPERS}\nimport score\nask([{{"role": "user", "content": "?"}}])\nprint(score.SCORE)'
+    )
+    Path("score.py").write_text("SCORE = 0")
+    monkeypatch.setenv("MODE", "a value that no file holds")
+    command = ["evaluate", "--env", f"program:{sys.executable} agent.py", "--pass-env", "MODE", "--policy", "random"]
+    command += ["--problems", "1", "--name", "x"]
+    assert main(command) == 0
+    assert main(command) == 0
+    assert "Already finished" in capsys.readouterr().out
+    assert not any("no file holds" in path.read_text() for path in Path("results/x").iterdir() if path.is_file())
+
+    monkeypatch.setenv("MODE", "other")
+    assert main(command) == 2
+    assert "$MODE" in capsys.readouterr().err
+    monkeypatch.setenv("MODE", "a value that no file holds")
+    Path("score.py").write_text("SCORE = 1.0")
+    assert main(command) == 2
+    assert "score.py was different" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+    assert read_json(Path("results/x/eval.json"))["rows"][0]["return"] == 1
+
+
+def test_programs_in_two_folders_have_two_data_folders(tmp_path: Path) -> None:
+    folders = {EnvSetup(f"program:bash {name}/run.sh", tmp_path).env_folder for name in "ab"}
+    assert len(folders) == 2
+
+
+def test_requests_go_to_us_or_nowhere(play: Play) -> None:
+    """Clients of other kinds get an address that refuses."""
+    code = """
+    import urllib.error
+    assert os.environ["OPENAI_API_BASE"] == os.environ["OPENAI_BASE_URL"] == URL + "/v1"
+    ask([{"role": "user", "content": "Hi"}])
+    refused = 0
+    for name, path in (("AZURE_OPENAI_ENDPOINT", "/openai/deployments/m/chat/completions"),
+                       ("ANTHROPIC_BASE_URL", "/v1/messages")):
+        assert os.environ[name].startswith(URL)
+        try:
+            urllib.request.urlopen(urllib.request.Request(os.environ[name] + path, b"{}"))
+        except urllib.error.HTTPError as error:
+            refused += error.code == 404 and b"only OpenAI's chat completions" in error.read()
+    print(refused / 2)
+    """
+    (episode,) = play(code, Plays(WORDS))
+    assert (episode.reason, episode.total_return) == ("", 1)
+
+
+def test_a_tools_name_may_hold_a_colon_and_a_limit_of_0_is_none(play: Play) -> None:
+    tool = '{"type": "function", "function": {"name": "box:look", "parameters": {"type": "object", "properties": {}}}}'
+    code = f"""
+    tool = {tool}
+    message = ask([{{"role": "user", "content": "Hi"}}], tools=[tool], max_tokens=0)
+    print(float(message["tool_calls"][0]["function"]["name"] == "box:look"))
+    """
+    (episode,) = play(code, Plays(ToolUse("box:look {}", (ToolCall("box:look", {}),))))
+    assert (episode.reason, episode.total_return) == ("", 1)
+    assert "overridden" not in episode.figures

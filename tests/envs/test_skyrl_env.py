@@ -10,6 +10,7 @@ import pytest
 from reflectkit.cli.app import run
 from reflectkit.envs import env_class
 from reflectkit.envs.adapters.skyrl import env_of, maker
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.jsonl import write_jsonl
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.types import Status, Task, Trajectory
@@ -65,6 +66,8 @@ def test_what_it_raises_aborts_the_episode(tmp_path: Path, monkeypatch: pytest.M
     played = play("skyrl:my_broken:broken", ROW, "x")
     assert played.status is Status.ABORTED
     assert "no search engine" in played.reason
+    code = EnvSetup("skyrl:my_broken:broken", tmp_path).code_files
+    assert [path.name for path in code] == ["my_broken.py"]
 
 
 def test_the_rows_of_a_data_set_are_the_problems(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from reflectkit.envs import env_class
 from reflectkit.envs.adapters.verifiers import taskset_of
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.tools import use_of
@@ -97,6 +98,10 @@ def test_tools_and_rewards_are_the_tasks_own() -> None:
     (tool,) = played.turns[0].observation.tools
     assert (tool.name, tool.description) == ("calculator_add", "Add two numbers.")
     assert play(Plays("3")).total_return == 0
+
+
+def test_the_code_of_the_taskset_is_an_input(tmp_path: Path) -> None:
+    assert [path.name for path in EnvSetup("verifiers:my_sums", tmp_path).code_files] == ["my_sums.py"]
 
 
 def test_the_score_is_verifiers_own() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,10 +27,12 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import field_validator
+from typing_extensions import override
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset
 from reflectkit.envs.adapters import env_type
+from reflectkit.envs.adapters.command_files import CommandFiles
 from reflectkit.envs.adapters.endpoint import (
     LOOPBACK,
     ChatRequest,
@@ -42,6 +46,7 @@ from reflectkit.envs.adapters.plain import ToolTasks
 from reflectkit.envs.adapters.prompts import DatasetSettings, score
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import LoopThread
+from reflectkit.registry import from_here
 from reflectkit.types import Message, Observation, Task, ToolUse
 
 Value = TypeVar("Value")
@@ -72,10 +77,25 @@ class ProgramSettings(DatasetSettings):
     pass_env: tuple[str, ...] = option(
         (), help="Environment variable that the program gets, besides PATH, HOME and the like (repeat the flag)."
     )
+    input: tuple[Path, ...] = option(
+        (),
+        help="File or folder that the program uses and its command does not name: a change of it makes a new run"
+        " (repeat the flag).",
+    )
     program_timeout_s: float = option(
         120.0, help="Seconds between two requests of the program, and after the last, before it is killed.", gt=0
     )
     program_memory_mb: int = option(0, help="Address space of the program in MB; 0: no limit.", ge=0)
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        """The passed variables, each as a digest of its value."""
+        passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
+        return {
+            f"${name}": f"digest {hashlib.sha256(f'{name}={value}'.encode(errors='surrogateescape')).hexdigest()[:16]}"
+            for name, value in passed.items()
+        }
 
     @field_validator("pass_env")
     @classmethod
@@ -231,6 +251,29 @@ class Program(Env):
     _pending: Any = None
     """The request that waits for an answer."""
 
+    @classmethod
+    @override
+    def own_files(cls, settings: Any) -> list[Path]:
+        """The files that the command runs, and those of --input."""
+        return [*map(from_here, cls._files(settings).files), *settings.input]
+
+    @classmethod
+    @override
+    def unknown_files(cls, settings: Any) -> str:
+        """What the command runs whose files cannot be known, unless --input names some."""
+        opaque = ", ".join(dict.fromkeys(cls._files(settings).opaque))
+        if not opaque or settings.input:
+            return ""
+        return (
+            f"--env program: not all files that {opaque} uses are known; name them with --input FILE, or a change of"
+            " them makes no new run"
+        )
+
+    @classmethod
+    def _files(cls, settings: Any) -> CommandFiles:
+        searched = os.environ.get("PYTHONPATH", "") if "PYTHONPATH" in settings.pass_env else ""
+        return CommandFiles(cls.command, [Path(folder).absolute() for folder in searched.split(os.pathsep) if folder])
+
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the program and wait for its first request. Raises EnvironmentFailure, and ConfigError if it cannot be
         started.
@@ -366,5 +409,8 @@ def env_of(rest: str) -> type[Env]:
     script = command[1] if command[1:] and Path(command[0]).name.startswith("python") else ""
     if script.endswith(".py") and "{" not in script and not Path(script).exists():
         raise ConfigError(f"--env program: no file {script}; check the command")
-    title = "-".join(["program", *(Path(part).name for part in command)])
-    return env_type(Program, title[:LONGEST_TITLE], command=command)
+    names = [Path(part).name for part in command]
+    title = "-".join(["program", *names])
+    if names[1:] != list(command[1:]) or len(title) > LONGEST_TITLE:  # another program could have the same title
+        title = f"{title[:LONGEST_TITLE]}-{zlib.crc32(shlex.join(command).encode()):08x}"
+    return env_type(Program, title, command=command)

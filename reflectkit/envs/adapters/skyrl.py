@@ -9,13 +9,17 @@ from __future__ import annotations
 import importlib
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.prompts import FILES, DatasetTasks, prompt_messages
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.registry import code_files
 from reflectkit.types import Message, Observation, Task, ToolUse
 
 
@@ -38,6 +42,13 @@ class SkyRL(Env):
     remote = True
     id: ClassVar[str]
     _inner: Any = None
+
+    @classmethod
+    @override
+    def own_files(cls, settings: Any) -> list[Path]:
+        """The module that registers it."""
+        maker(cls.id)  # imports it
+        return code_files([cls.id.rpartition(":")[0]])
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin the row `task.data`. Raises ConfigError, and DataError for a row that the environment refuses."""

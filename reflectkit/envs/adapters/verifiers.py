@@ -11,13 +11,17 @@ import itertools
 import json
 from collections.abc import Awaitable
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
+
+from typing_extensions import override
 
 from reflectkit.env import Action, Env, StepResult, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.registry import code_files
 from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec, ToolUse
 
@@ -38,6 +42,13 @@ class Verifiers(Env):
         """The taskset's tasks, by their place in it. Raises ConfigError."""
         known = enumerate(taskset_of(cls.id)[1])
         return [Task(f"task-{place}", cls.name, level, task.key, {"index": place}) for place, task in known]
+
+    @classmethod
+    @override
+    def own_files(cls, settings: Any) -> list[Path]:
+        """The modules of the taskset and its tasks."""
+        taskset, tasks = taskset_of(cls.id)
+        return code_files([type(taskset).__module__, *dict.fromkeys(type(task).__module__ for task in tasks)])
 
     def reset(self, task: Task, seed: int) -> Awaitable[Observation]:
         """Begin a task. Raises ConfigError for one that cannot be played here, DataError for one that is not there."""

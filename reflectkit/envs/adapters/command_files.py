@@ -1,0 +1,156 @@
+"""The user's files that a command line runs: those that it names, and what these import or run themselves."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from reflectkit.errors import is_user_code
+from reflectkit.registry import from_here, imported_files, imports_in, modules_in
+
+PYTHON = re.compile(r"python[\d.]*(?:\.exe)?")
+SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+PYTHON_RUNS = re.compile(r"-[bBdEhiIOPqsSuvx]*(?P<flag>[mc])(?P<text>.*)", re.DOTALL)
+"""Python's options with a module or code to run, perhaps with others before it: -um NAME."""
+SHELL_RUNS = re.compile(r"-[a-zA-Z]*c")
+OPTION_WITH_VALUE = ("-X", "-W")
+SHELL_FOLDER = re.compile(r".*[$`][^/]*/")
+"""The beginning of a word in a script up to a folder that only the shell knows: "$HERE/", "$(dirname $0)/"."""
+LARGEST_SCRIPT = 1 << 20
+"""Bytes of a script that are looked through."""
+LOOKS_ELSEWHERE = {("importlib", "import_module"), ("sys", "path"), ("runpy", "run_path"), ("runpy", "run_module")}
+"""Attributes with which Python code imports what import statements do not tell."""
+
+
+class CommandFiles:
+    """The files of a command with these words, which runs in the working directory.
+
+    python_path: where the program's Python also looks for modules. files: absolute. opaque: what the command runs whose
+    own files cannot be known, as people call it.
+    """
+
+    def __init__(self, words: Sequence[str], python_path: Sequence[Path] = ()) -> None:
+        here = Path.cwd()
+        self.opaque: list[str] = []
+        self._named: list[Path] = []
+        self._modules: list[tuple[str, Path]] = []
+        self._roots = [*python_path]
+        self._runs_python = False
+        # 1. What the command itself names
+        self._read(words, [here])
+        if not self._runs_python:
+            self.opaque.append(str(from_here(self._named[0])) if self._named else words[0])
+        # 2. The code that scripts of a shell name
+        for script in filter(_is_shell_script, self._named):  # which grows
+            self._read(_words(script.read_text(encoding="utf-8", errors="replace")), [here, script.parent], code=True)
+        # 3. What Python imports
+        imported = [here / path for path in imported_files(self._modules, self._roots)]
+        self.opaque += [str(from_here(path)) for path in imported if _looks_elsewhere(path)]
+        self.files = sorted({*self._named, *imported})
+
+    def _read(self, words: Sequence[str], folders: Sequence[Path], *, code: bool = False) -> None:
+        """Note the files that `words` name, relative to one of the `folders`. code: only those that can be run."""
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if PYTHON.fullmatch(Path(word).name):
+                self._run_python(rest, folders)
+            elif Path(word).name in SHELLS:
+                self._run_shell(rest, folders)
+            else:
+                for name in dict.fromkeys([word, word.rpartition("=")[2]]):
+                    self._name(name, folders, code=code)
+
+    def _run_python(self, rest: list[str], folders: Sequence[Path]) -> None:
+        """Note what Python runs with the arguments `rest`, from which its own are taken."""
+        self._runs_python = True
+        while rest and rest[0].startswith("-"):
+            option = rest.pop(0)
+            if option in OPTION_WITH_VALUE:
+                rest[:1] = []
+            elif runs := PYTHON_RUNS.fullmatch(option):
+                text = runs["text"] or " ".join(rest[:1])
+                rest[: not runs["text"]] = []
+                self._roots += folders
+                names = imports_in(text) if runs["flag"] == "c" else [text, f"{text}.__main__"]
+                modules = modules_in(self._roots, names)
+                self._modules += modules
+                if runs["flag"] == "m" and not modules:
+                    self.opaque.append(text)
+                return
+        if rest:
+            script = rest.pop(0)
+            self._name(script, folders)
+            self._name(f"{script}/__main__.py", folders)
+
+    def _run_shell(self, rest: list[str], folders: Sequence[Path]) -> None:
+        """Note what a shell runs with the arguments `rest`."""
+        while rest and rest[0].startswith("-"):
+            if SHELL_RUNS.fullmatch(rest.pop(0)) and rest:
+                self._read(_words(rest.pop(0)), folders, code=True)
+                return
+
+    def _name(self, word: str, folders: Sequence[Path], *, code: bool = False) -> None:
+        """Note the file that `word` names, if it names one."""
+        name = SHELL_FOLDER.sub("", word)
+        for folder in folders if name else ():
+            path = Path(os.path.abspath(folder / name))
+            if not path.is_file() or _is_installed(path) or path in self._named:
+                continue
+            is_python = path.suffix == ".py" or b"python" in _first_line(path)
+            if is_python:
+                self._runs_python = True
+                self._modules.append(("__main__", path))
+                self._roots.append(path.parent)
+            if is_python or not code or os.access(path, os.X_OK) or _is_shell_script(path):
+                self._named.append(path)
+
+
+def _words(script: str) -> list[str]:
+    """The words of a script, as far as a shell's rules tell them apart."""
+    words = []
+    for line in script.splitlines():
+        try:
+            words += shlex.split(line, comments=True)
+        except ValueError:  # a quotation over several lines
+            words += re.findall(r"[^\s\"']+", line)
+    return [word.strip("();|&<>`") for word in words]
+
+
+def _is_shell_script(path: Path) -> bool:
+    """Whether `path` is a text that another interpreter than Python runs."""
+    first = _first_line(path)
+    runs = path.suffix in (".sh", ".bash") or (bool(first) and b"python" not in first)
+    return runs and path.stat().st_size <= LARGEST_SCRIPT
+
+
+def _first_line(path: Path) -> bytes:
+    """The line that names the interpreter of a script; empty if there is none."""
+    with path.open("rb") as file:
+        return file.readline(200) if file.read(2) == b"#!" else b""
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether `path` is a program of the system or of a package, and none of the user's files."""
+    on_path = shutil.which(path.name)
+    return not is_user_code(str(path)) or (on_path is not None and os.path.samefile(on_path, path))
+
+
+def _looks_elsewhere(path: Path) -> bool:
+    """Whether the Python code in `path` imports what import statements do not tell."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return False
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    places = {
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return bool(names & {"__import__", "import_module"} or places & LOOKS_ELSEWHERE)
