@@ -5,7 +5,9 @@ every other text.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +15,14 @@ from reflectkit.errors import ConfigError
 
 MARK = "[key]"
 PART = 8
-"""Characters from which the beginning or end of a key is removed as well, since something else may have cut it."""
+"""Characters from which the beginning or end of a key is removed as well, since something else may have cut it. A part
+from its middle is removed from twice as many.
+"""
+KEY_IN_PATH = re.compile(r"/(sk|pk|hf|gsk|xai|key|token|api-?key)[-_=][^/]{8,}", re.IGNORECASE)
+"""What looks like a key in the path of an address."""
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "REFLECTKIT_TOKEN")
+SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
+"""In the names of environment variables that hold keys."""
 
 
 def header_text(name: str) -> str:
@@ -36,38 +45,62 @@ def check_address(name: str, address: str, key: str, example: str) -> None:
         valid = False
     if not valid:
         raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like {example}")
-    if parts.username or parts.password or parts.query or parts.fragment:
+    in_path = KEY_IN_PATH.search(parts.path) or any(len(text) >= 2 * PART and text in parts.path for text in secrets())
+    if parts.username or parts.password or parts.query or parts.fragment or in_path:
         raise ConfigError(f"{name} must not hold a user, key or query; put the key in the environment as {key}")
 
 
 def secrets() -> list[str]:
     """The keys that are set, of any service, which no text may hold; the longest first."""
-    keys = {text for name, text in os.environ.items() if name.endswith("_API_KEY") or name == "HF_TOKEN"}
+    keys = {text for name, text in os.environ.items() if name.endswith("_API_KEY") or name in TOKENS}
     return sorted((key for key in keys if len(key) > 3), key=len, reverse=True)
 
 
-def without_keys(text: str) -> str:
-    """An answer with all keys replaced, also one that is cut off at the text's beginning or end."""
-    for key in secrets():
-        text = text.replace(key, MARK)
-        for length in range(len(key) - 1, PART - 1, -1):
-            if text.endswith(key[:length]):
-                text = text[:-length] + MARK
-            if text.startswith(key[-length:]):
-                text = MARK + text[length:]
-    return text
-
-
 def masked(text: str) -> str:
-    """A message with all keys replaced, and their beginnings and ends anywhere in it. Call it before the message is
+    """`text` with all keys replaced, and what is left of those that something else has cut. Call it before the text is
     cut.
     """
     for key in secrets():
         text = text.replace(key, MARK)
-        if len(key) > PART and (key[:PART] in text or key[-PART:] in text):
-            for length in range(len(key) - 1, PART - 1, -1):
-                text = text.replace(key[:length], MARK).replace(key[-length:], MARK)
+        starts = [*range(0, len(key) - PART, PART), len(key) - PART]
+        for start in starts if len(key) > PART else ():
+            text = _without_part(text, key, start)
     return text
+
+
+def _without_part(text: str, key: str, start: int) -> str:
+    """`text` with every part of `key` replaced that has the `PART` characters from `start` on."""
+    pieces, end = [], 0
+    while (found := text.find(key[start : start + PART], end)) >= 0:
+        before = after = 0
+        while before < min(start, found - end) and text[found - before - 1] == key[start - before - 1]:
+            before += 1
+        rest, following = key[start + PART :], text[found + PART : found + len(key)]
+        while after < min(len(rest), len(following)) and rest[after] == following[after]:
+            after += 1
+        pieces += [text[end : found - before], MARK]
+        end = found + PART + after
+    return "".join([*pieces, text[end:]])
+
+
+@cache
+def hide_environment() -> None:
+    """Overwrite the keys in the environment that this process was started with, which programs of the same user can
+    read (on Linux in /proc). `os.environ` keeps them.
+    """
+    names = list(filter(SECRET.search, os.environ))
+    if not names or os.name != "posix":
+        return
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_void_p
+    for name in names:
+        value = os.environ[name]
+        address = library.getenv(os.fsencode(name))
+        if address:
+            ctypes.memset(address, ord("x"), len(ctypes.string_at(address)))
+        os.environ[name] = value  # a copy elsewhere
 
 
 SHOWN = 300

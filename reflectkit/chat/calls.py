@@ -32,7 +32,7 @@ from reflectkit.chat.config import (
 )
 from reflectkit.chat.journal import MALFORMED, Answer
 from reflectkit.errors import ConfigError
-from reflectkit.keys import PLAIN, check_address, encoding_fault, header_text, read_body, redacted, without_keys
+from reflectkit.keys import PLAIN, check_address, encoding_fault, header_text, masked, read_body, redacted
 from reflectkit.text import count_tokens
 from reflectkit.types import Message
 
@@ -202,7 +202,7 @@ class Caller:
         if written is None:  # a model that thinks may have used it all
             written = limit if self.endpoint.thinks else min(limit, count_tokens(text))
         text, refusal = (part.encode("utf-8", "replace").decode() for part in (text, refusal))
-        return Answer(without_keys(text), finish, redacted(refusal), prompt_tokens if read is None else read, written)
+        return Answer(masked(text), finish, redacted(refusal), prompt_tokens if read is None else read, written)
 
     def _refusal(self, error: openai.APIStatusError) -> Answer:
         """The answer for an error that openai gave up on. Raises NoAnswerError, NoAccessError."""

@@ -478,7 +478,10 @@ def show(console: Screen, report: Report) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
+    from reflectkit.keys import hide_environment
+
     prepare()
+    hide_environment()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
         outcome = app(args=list(arguments), prog_name="reflectkit", standalone_mode=False)

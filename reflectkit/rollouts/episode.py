@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import ConfigError, EnvironmentFailure, code_place
 from reflectkit.eventloop import in_thread, run_sync
+from reflectkit.keys import masked
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.seeding import derive
 from reflectkit.types import Decision, Status, Task, Trajectory, Turn
@@ -334,7 +335,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
                 if result.terminated or result.truncated:
                     return ended(Status.COMPLETED if result.terminated else Status.TRUNCATED)
     except EnvironmentFailure as failure:
-        return ended(Status.ABORTED, str(failure))
+        return ended(Status.ABORTED, masked(str(failure)))
     except TimeoutError:
         if not deadline.expired():
             raise

@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -25,7 +26,7 @@ from weakref import WeakKeyDictionary
 from reflectkit.config import flag
 from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
-from reflectkit.jsonl import replacing_folder, sha256
+from reflectkit.jsonl import LOCK, is_locked, locked, replacing_folder, sha256
 from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
@@ -55,16 +56,19 @@ Value = TypeVar("Value")
 class WeightsFolder:
     """A folder where trained weights are written for the server to read.
 
-    folder: None for a temporary one, which is removed at the end. there: its path on the server's machine, if it
-    differs. The names of all weights of this process have a random prefix, so that a server never takes one process's
-    for another's.
+    folder: None for a temporary one, which is removed at the end, or by the next process if this one is killed. there:
+    its path on the server's machine, if it differs. The names of all weights of this process have a random prefix, so
+    that a server never takes one process's for another's. They are removed at the end.
     """
 
     def __init__(self, folder: FilePath | None, there: str = "") -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="reflectkit-weights-") if folder is None else None
-        self.folder = FilePath(self._temporary.name) if self._temporary else FilePath(folder or ".")
+        self._temporary = folder is None
+        self._holding = contextlib.ExitStack()
+        self.folder = _temporary_folder(self._holding) if folder is None else folder
         self.there = there.rstrip("/")
         self.prefix = f"reflectkit-{secrets.token_hex(4)}"
+        self._holding.callback(_remove_versions, self.folder, self.prefix)
+        weakref.finalize(self, self._holding.close)
 
     def name(self, version: int) -> str:
         """What the weights of `version` are called."""
@@ -112,6 +116,29 @@ class WeightsFolder:
 
     def _path_there(self, name: str) -> str:
         return f"{self.there}/{name}" if self.there else str((self.folder / name).resolve())
+
+
+TEMPORARY = "reflectkit-weights-"
+
+
+def _temporary_folder(holding: contextlib.ExitStack) -> FilePath:
+    """A new temporary folder, locked and then removed by `holding`. Those that killed processes left are removed."""
+    for leftover in FilePath(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # of another user
+            if (leftover / LOCK).exists() and not is_locked(leftover):
+                shutil.rmtree(leftover, ignore_errors=True)
+    while True:
+        folder = FilePath(
+            holding.enter_context(tempfile.TemporaryDirectory(prefix=TEMPORARY, ignore_cleanup_errors=True))
+        )
+        with contextlib.suppress(FileNotFoundError):  # another process has just taken it for a leftover
+            holding.enter_context(locked(folder))
+            return folder
+
+
+def _remove_versions(folder: FilePath, prefix: str) -> None:
+    for version in folder.glob(f"{prefix}-v*"):
+        shutil.rmtree(version, ignore_errors=True)
 
 
 class _NewerWeightsError(Exception):

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from reflectkit.errors import EnvironmentFailure, ReflectkitError
-from reflectkit.keys import PLAIN, header_text, masked, read_body, redacted, without_keys
+from reflectkit.keys import PLAIN, header_text, masked, read_body, redacted
 
 TRIES = 12
 """Failures of one request, while the server answers others, after which it is given up."""
@@ -153,7 +153,7 @@ class Wire:
 
 def _value(content: bytes) -> Any:
     """The JSON value of a body, or its text where it is not JSON; keys are removed, since messages quote it."""
-    text = without_keys(content.decode("utf-8", "replace"))
+    text = masked(content.decode("utf-8", "replace"))
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

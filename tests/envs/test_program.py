@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -181,6 +182,51 @@ def test_only_the_named_variables_pass_and_never_a_key(play: Play, monkeypatch: 
     assert episode.turns[0].observation.text == 'User: ["yes", null]'
     with pytest.raises(ConfigError, match="MY_API_KEY looks like a key"):
         make("program:true", pass_env=("MY_API_KEY",))
+
+
+KEY = "sk-0123456789-abcdefghij"
+
+
+@pytest.mark.parametrize("code", ["print(0)", "raise ValueError(KEY)"])
+def test_no_record_holds_a_key_that_the_program_found(play: Play, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    lines = [
+        f"KEY = {KEY!r}",
+        'ask([{"role": "user", "content": "Hi"}])',
+        "print(KEY, KEY[:-3], file=sys.stderr)",
+        code,
+    ]
+    (episode,) = play("\n".join(lines), Plays(WORDS))
+    stored = json.dumps(to_json(episode))
+    assert "[key]" in stored
+    assert KEY[:8] not in stored
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_program_reads_a_key_from_the_environment_of_its_parents(tmp_path: Path) -> None:
+    """The command still has it, and so have the processes that it starts."""
+    agent = """
+    found, parent = [], os.getppid()
+    while parent != int(sys.argv[1]):
+        found.append("sk-0123" in open(f"/proc/{parent}/environ").read())
+        parent = int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])
+    ask([{"role": "user", "content": str(found)}])
+    """
+    code = f"""
+import os, subprocess
+from reflectkit.envs import make
+from reflectkit.eventloop import run_sync
+from reflectkit.types import Task
+env = make("program:{sys.executable} {tmp_path}/agent.py {os.getpid()}", 5)
+print(run_sync(env.reset(Task("a", "program", "all", "", {{}}), 0)).text)
+print(os.environ["OPENAI_API_KEY"], flush=True)
+subprocess.run("echo $OPENAI_API_KEY", shell=True)
+env.close()
+"""
+    (tmp_path / "agent.py").write_text(HELPERS + textwrap.dedent(agent), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OPENAI_API_KEY": KEY}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["User: [False, False]", KEY, KEY], done.stderr
 
 
 def test_many_programs_at_once(play: Play) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,7 +131,7 @@ def test_an_adapter_is_published_after_each_update(
     assert len(set(rows)) == 4
     assert [name.rpartition("-v")[2] for name in server.loaded] == ["0", "1", "2", "3"]
     assert [name.rpartition("-v")[2] for name in server.weights] == ["2", "3"]  # and those on the disk
-    assert len(list(sampler.store.folder.iterdir())) == 2
+    assert len(list(sampler.store.folder.glob("*-v*"))) == 2
     assert not any(name == server.root for name in server.asked)
 
 
@@ -246,6 +248,32 @@ def test_a_checkpoint_that_is_an_adapter_is_loaded(
         backend(f"vllm:{server.url}").open(
             Opening(str(base), "cpu", role="reflection"), backend(f"vllm:{server.url}").settings()
         )
+
+
+def test_no_weights_stay(
+    policy: LoadedModel, server: Inference, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of a killed process, nor a finished one's; a running one's do."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    player = with_adapter(policy, 2, 4, seed=0)
+    running = opened("vllm", server, base, player)
+    run_sync(running.publish(player, 0))
+    killed = tmp_path / "reflectkit-weights-killed"
+    (killed / "reflectkit-00000000-v3").mkdir(parents=True)
+    (killed / ".lock").touch()
+    other = opened("vllm", server, base, player, adapter_dir=tmp_path / "seen")
+    assert killed.is_dir()
+    run_sync(other.publish(player, 0))
+    assert len(list(tmp_path.glob("seen/*"))) == 1
+    del other
+    gc.collect()
+    assert list(tmp_path.glob("seen/*")) == []
+    temporary = opened("vllm", server, base, player)
+    assert not killed.exists()
+    assert len(list(tmp_path.glob("reflectkit-weights-*"))) == 2
+    del temporary
+    gc.collect()
+    assert [path.parent for path in tmp_path.glob("reflectkit-weights-*/*-v0")] == [running.store.folder]
 
 
 def test_the_key_goes_to_this_address_alone(

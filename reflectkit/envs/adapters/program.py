@@ -46,6 +46,7 @@ from reflectkit.envs.adapters.plain import ToolTasks
 from reflectkit.envs.adapters.prompts import DatasetSettings, score
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import LoopThread
+from reflectkit.keys import SECRET, hide_environment, masked
 from reflectkit.registry import from_here
 from reflectkit.types import Message, Observation, Task, ToolUse
 
@@ -63,8 +64,6 @@ OTHER_ADDRESSES = (
     "AZURE_OPENAI_ENDPOINT", "AZURE_API_BASE", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_API_URL",
 )  # fmt: skip
 """Where they look for the addresses of Azure and Anthropic: they get one that refuses, also for a key from a file."""
-SECRET = re.compile("key|token|secret|password|credential", re.IGNORECASE)
-"""In the name of an environment variable that no program gets."""
 SUPERVISOR = str(Path(__file__).with_name("supervise.py"))
 LONGEST_TITLE = 80
 """Characters of the command in the name of a program's folders."""
@@ -115,7 +114,7 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Exit:
-    """The program ended. output, errors: the ends of what it printed, and of its standard error."""
+    """The program ended. output, errors: the ends of what it printed, and of its standard error, without keys."""
 
     code: int
     output: str
@@ -167,7 +166,7 @@ class _Run:
 
     async def _watch(self) -> None:
         output, errors = await asyncio.gather(_end_of(self._process.stdout), _end_of(self._process.stderr))
-        self.events.put_nowait(_Exit(await self._process.wait(), output, errors))
+        self.events.put_nowait(_Exit(await self._process.wait(), masked(output), masked(errors)))
 
     async def next(self, timeout_s: float) -> _Pending | _Exit:
         """The next request that somebody still waits for, or the end. Raises EnvironmentFailure after the timeout."""
@@ -332,6 +331,7 @@ class Program(Env):
             "REFLECTKIT_REWARD_FILE": str(self._reward_file),
             "REFLECTKIT_SEED": str(values["seed"]),
         }
+        hide_environment()
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)
         event = await self._next()
         if isinstance(event, _Exit):
