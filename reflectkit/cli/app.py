@@ -280,7 +280,9 @@ def _run(module: Any, settings: Any, progress: Progress) -> Report:
     typer would end the command without a message.
     """
     from reflectkit.config import tree, variables
+    from reflectkit.keys import hide_environment
 
+    hide_environment()
     try:
         for name, value in variables(settings).items():
             progress.news(f"{name}: {value}")
@@ -478,10 +480,7 @@ def show(console: Screen, report: Report) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
-    from reflectkit.keys import hide_environment
-
     prepare()
-    hide_environment()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
         outcome = app(args=list(arguments), prog_name="reflectkit", standalone_mode=False)

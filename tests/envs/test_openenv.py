@@ -5,8 +5,10 @@ Skipped without the package and its server (`pip install openenv`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
+import gzip
 import json
 import socket
 import subprocess
@@ -282,6 +284,88 @@ def test_answers_of_another_version_abort_the_episode(answers: list[Any]) -> Non
         (played,) = play(url, Plays("x"))
     assert (played.status, played.turns) == (Status.ABORTED, ())
     assert url in played.reason
+
+
+UNKNOWN = {"type": "error", "data": {"message": "Unknown message type", "code": "UNKNOWN_TYPE"}}
+
+
+def chatty_server(extra: str) -> Any:
+    """An app whose sessions count their steps up to 3; the answer to the second request is sent twice: "at once", or
+    "late", after what was asked next. extra: "old" for a server that knows no mcp and answers once.
+    """
+
+    def seen(step: int) -> dict[str, Any]:
+        return {"type": "observation", "data": {"observation": {"at": str(step)}, "reward": 1.0, "done": step == 3}}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await answer_http(send, json.dumps(ACTION).encode())
+        elif scope["type"] == "websocket":
+            assert not dict(scope["headers"]).get(b"sec-websocket-extensions")  # nothing compressed
+            await send({"type": "websocket.accept"})
+            await receive()
+            step = -1
+            while (event := await receive())["type"] == "websocket.receive":
+                asked = json.loads(event["text"])
+                if asked["type"] != "mcp":
+                    step += 1
+                    answers = [seen(step)] * (2 if extra == "at once" and step == 1 else 1)
+                elif extra == "old":
+                    answers = [UNKNOWN]
+                else:
+                    answers = [{"type": "mcp", "data": {"jsonrpc": "2.0", "error": {}, "id": asked["data"]["id"]}}]
+                    answers += [seen(step)] * (extra == "late" and step == 1)
+                for answer in answers:
+                    await send({"type": "websocket.send", "text": json.dumps(answer)})
+
+    return app
+
+
+def test_an_answer_that_comes_twice_aborts_the_episode() -> None:
+    """No turn gets the answer to another: the late one is noticed in the step that it would have answered."""
+    for extra, status, read in (
+        ("", Status.COMPLETED, ["0", "1", "2", "3"]),
+        ("old", Status.COMPLETED, ["0", "1", "2", "3"]),
+        ("at once", Status.ABORTED, []),
+        ("late", Status.ABORTED, ["0"]),
+    ):
+        with served(chatty_server(extra)) as url:
+            (played,) = play(url, Plays("x"))
+        assert played.status is status
+        if status is Status.COMPLETED:
+            assert texts(played) == read
+        else:
+            assert "more than once" in played.reason
+            assert [turn.observation.messages[-1].content for turn in played.turns] == read
+
+
+def test_a_token_that_the_server_repeats_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_API_KEY", "open-sesame-0123456789")
+    told = {"observation": {"text": "you sent open-sesame-0123456789!"}, "reward": 0.0, "done": False}
+    with served(other_server({"type": "observation", "data": told}, UNKNOWN, schema=ACTION)) as url:
+        (played,) = play(url, Plays("x"))
+    assert texts(played) == ["you sent [key]!"]
+
+
+GIGABYTES = gzip.compress(gzip.compress(bytes(2**22)))
+
+
+@pytest.mark.parametrize("fault", ["compressed", "long", "slow"])
+def test_a_schema_is_read_in_limits_of_size_and_time(fault: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        encoding = [(b"content-encoding", b"gzip, gzip")] if fault == "compressed" else []
+        await send({"type": "http.response.start", "status": 200, "headers": encoding})
+        pieces = {"compressed": [GIGABYTES], "long": [b" " * 2**20] * 40, "slow": [b" "] * 100}[fault]
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0.05 if fault == "slow" else 0)
+        await send({"type": "http.response.body", "body": json.dumps(ACTION).encode()})
+
+    reason = {"compressed": "encoded", "long": "longer than 16,777,216 bytes", "slow": "not read in 0.5 s"}[fault]
+    with served(app) as url, pytest.raises(ConfigError, match=reason):
+        play(url, Plays("x"), server_timeout_s=0.5)
 
 
 def test_code_from_a_hub_needs_consent() -> None:

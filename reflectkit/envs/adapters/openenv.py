@@ -1,13 +1,16 @@
 """The environment of an OpenEnv server (github.com/huggingface/OpenEnv): `--env openenv:URL`.
 
 An episode has a session of the server, which is one WebSocket. The protocol is spoken here, because the package's own
-client replaces a lost session by a new one that was never reset.
+client replaces a lost session by a new one that was never reset. Its answers do not say what they answer, so each
+request is followed by a numbered one: a server that answers twice, or too late, loses the session.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+import itertools
 import json
 import re
 import threading
@@ -22,13 +25,14 @@ from reflectkit.env import Action, Env, StepResult, check_choice, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, EnvironmentFailure
-from reflectkit.keys import header_text, redacted
+from reflectkit.eventloop import run_sync
+from reflectkit.keys import PLAIN, check_address, header_text, masked, read_body, redacted
 from reflectkit.prompts import LABELS
 from reflectkit.tools import NAME, check_call, read_use
 from reflectkit.types import Message, Observation, Task, ToolCall, ToolSpec
 
 KEY = "OPENENV_API_KEY"
-MAX_MESSAGE = 100 * 2**20  # bytes, as in the package's client
+LONGEST_ANSWER = 16 * 2**20  # bytes
 INSTALL = "run pip install 'reflectkit[openenv]'"
 PROTOCOL = "it does not speak the protocol of OpenEnv 0.10"
 POLL_S = 1.0
@@ -145,6 +149,10 @@ class Full(Exception):
     """The server allows no further session now."""
 
 
+class HungUp(EnvironmentFailure):
+    """The server closed the session."""
+
+
 class Server:
     """A server, what it offers, and the sessions that this process has there. name: its URL, or a hub id."""
 
@@ -153,13 +161,14 @@ class Server:
         self._actions: Actions | None = None
         self._describing, self._changed = threading.Lock(), threading.Condition()
         self._sessions: set[Any] = set()
+        self._numbers = itertools.count(1)
 
     def actions(self, settings: OpenEnvSettings) -> Actions:
         """How it is acted on, asked once. Raises ConfigError for what cannot be played."""
         with self._describing:
             if self._actions is None:
                 self.url = self.url or self._start(settings)
-                self._actions = actions_of(self._schema(settings), self.url)
+                self._actions = actions_of(run_sync(self._schema(settings)), self.url)
                 if self._actions is None:
                     session, answer = self.begin("step", {"type": "list_tools"}, settings)
                     self.end(session)
@@ -197,28 +206,53 @@ class Server:
         """The server's answer, with `observation`, `reward` and `done`. Raises Full, EnvironmentFailure."""
         from websockets.exceptions import ConnectionClosed
 
-        try:
-            with contextlib.suppress(ConnectionClosed):  # a server that is full says so before it closes
-                session.send(json.dumps({"type": kind, "data": data}))
-            answer = json.loads(session.recv(settings.server_timeout_s))
-        except TimeoutError:
-            raise EnvironmentFailure(f"{self.url}: no answer to a {kind} in {settings.server_timeout_s:g} s") from None
-        except (ConnectionClosed, OSError, ValueError) as error:
-            raise EnvironmentFailure(f"{self.url}: lost the session during a {kind}: {redacted(str(error))}") from None
+        # 1. Send the request, and one that no server does anything for but to answer its number
+        number = next(self._numbers)
+        numbered = {"jsonrpc": "2.0", "method": "ping", "id": number}
+        with contextlib.suppress(ConnectionClosed):  # a server that is full says so before it closes
+            session.send(json.dumps({"type": kind, "data": data}))
+            session.send(json.dumps({"type": "mcp", "data": numbered}))
+
+        # 2. Read the answer
+        answer = self._receive(session, kind, settings)
         said, value = (answer.get("type"), answer.get("data")) if isinstance(answer, dict) else ("", None)
         if said == "error" and isinstance(value, dict):
             code, message = value.get("code"), redacted(f"{value.get('message')} {value.get('errors') or ''}")
             if code == "CAPACITY_REACHED":
                 raise Full(message)
-            if code == "VALIDATION_ERROR" and kind == "step":  # the session is as before
-                return {"observation": {"error": message}, "reward": 0.0, "done": False}
-            raise EnvironmentFailure(f"{self.url} failed in a {kind}: {message}")
-        parts = [value.get(key) for key in ("observation", "reward", "done")] if isinstance(value, dict) else [()] * 3
-        kinds = (dict, int | float | None, bool)
-        if said != "observation" or not all(map(isinstance, parts, kinds)):
-            raise EnvironmentFailure(f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}")
+            if code != "VALIDATION_ERROR" or kind != "step":
+                raise EnvironmentFailure(f"{self.url} failed in a {kind}: {message}")
+            value = {"observation": {"error": message}, "reward": 0.0, "done": False}  # the session is as before
+        else:
+            parts = (
+                [value.get(key) for key in ("observation", "reward", "done")] if isinstance(value, dict) else [()] * 3
+            )
+            kinds = (dict, int | float | None, bool)
+            if said != "observation" or not all(map(isinstance, parts, kinds)):
+                raise EnvironmentFailure(f"{self.url} answered a {kind} with {redacted(str(answer)):.80}: {PROTOCOL}")
         assert isinstance(value, dict)
+
+        # 3. Read the number, which shows that this was the answer to this request, and that there is no other
+        with contextlib.suppress(HungUp):  # after its last answer
+            after = self._receive(session, kind, settings)
+            if not _confirms(after, number):
+                raise EnvironmentFailure(f"{self.url} answered a {kind} more than once: {redacted(str(after)):.80}")
         return value
+
+    def _receive(self, session: Any, kind: str, settings: OpenEnvSettings) -> Any:
+        """The next message, without keys. Raises EnvironmentFailure."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            message = session.recv(settings.server_timeout_s)
+            text = message if isinstance(message, str) else message.decode()
+            return json.loads(masked(text))
+        except TimeoutError:
+            raise EnvironmentFailure(f"{self.url}: no answer to a {kind} in {settings.server_timeout_s:g} s") from None
+        except ConnectionClosed as error:
+            raise HungUp(f"{self.url}: lost the session during a {kind}: {redacted(str(error))}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise EnvironmentFailure(f"{self.url} answered a {kind} with no JSON: {redacted(str(error))}") from None
 
     def end(self, session: Any) -> None:
         """End a session, and with it a request that is under way."""
@@ -233,7 +267,7 @@ class Server:
             from websockets.sync.client import connect
         except ImportError:
             raise ConfigError(f"--env openenv:{self.name} needs the package websockets; {INSTALL}") from None
-        limits: Any = {"open_timeout": settings.server_timeout_s, "max_size": MAX_MESSAGE}
+        limits: Any = {"open_timeout": settings.server_timeout_s, "max_size": LONGEST_ANSWER, "compression": None}
         try:
             return connect(f"ws{self.url[4:]}/ws", additional_headers=headers(), **limits)
         except InvalidStatus as error:
@@ -245,20 +279,30 @@ class Server:
         except (OSError, WebSocketException) as error:
             raise EnvironmentFailure(f"no session with {self.url}: {redacted(str(error))}") from None
 
-    def _schema(self, settings: OpenEnvSettings) -> Any:
+    async def _schema(self, settings: OpenEnvSettings) -> Any:
         """The JSON schema of its actions. Raises ConfigError."""
         import httpx2
 
+        place, timeout_s = f"{self.url}/schema", settings.server_timeout_s
         try:
-            response = httpx2.get(f"{self.url}/schema", headers=headers(), timeout=settings.server_timeout_s)
+            async with (
+                asyncio.timeout(timeout_s),
+                httpx2.AsyncClient(headers=PLAIN | headers(), timeout=None) as client,
+                client.stream("GET", place) as response,
+            ):
+                body, fault = await read_body(response, LONGEST_ANSWER)
+        except TimeoutError:
+            raise ConfigError(f"{place} was not read in {timeout_s:g} s; raise --server-timeout-s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise ConfigError(f"no server answers at {self.url}: {redacted(str(error))}; start it first") from None
         if response.status_code in (401, 403):
             raise ConfigError(f"{self.url} wants a token (HTTP {response.status_code}); set {KEY} to it")
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        if fault:
+            raise ConfigError(f"{place}: {fault}")
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             if response.status_code == 200:
-                return response.json()["action"]
-        raise ConfigError(f"{self.url}/schema (HTTP {response.status_code}) describes no actions: {PROTOCOL}")
+                return json.loads(masked(body.decode()))["action"]
+        raise ConfigError(f"{place} (HTTP {response.status_code}) describes no actions: {PROTOCOL}")
 
     def _start(self, settings: OpenEnvSettings) -> str:
         """The URL of the server, which is started first if a hub id names it."""
@@ -380,7 +424,17 @@ def env_of(name: str) -> type[Env]:
     """The env of the server at the URL `name`, or of a hub id. Raises ConfigError for anything else."""
     if not re.match("(http|ws)s?://.", name) and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ConfigError(f"--env openenv:{name}: write openenv:http://HOST:PORT, or a hub id, openenv:OWNER/NAME")
+    if "://" in name:
+        check_address("--env openenv:URL", re.sub("^ws", "http", name), KEY, "openenv:http://localhost:8000")
     return env_type(OpenEnv, f"openenv-{name}", server=Server(name))
+
+
+def _confirms(answer: Any, number: int) -> bool:
+    """Whether `answer` is that to the request with `number`. Older servers only say that they do not know its type."""
+    value = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(value, dict):
+        return False
+    return value.get("id") == number if answer.get("type") == "mcp" else value.get("code") == "UNKNOWN_TYPE"
 
 
 def headers() -> dict[str, str]:
