@@ -2,8 +2,9 @@
 
 "plain" is our own, for models without a chat template: one call per line, `name {"argument": value}`, or `none`.
 "hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen 2.5 and 3). "llama" is bare JSON with
-"parameters" (Llama 3.1). The others are in `models/call_forms.py`. An error in a call becomes a line for the
-model, so it is short, has no control characters, and names the fix.
+"parameters" (Llama 3.1). The others are in `models/call_forms.py`. A call in another form than the model's own is an
+error, so that words alone end an episode. An error becomes a line for the model, so it is short, has no control
+characters, and names the fix.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ PLAIN_RULES = 'Write one tool call per line, as name {"argument": value}, or non
 MAX_CALLS = 64  # read from one text, including invalid ones
 MAX_CALL = 200_000  # characters of a call in a family's form
 MAX_ERROR = 300  # characters
+MAX_REASON = 80  # characters, of why a call in a family's form cannot be read
 MAX_DEPTH = 32  # nesting of the arguments
 TOO_DEEP = f"the JSON is nested more than {MAX_DEPTH} deep"
 MAX_NAME = 80  # characters of an unknown name that are compared with known ones
@@ -51,6 +53,22 @@ NAME = r"[\w.-](?:[\w.:-]{0,78}[\w.-])?"
 """A tool's name, perhaps after that of its server and a colon."""
 CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
+CALL_OPENERS = re.compile(
+    r"<\|?tool_calls?(?:_section)?(?:_begin|_start)?\|?>"  # hermes and its kin; gemma, python; Kimi, Phi-4-mini
+    r"|<function=|<arg_key>|<(?:\w+:)?invoke name=|\bto=functions\."
+    r"|\[TOOL_CALLS\]|<TOOLCALL>|<\uff5ctool\u2581calls?\u2581begin\uff5c>|\bfunctools\["  # Mistral to Phi-4
+    rf"|{PYTHON_MARK.pattern}|```tool_c(?:ode|all)\b"
+)
+"""How a call begins in some form."""
+CALL_PARTS = (
+    r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>"
+    r"|\bto=(?!(?:self|user)\b)[\w.-]+[^<]{0,20}<\|(?:channel|constrain|message)\|>"
+    r"|[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.-]+[\"']\s*,"
+    r"\s*[\"'](?:arguments|parameters|args|input)[\"']\s*:"
+    r"|[\"'](?:tool_calls|function_call)[\"']\s*:|[\"']function[\"']\s*:\s*\{"
+    r"|^Action:[^\n]+\n\s*Action Input:"
+)
+"""What only a call has, and what may also be around one or, in words, tell of one."""
 CONSTANTS = {"True": "true", "False": "false"}
 NULLS = ("null", "None")
 OPEN_ENDED = {*str.split("additionalProperties patternProperties unevaluatedProperties $ref allOf anyOf oneOf if")}
@@ -61,21 +79,20 @@ OPEN_ENDED = {*str.split("additionalProperties patternProperties unevaluatedProp
 class CallForm:
     """The form of calls of one family of models; `models/call_forms.py` has them.
 
-    sign: a pattern of what only its templates show, given a tool and a call. begins, ends: a pattern of how a call
-    begins, and what it is not whole without. write: (a call's name, arguments, number in the turn) → its text. between,
-    around: texts between and around calls. read: a piece of text that begins as a call → its calls (name, arguments);
-    raises ValueError. typed: a text says which type an argument has; otherwise its schema does. marks: what the
-    assistant writes with, besides. thought: marks around reasoning. headers: a pattern of what is neither a thought,
-    nor words, nor a call. stops: tokens that end a turn. parts: the template wants an assistant's message in parts, and
-    not as it was written. results_need_calls: it rejects or drops the result of what was no call.
+    sign: a pattern of what only its templates show, given a tool and a call. begins: a pattern of how a call begins.
+    write: (a call's name, arguments, number in the turn) → its text. between, around: texts between and around calls.
+    read: a piece of text that begins as a call → its calls (name, arguments), and where they end; raises ValueError.
+    typed: a text says which type an argument has; otherwise its schema does. marks: what the assistant writes with.
+    thought: marks around reasoning. headers: a pattern of what is neither a thought, nor words, nor a call. stops:
+    tokens that end a turn. parts: the template wants an assistant's message in parts, and not as it was written.
+    results_need_calls: it rejects or drops the result of what was no call.
     """
 
     name: str
     sign: str
     begins: str
-    ends: str
     write: Callable[[str, dict[str, Any], int], str]
-    read: Callable[[str], list[tuple[str, dict[str, Any]]]]
+    read: Callable[[str], tuple[list[tuple[str, dict[str, Any]]], int]]
     marks: tuple[str, ...] = ()
     thought: tuple[str, str] = THOUGHT
     headers: str = ""
@@ -89,7 +106,7 @@ class CallForm:
     @property
     def own_marks(self) -> set[str]:
         """The marks in what the assistant writes."""
-        return {*self.marks, *self.thought, self.ends}
+        return {*self.marks, *self.thought}
 
     def text(self, calls: Sequence[ToolCall]) -> str:
         """`calls` as a model writes them; "" without any."""
@@ -111,22 +128,39 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
 
     In the llama form, a text that does not begin with JSON (or contain the python tag) has no calls; in the plain form,
     every line must be a call, unless words may be a reply to a user (`replies`) and none of them tries to call. In the
-    others, text around the calls is ignored. Reasoning at the start is ignored in all forms.
+    others, text around the calls is ignored, unless it looks like a call itself. Reasoning at the start is ignored in
+    all forms.
 
     Raises ConfigError: a tool's own schema is not a valid JSON schema.
     """
     by_name, untyped = {tool.name: tool for tool in tools}, isinstance(form, CallForm) and not form.typed
-    if replies and form == PLAIN and not _calls_in_words(after_thought(text), by_name):
-        return ToolUse(text)
+    rest = after_thought(text, form)
+    is_reply = replies and form == PLAIN and not _calls_in_words(rest, by_name)
+
+    # 1. Tell the calls from the words around them.
+    pieces: list[_Call | _Wrong] = []
+    words: list[str] = []
+    too_many = False
+    for piece in [rest] if is_reply else _pieces(rest, form):
+        if isinstance(piece, str):
+            words.append(piece)
+        elif len(pieces) < MAX_CALLS:
+            pieces.append(piece)
+        else:
+            too_many = True
+            break
+    if tools and (attempt := _attempt("\n".join(words), tuple(by_name), alone=not pieces)):
+        pieces.append(_Wrong(f"{_quote(attempt)} is no call; write {form_text([EXAMPLE], form).strip()}"))
+
+    # 2. Check each call.
     calls: list[ToolCall] = []
     errors: list[str] = []
-    pieces = _pieces(after_thought(text, form), form)
-    for number, piece in enumerate(itertools.islice(pieces, MAX_CALLS), start=1):
+    for number, piece in enumerate(pieces, start=1):
         try:
             calls.append(_call(piece, by_name, untyped=untyped))
         except _Wrong as wrong:
             errors.append(_error_line(f"call {number}: {wrong}"))
-    if next(pieces, None) is not None:
+    if too_many:
         errors.append(f"more than {MAX_CALLS} calls at once; the rest was not read")
     return ToolUse(text, tuple(calls), tuple(errors))
 
@@ -145,8 +179,9 @@ def read_use(action: object, tools: Sequence[ToolSpec], env: str, *, replies: bo
 
 def reads_as_calls(text: str, form: Form) -> bool:
     """Whether `text` contains a call in `form`, legal or not, or only the word for no calls."""
-    pieces = list(itertools.islice(_pieces(after_thought(text, form), form), MAX_CALLS))
-    return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
+    pieces = itertools.islice(_pieces(after_thought(text, form), form), MAX_CALLS)
+    calls = [piece for piece in pieces if not isinstance(piece, str)]
+    return not calls or not all(isinstance(piece, _Wrong) for piece in calls)
 
 
 def _calls_in_words(text: str, names: Container[str]) -> bool:
@@ -158,6 +193,24 @@ def _calls_in_words(text: str, names: Container[str]) -> bool:
     if CALL_START.match(first) is not None or (name in names and (not rest or "_" in name or ":" in name)):
         return True
     return any("{" in line and line.partition("{")[0].strip() in names for line in others)
+
+
+def _attempt(words: str, names: tuple[str, ...], *, alone: bool) -> str:
+    """The part of `words` that looks like a call in another form, or ""; alone: there is no call besides."""
+    found = (_call_parts(names) if alone else CALL_OPENERS).search(words)
+    return words[found.start() :].strip() if found else ""
+
+
+@lru_cache(maxsize=256)
+def _call_parts(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches where a text looks like a call, perhaps of one of the tools `names`: as JSON, in Python, or plain."""
+    named = "|".join(map(re.escape, names))
+    of_tool = (
+        rf"[\"'](?:name|function|tool|tool_name|action)[\"']\s*:\s*[\"'](?:{named})[\"']"
+        rf"|^[ \t]*\[?(?:print\()?(?:{named})(?:\(| ?\{{)"
+        rf"|\bto=(?:{named})\b"
+    )
+    return re.compile(f"{CALL_OPENERS.pattern}|{CALL_PARTS}|{of_tool}", re.MULTILINE)
 
 
 def plain_text(calls: Sequence[ToolCall]) -> str:
@@ -206,8 +259,10 @@ class _Wrong(Exception):
     """What is wrong with a call."""
 
 
-_Piece = tuple[str, object] | _Wrong
-"""A call's name and arguments as written, or the reason why there are none."""
+_Call = tuple[str, object]
+"""A call's name and arguments as written."""
+_Piece = _Call | _Wrong | str
+"""A call, what is wrong with it, or words around calls."""
 
 
 def after_thought(text: str, form: Form = PLAIN) -> str:
@@ -241,9 +296,11 @@ def _plain(text: str) -> Iterator[_Piece]:
 
 
 def _hermes(text: str) -> Iterator[_Piece]:
-    start = text.find(OPENED)
-    while start >= 0:
+    position = 0
+    while (start := text.find(OPENED, position)) >= 0:
+        yield text[position:start]
         end = start = start + len(OPENED)
+        piece: _Call | _Wrong
         try:
             value, end = _decode(text, start)
             piece = _named(value)
@@ -253,15 +310,19 @@ def _hermes(text: str) -> Iterator[_Piece]:
         if closed < 0 or 0 <= opened < closed:
             also = f", and {piece}" if isinstance(piece, _Wrong) else ""
             piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} after the JSON{also}")
-        elif closed > end and not isinstance(piece, _Wrong):
-            piece = _Wrong(f"{_quote(text[end:closed])} comes between the JSON and {CLOSED}")
+            position = opened if opened >= 0 else len(text)
+        else:
+            if closed > end and not isinstance(piece, _Wrong):
+                piece = _Wrong(f"{_quote(text[end:closed])} comes between the JSON and {CLOSED}")
+            position = closed + len(CLOSED)
         yield piece
-        start = opened
+    yield text[position:]
 
 
 def _llama(text: str) -> Iterator[_Piece]:
     if not text.lstrip().startswith(("{", "[")):
         mark = PYTHON_MARK.search(text)
+        yield text[: mark.start()] if mark else text
         text = text[mark.end() :] if mark else ""
     position = 0
     while (position := _skip(BETWEEN_LLAMA, text, position)) < len(text):
@@ -276,18 +337,24 @@ def _llama(text: str) -> Iterator[_Piece]:
 
 def _of_family(text: str, form: CallForm) -> Iterator[_Piece]:
     """Each call is read alone, so that one that is malformed costs no other."""
-    starts = (match.start() for match in re.finditer(form.begins, text))
-    for start, end in itertools.pairwise(itertools.chain(starts, [len(text)])):
+    starts = [match.start() for match in re.finditer(form.begins, text)]
+    yield text[: starts[0]] if starts else text
+    for start, end in itertools.pairwise([*starts, len(text)]):
         piece = text[start:end]
-        if form.ends == CLOSED and piece.removeprefix(OPENED).lstrip().startswith("{"):
+        if piece.startswith(OPENED) and piece[len(OPENED) :].lstrip().startswith("{"):
             yield from _hermes(piece)
             continue
-        calls = []
-        if form.ends in piece and len(piece) <= MAX_CALL:
-            with contextlib.suppress(ValueError, RecursionError, _Wrong):
-                calls = [(name, _checked(values)) for name, values in form.read(piece)]
-        wrong = _Wrong(f"{_quote(piece)} is no call; write {form.text([EXAMPLE]).strip()}")
-        yield from calls or (wrong,)
+        try:
+            if len(piece) > MAX_CALL:
+                raise ValueError(f"it is longer than {MAX_CALL:,} characters")
+            calls, length = form.read(piece)
+            whole_calls = [(name, _checked(arguments)) for name, arguments in calls]
+        except (ValueError, RecursionError, _Wrong) as error:
+            reason = str(error).partition("\n")[0][:MAX_REASON]
+            yield _Wrong(f"{_quote(piece)} is no call ({reason}); write {form.text([EXAMPLE]).strip()}")
+            continue
+        yield from whole_calls
+        yield piece[length:]
 
 
 def _pieces(text: str, form: Form) -> Iterator[_Piece]:
@@ -296,7 +363,7 @@ def _pieces(text: str, form: Form) -> Iterator[_Piece]:
     return {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}[form](text)
 
 
-def _named(value: object) -> _Piece:
+def _named(value: object) -> _Call | _Wrong:
     """The name and the arguments in a call's JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return _Wrong(
@@ -307,7 +374,7 @@ def _named(value: object) -> _Piece:
     return value["name"], value["arguments"] if "arguments" in value else value["parameters"]
 
 
-def _call(piece: _Piece, by_name: dict[str, ToolSpec], *, untyped: bool = False) -> ToolCall:
+def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool = False) -> ToolCall:
     """The call, checked. untyped: its arguments are text, whose type the schema tells. Raises _Wrong."""
     if isinstance(piece, _Wrong):
         raise piece

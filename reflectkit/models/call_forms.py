@@ -1,10 +1,11 @@
-"""Forms of calls that belong to one family of models each: written here, read by the parser of transformers, which also
-describes functions as tools.
+"""Forms of calls that belong to one family of models each: written here, and read here where arguments are tags, else
+by the parser of transformers, which also describes functions as tools.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,28 +25,63 @@ def tool_of(function: Callable[..., Any]) -> ToolSpec:
     return ToolSpec(schema["name"], schema["description"], schema["parameters"])
 
 
-def _tagged(begin: str, key: str, end: str) -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
-    """Reads a call whose arguments are tags with text. begin: of the call. key, end: around a value, which does
-    not contain how a key begins.
-    """
-    value = rf"(?P<value>(?:(?!{key.split('(')[0]}).)*?)"
-    arguments = {"content": "xml-inline", "content_args": {"tag_pattern": f"{key}{value}{end}"}}
-    return _reader({"open_pattern": begin, "transform": CALL, **arguments})
-
+Calls = tuple[list[tuple[str, dict[str, Any]]], int]
+"""The name and the arguments of each call at the beginning of a text, and where they end."""
 
 CALL = {"name": "{name}", "arguments": "{content}"}
 NAME = rf"(?P<name>{tools.NAME})"
 
 
-def _reader(call: dict[str, Any]) -> Callable[[str], list[tuple[str, dict[str, Any]]]]:
-    """Reads with the parser of transformers. call: a field of its response templates."""
+def _tagged(opener: str, head: str, key: str, end: str, tail: str, closer: str) -> Callable[[str], Calls]:
+    """Reads calls whose arguments are tags with text, and nothing else.
 
-    def read(text: str) -> list[tuple[str, dict[str, Any]]]:
+    opener, closer: around the calls. head, tail: around the arguments of each. key, end: around a value, which does not
+    contain how a key begins.
+    """
+    value = rf"(?P<value>(?:(?!{key.split('(')[0]}).)*?)"
+    opens, begins, ends, closes = map(re.compile, (opener, rf"\s*{head}", rf"\s*{tail}", rf"\s*{closer}"))
+    argument = re.compile(rf"\s*{key}{value}{end}", re.DOTALL)
+
+    def past(pattern: re.Pattern[str], text: str, position: int) -> int:
+        if found := pattern.match(text, position):
+            return found.end()
+        rest = text[position:].strip()
+        raise ValueError(f"{rest[:20]!r} in the wrong place" if rest else "it has no end")
+
+    def read(text: str) -> Calls:
+        calls = []
+        position = past(opens, text, 0)
+        while name := begins.match(text, position):
+            arguments: dict[str, Any] = {}
+            position = name.end()
+            while tag := argument.match(text, position):
+                if tag["key"] in arguments:
+                    raise ValueError(f"{tag['key']} is given twice")
+                arguments[tag["key"]] = tag["value"]
+                position = tag.end()
+            position = past(ends, text, position)
+            calls.append((name["name"], arguments))
+        return calls, past(closes if calls else begins, text, position)
+
+    return read
+
+
+def _reader(call: dict[str, Any], end: str) -> Callable[[str], Calls]:
+    """Reads with the parser of transformers. call: a field of its response templates. end: where it ends."""
+    closes = re.compile(end)
+
+    def read(text: str) -> Calls:
         from transformers.utils.chat_parsing import parse_response
 
+        closed = closes.search(text)
+        if closed is None:
+            raise ValueError("it has no end")
         template = {"start_anchor": "\0", "fields": {"calls": call}}
-        calls = parse_response(text, template, prefix="").get("calls", [])
-        return [(one["name"], one["arguments"]) for one in (calls if isinstance(calls, list) else [calls])]
+        calls = parse_response(text[: closed.end()], template, prefix="").get("calls", [])
+        if not calls:
+            raise ValueError("its beginning is not as it must be")
+        listed = calls if isinstance(calls, list) else [calls]
+        return [(each["name"], each["arguments"]) for each in listed], closed.end()
 
     return read
 
@@ -115,33 +151,47 @@ CALL_FORMS = (
         name="function",
         sign=r"<function=",
         begins=r"<tool_call>",
-        ends="</tool_call>",
         write=_function,
         between="\n",
-        read=_tagged(rf"<tool_call>\s*<function={NAME}>", r"<parameter=(?P<key>[^>\n]+)>\n?", r"\n?</parameter>"),
-        marks=("<tool_call>", "</function>", "</parameter>"),
+        read=_tagged(
+            opener="<tool_call>",
+            head=rf"<function={NAME}>",
+            key=r"<parameter=(?P<key>[^>\n]+)>\n?",
+            end=r"\n?</parameter>",
+            tail="(?:</function>)?",
+            closer="</tool_call>",
+        ),
+        marks=("<tool_call>", "</tool_call>", "</function>", "</parameter>"),
     ),
     CallForm(  # GLM
         name="arg_key",
         sign=r"<arg_key>",
         begins=r"<tool_call>",
-        ends="</tool_call>",
         write=_arg_key,
         between="\n",
-        read=_tagged(rf"<tool_call>\s*{NAME}", r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>", "</arg_value>"),
-        marks=("<tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        read=_tagged(
+            opener="<tool_call>",
+            head=rf"{NAME}(?=\s*<)",
+            key=r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>",
+            end="</arg_value>",
+            tail="",
+            closer="</tool_call>",
+        ),
+        marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         stops=("<|user|>", "<|observation|>"),
     ),
     CallForm(  # LFM2 and 2.5; the first template of LFM2 shows no calls in parts
         name="python",
         sign=r"<\|tool_(?:list|call)_start\|>",
         begins=r"<\|tool_call_start\|>",
-        ends="<|tool_call_end|>",
         write=_python,
         between=", ",
         around=("<|tool_call_start|>[", "]<|tool_call_end|>"),
-        read=_reader({"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "content": "python-call-list"}),
-        marks=("<|tool_call_start|>",),
+        read=_reader(
+            {"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "content": "python-call-list"},
+            end=r"<\|tool_call_end\|>",
+        ),
+        marks=("<|tool_call_start|>", "<|tool_call_end|>"),
         typed=True,
         parts=False,
     ),
@@ -149,7 +199,6 @@ CALL_FORMS = (
         name="gemma",
         sign=r"<\|tool_call>call:",
         begins=r"<\|tool_call>",
-        ends="<tool_call|>",
         write=_gemma,
         read=_reader(
             {
@@ -158,9 +207,10 @@ CALL_FORMS = (
                 "content": "json",
                 "content_args": {"string_delims": [['<|"|>', '<|"|>']], "unquoted_keys": True},
                 "transform": CALL,
-            }
+            },
+            end=r"<tool_call\|>",
         ),
-        marks=("<|tool_call>", '<|"|>'),
+        marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
         thought=("<|channel>thought", "<channel|>"),
         stops=("<turn|>", "<|tool_response>"),
         typed=True,
@@ -170,7 +220,6 @@ CALL_FORMS = (
         name="harmony",
         sign=r"to=functions\.",
         begins=r"(?:<\|channel\|>commentary)?\s*to=functions\.",
-        ends="}",
         write=_harmony,
         read=_reader(
             {
@@ -178,7 +227,8 @@ CALL_FORMS = (
                 "close_pattern": r"<\|(?:call|end)\|>",
                 "content": "json",
                 "transform": CALL,
-            }
+            },
+            end=r"<\|(?:call|end)\|>|\Z",
         ),
         marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
         thought=("<|channel|>analysis<|message|>", "<|end|>"),
@@ -191,9 +241,15 @@ CALL_FORMS = (
         name="atem",
         sign=r"<atem:invoke ",
         begins=r"<atem:invoke ",
-        ends="</atem:invoke>",
         write=_atem,
-        read=_tagged(rf'<atem:invoke name="{NAME}">', r'<atem:parameter name="(?P<key>[^"\n]+)">', "</atem:parameter>"),
+        read=_tagged(
+            opener="",
+            head=rf'<atem:invoke name="{NAME}">',
+            key=r'<atem:parameter name="(?P<key>[^"\n]+)">',
+            end="</atem:parameter>",
+            tail="</atem:invoke>",
+            closer="",
+        ),
         marks=(
             "<|start|>",
             "<|message|>",
@@ -201,6 +257,7 @@ CALL_FORMS = (
             "<atem:function_calls>",
             "</atem:function_calls>",
             "</atem:parameter>",
+            "</atem:invoke>",
         ),
         thought=("to=self<|message|>", "<|eom|>"),
         headers=r"(?:<\|start\|>assistant)?\s*to=[\w.:-]+<\|message\|>|<\|start\|>assistant|<\|eom\|>|<atem:function_calls>",

@@ -227,3 +227,72 @@ def test_what_is_no_call_is_an_error_and_the_conversation_goes_on(name: str) -> 
         assert use.errors or use.calls or "keep_it" not in answer
         text, _ = turn.then(Message("tool", "No such call."), answer=answer)
         assert text.count("No such call.") == 1
+
+
+FOREIGN = (
+    "I keep it.\n<function=keep_it>\n<parameter=text>\na\n</parameter>\n</function>\n</tool_call>",
+    'So:\n```json\n{"name": "keep_it", "arguments": {"text": "a"}}\n```',
+    "```tool_code\nprint(keep_it(text='a'))\n```",
+    '<|channel|>commentary to=keep_it json<|message|>{"text": "a"}',
+    'keep_it {"text": "a"}',
+    "Thought: keep.\nAction: keep_it\nAction Input: a",
+    'OK. [TOOL_CALLS][{"name": "keep_it", "arguments": {"text": "a"}}]',
+)
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS])
+def test_a_call_in_no_form_of_the_models_is_told_and_stays_as_sampled(name: str) -> None:
+    turn, refusal = Turn(name), Message("tool", "No such call.")
+    _, words_are_kept = turn.then(refusal, answer="Hello.")
+    for answer in FOREIGN:
+        use = parse(answer, TOOLS, turn.dialogue.form, replies=True)
+        assert not use.calls
+        assert len(use.errors) == 1
+        text, kept = turn.then(refusal, answer=answer)
+        assert text.count("No such call.") == 1
+        assert kept == words_are_kept
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS])
+def test_words_that_tell_of_tools_are_words(name: str) -> None:
+    form = Dialogue(tokenizer_of(name)).form
+    for words in ("I could keep_it (the text), or look-up.v2.", 'It says {"name": "Ann", "text": "a"}.', "```x = 1```"):
+        use = parse(words, TOOLS, form, replies=True)
+        assert (use.calls, use.errors) == ((), ())
+
+
+FUNCTION = "<function=keep_it>\n<parameter=text>\n{}\n</parameter>\n</function>\n"
+ARG_KEY = "keep_it\n<arg_key>text</arg_key>\n<arg_value>{}</arg_value>\n"
+
+
+@pytest.mark.parametrize(("name", "call"), [("qwen3_5_nothink", FUNCTION), ("glm4moe", ARG_KEY)])
+def test_each_call_between_the_same_marks_is_read_for_itself(name: str, call: str) -> None:
+    turn = Turn(name)
+    answer = f"<tool_call>{call.format('a')}{call.format('b')}</tool_call>"
+    use = parse(answer, TOOLS, turn.dialogue.form)
+    assert (use.calls, use.errors) == ((ToolCall("keep_it", {"text": "a"}), ToolCall("keep_it", {"text": "b"})), ())
+    text, kept = turn.then(FOUND, FOUND, answer=answer)
+    assert kept
+    assert text.count("found") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("qwen3_5_nothink", f"<tool_call>Now {FUNCTION}</tool_call>"),
+        ("qwen3_5_nothink", f"<tool_call>{FUNCTION.replace('</parameter>', '</parameter> and')}</tool_call>"),
+        ("qwen3_5_nothink", "<tool_call><function=keep_it><parameter=word>a<parameter=text>b</parameter></tool_call>"),
+        ("qwen3_5_nothink", FUNCTION),
+        ("glm4moe", f"<tool_call>{ARG_KEY}and so on</tool_call>"),
+        ("glm4moe", f"<tool_call>{ARG_KEY}{ARG_KEY.removeprefix('keep_it')}</tool_call>"),
+        ("gemma4_v5", "<|tool_call>call:keep_it{count:1}call:keep_it{count:2}<tool_call|>"),
+        ("lfm2_2_5", "<|tool_call_start|>[keep_it('a')]<|tool_call_end|>"),
+        ("gptoss", '<|start|>assistant to=functions.keep_it<|channel|>commentary<|message|>{"text": "a"}{"text": "b"}'),
+        ("muse_glimmer", '<atem:invoke name="keep_it">a</atem:invoke>'),
+    ],
+)
+def test_what_a_call_has_too_much_is_told_and_costs_no_other(name: str, wrong: str) -> None:
+    turn = Turn(name)
+    use = parse(f"{turn.answer}{turn.end if name == 'gptoss' else ''}{wrong}", TOOLS, turn.dialogue.form)
+    assert use.calls == turn.calls
+    assert len(use.errors) == 1
