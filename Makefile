@@ -21,7 +21,7 @@ PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-un
 CURVED := $(wildcard research/experiments/episodes/taxi-few* research/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
-.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean
+.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check gpu-report docs pictures figures dist alfworld smollm2 vllm vllm-check clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -101,6 +101,9 @@ bench-growth: $(INSTALLED) ## Memory and time of an update by its episodes and b
 # Nothing is installed, since a machine with a GPU may have no network: the environment's Python, otherwise $(PYTHON), runs this folder.
 gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (10 minutes)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.bench gpu $(ARGS)
+
+gpu-report: ## Measure on one GPU what is most worth knowing, for 4 minutes at a time: a profile, decoding, TRL, and the rest
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_report $(ARGS)
 
 filter-repo gen-task filter-task: $(INSTALLED)
 	$(BIN)/reflectkit $@ $(if $(ENV),--env $(ENV)) $(ARGS)

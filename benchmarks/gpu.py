@@ -185,7 +185,7 @@ def check(chosen: Sequence[str], bench: Bench, facts: dict[str, Any], minutes: f
     rows = _earlier(bench.folder / "table.json", facts)
     for part in parts:
         if part.name not in rows:
-            rows[part.name] = _row(part, bench, ends - time.perf_counter())
+            rows[part.name] = perform_or_skip(part, bench, ends - time.perf_counter())
         write(bench, facts, [rows[one.name] for one in parts if one.name in rows])
         bar.advance()
     return [rows[part.name] for part in parts]
@@ -201,7 +201,7 @@ def _earlier(path: Path, facts: dict[str, Any]) -> dict[str, Row]:
     return {row.part: row for row in rows if row.status == "ok"}
 
 
-def _row(part: Part, bench: Bench, left_s: float) -> Row:
+def perform_or_skip(part: Part, bench: Bench, left_s: float) -> Row:
     """Skip the part if it cannot run here; otherwise perform it."""
     missing = [name for name in part.needs if importlib.util.find_spec(name) is None]
     if missing:

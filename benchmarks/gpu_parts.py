@@ -247,11 +247,12 @@ def _rlft(bench: Bench, settings: dict[str, Any], name: str = "rlft") -> Measure
     from reflectkit.commands import rlft
 
     need_setup(bench)
-    config = rlft.RLConfig.from_flat(**_rlft_settings(bench, name), **settings)
+    config = rlft.RLConfig.from_flat(**rlft_settings(bench, name), **settings)
     return _learnt(rlft.run(config, Quiet()).folder)
 
 
-def _rlft_settings(bench: Bench, name: str) -> dict[str, Any]:
+def rlft_settings(bench: Bench, name: str) -> dict[str, Any]:
+    """Settings of `rlft` on AutoExplore, without its model."""
     return {
         "env": ENV,
         "dtype": "bfloat16",
@@ -332,7 +333,7 @@ def _one_process(place: Path) -> None:
         torch.cuda.set_device(0)
         torch.distributed.init_process_group("gloo")
     config = rlft.RLConfig.from_flat(
-        **_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text"
+        **rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text"
     )
     rlft.run(config, Quiet())
     write_json(bench.folder / f"{record['name']}.rank{os.environ['RANK']}.json", {"peak_gib": peak_gib()})

@@ -41,6 +41,7 @@ from reflectkit.rollouts.episode import Episode
 from reflectkit.sampling.base import draw
 from reflectkit.sampling.decoding import left_pad, position_ids
 from reflectkit.seeding import derive
+from reflectkit.train.sft_trainers import keeping_activations
 from reflectkit.types import Observation, Sample, Trajectory
 
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
@@ -238,7 +239,7 @@ def measure(theirs: Any, ours: Ours, batches: Sequence[Sequence[Episode]], rows:
             max_steps=len(batches), learning_rate=0.0, beta=0.0,
             per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro, num_generations=rows,
             loss_type="bnpo", scale_rewards="none", max_grad_norm=0.3, optim="adamw_torch_fused",
-            activation_checkpointing=False, logging_strategy="no", save_strategy="no", report_to="none",
+            **keeping_activations(), logging_strategy="no", save_strategy="no", report_to="none",
             disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False, shuffle_dataset=False,
         )  # fmt: skip
         trainer = GRPOTrainer(

@@ -313,7 +313,9 @@ def checkpoint_gradients(model: Any) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-    bare.activation_checkpointing_enable({"use_reentrant": False})
+    # the method's name since transformers 5.20 or so, and the one before
+    enable = getattr(bare, "activation_checkpointing_enable", None) or bare.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in bare.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True

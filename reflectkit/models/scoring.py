@@ -288,9 +288,13 @@ def can_share(model: Any) -> bool:
     """
     if is_scorer(model) or not has_plain_head(model):  # a Scorer is sharded over processes
         return False
-    bare = unwrapped(model)
-    recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
+    recomputes = torch.is_grad_enabled() and recomputes_activations(model)
     return takes_positions(model) and not recomputes and attends_to_all(model)
+
+
+def recomputes_activations(model: Any) -> bool:
+    """Whether the backward pass recomputes the activations of some layers (gradient checkpointing)."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in unwrapped(model).modules())
 
 
 def attends_to_all(model: Any) -> bool:

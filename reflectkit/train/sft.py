@@ -364,7 +364,13 @@ def build_trainer(
     from trl import SFTConfig
 
     from reflectkit.train.optimizers import optimizer_class
-    from reflectkit.train.sft_trainers import CompletionTrainer, PackTrainer, RunCallback, collate
+    from reflectkit.train.sft_trainers import (
+        CompletionTrainer,
+        PackTrainer,
+        RunCallback,
+        collate,
+        keeping_activations,
+    )
 
     on_cpu = next(player.model.parameters()).device.type == "cpu"
     if player.tokenizer.pad_token_id is None:
@@ -389,7 +395,7 @@ def build_trainer(
         fp16=not on_cpu and config.dtype == "float16",
         max_length=None,
         train_sampling_strategy="group_by_length" if config.group_by_length else "random",
-        activation_checkpointing=False,
+        **keeping_activations(),
         router_aux_loss_coef=0.0,  # the balance of experts, which depends on the other rows of a batch
         report_to="none",
         disable_tqdm=True,

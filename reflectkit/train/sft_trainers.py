@@ -21,14 +21,21 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 from trl import SFTTrainer
 
 from reflectkit.console import Bar
 from reflectkit.errors import CheckpointError, DataError, DivergedError
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import all_finite
-from reflectkit.models.scoring import attends_to_all, shared_length, takes_positions, trunk_of, unwrapped
+from reflectkit.models.scoring import (
+    attends_to_all,
+    recomputes_activations,
+    shared_length,
+    takes_positions,
+    trunk_of,
+    unwrapped,
+)
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.train.settings import Log
 
@@ -95,8 +102,17 @@ def can_pack(model: Any) -> bool:
     if config._attn_implementation not in ("sdpa", "eager"):
         return False
     if config.model_type == "lfm2":
-        return not bare.is_activation_checkpointing
+        return not recomputes_activations(model)
     return attends_to_all(model)
+
+
+def keeping_activations() -> dict[str, bool]:
+    """The argument that makes a trainer of TRL keep all activations, under its name in this version of transformers.
+
+    TRL's own default recomputes them in the backward pass.
+    """
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return {next(name for name in names if hasattr(TrainingArguments, name)): False}
 
 
 def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
