@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -110,32 +110,39 @@ AGAIN = "fix the file, or delete it and run the command that writes it again"
 
 
 def text_of(path: Path) -> str:
-    """The text in `path`. Raises DataError if it is missing, cannot be read or is not UTF-8."""
+    """The text in `path`, without a byte order mark. Raises DataError if it is missing, unreadable or not UTF-8."""
     try:
-        return path.read_bytes().decode("utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise missing(path) from None
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); name a file") from None
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(path, "not UTF-8; save it as UTF-8", line=line) from None
 
 
 def _refused(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _parsed(text: str | bytes, path: Path, line: int | None = None, fix: str = AGAIN) -> Any:
+Constant = Callable[[str], Any]
+"""What NaN, Infinity and -Infinity stand for, which JSON does not have."""
+
+
+def _parsed(text: str, path: Path, line: int | None, fix: str, constant: Constant) -> Any:
     try:
-        return json.loads(text, parse_constant=_refused)
+        return json.loads(text, parse_constant=constant)
     except (RecursionError, ValueError) as error:  # cut off, nested too deep, NaN, or a number of too many digits
         where = getattr(error, "lineno", None) if line is None else line
         raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {fix}", line=where) from None
 
 
-def read_json(path: Path, fix: str = AGAIN) -> Any:
+def read_json(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Any:
     """The JSON value in `path`. Raises DataError if there is none. fix: what to do where it is not JSON."""
-    return _parsed(text_of(path), path, fix=fix)
+    return _parsed(text_of(path), path, None, fix, constant)
 
 
 def read_json_list(path: Path) -> list[Any]:
@@ -149,8 +156,8 @@ def read_json_list(path: Path) -> list[Any]:
     return value
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line number, object) for each line of `path`; blank lines are skipped.
+def read_jsonl(path: Path, fix: str = AGAIN, constant: Constant = _refused) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line number, object) for each line of `path`; blank lines are skipped. fix: as in `read_json`.
 
     Raises
     ------
@@ -158,12 +165,12 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """
     number = 0
     for number, line in lines(path):
-        row = _parsed(line, path, number)
+        row = _parsed(line, path, number, fix, constant)
         if not isinstance(row, dict):
             raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
         yield number, row
     if not number:
-        raise DataError(path, f"the file is empty; {AGAIN}")
+        raise DataError(path, f"the file is empty; {fix}")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

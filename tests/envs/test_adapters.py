@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import inspect
+import json
+import math
 import random
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from reflectkit.cli.main import main
 from reflectkit.env import Teacher, rules_of, teacher_of
 from reflectkit.envs import data_folder, env_class, listed
 from reflectkit.envs import make as make_env
 from reflectkit.envs.adapters import adapted
+from reflectkit.envs.adapters.rows import read_rows
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of, run_sync
@@ -202,6 +210,10 @@ def as_array(completions, **kwargs):
     import numpy
     return numpy.array([0.25 for _ in completions])
 
+def looks(completions, photo, **kwargs):
+    return [0.0]
+
+
 def of_desk(environments, completions, **kwargs):
     return [environments[0].sum + len(completions[0])]
 """
@@ -277,12 +289,83 @@ def test_rows_of_files_are_problems(ending: str) -> None:
         path.write_text("prompt,answer\n" + "".join(f"{row['prompt']},{row['answer']}\n" for row in ROWS))
     kind = env_class("prompts")
     settings = kind.Settings(dataset=str(path))
+    rows = [row | {"answer": str(row["answer"])} for row in ROWS] if ending == "csv" else ROWS
     assert [(task.group, task.data) for task in listed("prompts", "all", settings)] == [
-        ("0", ROWS[0]),
-        ("1", ROWS[1]),
-        ("0", ROWS[2]),
+        ("0", rows[0]),
+        ("1", rows[1]),
+        ("0", rows[2]),
     ]
     assert kind.taskset.with_settings(settings).records_folder == path.name
+
+
+def rows_of(path: str, **settings: Any) -> list[dict[str, Any]]:
+    return [task.data for task in listed("prompts", "all", env_class("prompts").Settings(dataset=path, **settings))]
+
+
+LOOKALIKES = ["001", "1e5", "True", "2024-03-01", "12", "", "NA"]
+
+
+def test_the_texts_of_a_csv_file_stay_texts() -> None:
+    with Path("texts.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file).writerows([("prompt", "answer"), *(("Say it.", text) for text in LOOKALIKES)])
+    assert [row["answer"] for row in rows_of("texts.csv")] == LOOKALIKES
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_large_csv_file_has_lines_in_its_texts(delimiter: str) -> None:
+    path, long = f"long{ord(delimiter)}.csv", "- an item, and; more\n" * 1000
+    rows = [{"prompt": f"{number}\n{long}", "answer": "x" * 200_000} for number in range(8)]
+    with Path(path).open("w", newline="") as file:
+        writer = csv.DictWriter(file, ("prompt", "answer"), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    assert rows_of(path) == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"prompt,answer\nOne,1\nTwo, three,2\n", "wrong.csv:3: row 2 has 3 columns, and the header 2"),
+        (b'prompt,answer\n"One,1\nTwo,2\n', "wrong.csv:3: not CSV: unexpected end of data"),
+        (b"prompt,answer\nOne,1\nW\xe4hle,2\n", "wrong.csv:3: not UTF-8"),
+        (b"prompt,prompt\nOne,1\n", "two columns 'prompt'"),
+        (b"question,answer\nOne,1\n", "the columns are question, answer"),
+        (b"prompt,answer\n,1\n", "wrong.csv, row 1: field 'prompt'"),
+        (b"prompt,answer\n", "has no rows"),
+    ],
+)
+def test_what_is_wrong_in_a_csv_file_is_named_with_its_place(content: bytes, told: str) -> None:
+    read_rows.cache_clear()
+    Path("wrong.csv").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        rows_of("wrong.csv")
+    assert told in str(caught.value)
+
+
+def test_a_json_file_may_begin_with_a_mark_and_have_values_that_are_no_json() -> None:
+    rows = [{"prompt": "One", "score": math.nan}, {"prompt": "Two"}]
+    Path("marked.json").write_text(json.dumps(rows), encoding="utf-8-sig")
+    Path("marked.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
+    for name in ("marked.json", "marked.jsonl"):
+        assert rows_of(name) == [{"prompt": "One", "score": None}, {"prompt": "Two", "score": None}]
+
+
+def test_columns_that_json_does_not_have_are_texts_or_left_out_unless_asked_for(rewards: str) -> None:
+    columns = {
+        "prompt": ["One", "Two"],
+        "when": [datetime(2024, 3, 1, 12), None],
+        "price": [Decimal("1.50"), Decimal("2.00")],
+        "score": [math.nan, 0.5],
+        "photo": [None, b"\x89PNG"],
+        "deep": [[{"far": math.inf}], []],
+    }
+    parquet.write_table(pyarrow.table(columns), "columns.parquet")
+    assert rows_of("columns.parquet", reward=(f"{rewards}:exact",)) == [
+        {"prompt": "One", "when": "2024-03-01T12:00:00", "price": "1.50", "score": None},
+        {"prompt": "Two", "when": None, "price": "2.00", "score": 0.5},
+    ]
+    with pytest.raises(DataError, match=r"columns\.parquet: row 2, column 'photo': a value of type bytes, and .* asks for it"):
+        rows_of("columns.parquet", reward=(f"{rewards}:looks",))
 
 
 def game(name: str, **settings: Any) -> tuple[Any, str]:

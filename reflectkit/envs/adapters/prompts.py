@@ -16,14 +16,12 @@ from pydantic import field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
-from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place, refuse
-from reflectkit.files import missing
-from reflectkit.jsonl import read_json_list, read_jsonl
+from reflectkit.envs.adapters.rows import FILES, read_rows
+from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
 from reflectkit.registry import code_files, resolve
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.types import Message, Observation, Task, ToolUse
 
-FILES = (".json", ".jsonl", ".csv", ".parquet")
 NO_MESSAGES = 'a prompt is a text, or messages such as [{"role": "user", "content": "…"}]'
 
 
@@ -72,11 +70,32 @@ class DatasetTasks(Taskset):
             raise ConfigError(
                 f"env '{self.env.name}' needs --dataset, a file ({', '.join(FILES)}) or a name on the hub"
             )
-        rows, first = _rows(self.settings.dataset, self.settings.dataset_split), dict[str, str]()
+        rows, first = self._rows(self.settings.dataset), dict[str, str]()
         return [
             Task(str(number), self.env.name, level, first.setdefault(json.dumps(row.get("prompt")), str(number)), row)
             for number, row in enumerate(rows)
         ]
+
+    def _rows(self, dataset: str) -> list[dict[str, Any]]:
+        """The rows of `dataset`. Raises DataError for one without a prompt, or without a column that code asks for."""
+        data = read_rows(dataset, self.settings.dataset_split)
+        if "prompt" in data.left_out:
+            raise DataError(dataset, f"{data.left_out['prompt']}; {NO_MESSAGES}")
+        if "prompt" not in data.rows[0]:
+            columns = ", ".join(data.rows[0])
+            raise DataError(dataset, f"there is no column 'prompt': the columns are {columns}; rename one")
+        if taken := OURS.intersection(data.rows[0]):
+            raise DataError(dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it")
+        for number, row in enumerate(data.rows, start=1):
+            prompt_messages(row["prompt"], f"{dataset}, row {number}")
+        users = [_reward(spec)[1] for spec in self.settings.reward]
+        if plain := getattr(self.env, "plain_type", None):
+            users.append(plain.reset)
+        for function in users if data.left_out else ():
+            for name in data.left_out.keys() & inspect.signature(function).parameters.keys():
+                holds = f"{data.left_out[name]}, and {code_place(function)} asks for it"
+                raise DataError(dataset, f"{holds}; store text, numbers, lists or objects there")
+        return data.rows
 
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The data set's file, and the code of the rewards."""
@@ -86,48 +105,6 @@ class DatasetTasks(Taskset):
 
 OURS = frozenset({"prompts", "completions", "environments"})
 """Arguments of reward functions, besides the columns."""
-
-
-@cache
-def _rows(dataset: str, split: str) -> list[dict[str, Any]]:
-    """The rows of a file, or of a split on the hub. Raises DataError for none, or one without a prompt."""
-    rows: Any
-    path = Path(dataset)
-    if not dataset.endswith(FILES):
-        refuse(path.is_file(), f"--dataset {dataset}: is none of {', '.join(FILES)}")
-        from reflectkit.models.hub import dataset_rows
-
-        name, _, config = dataset.partition(":")
-        try:
-            rows = dataset_rows(name, config, split)
-        except ValueError as error:
-            files = ", ".join(FILES)
-            why = f"no file ({files}), nor can it be read from the hub: {error}"
-            raise ConfigError(f"--dataset {dataset}: {why}") from None
-    elif not path.exists():
-        raise missing(path)
-    elif path.suffix == ".json":
-        rows = read_json_list(path)
-    elif path.suffix == ".jsonl":
-        rows = [value for _, value in read_jsonl(path)]
-    else:
-        from pyarrow import ArrowInvalid, csv, parquet
-
-        try:
-            rows = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(path).to_pylist()
-        except ArrowInvalid as error:
-            raise DataError(path, " ".join(str(error).split())) from None
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, Mapping) or "prompt" not in row:
-            has = f"its columns are {', '.join(map(str, row))}" if isinstance(row, Mapping) else "it is no JSON object"
-            raise DataError(dataset, f"row {number} has no column 'prompt': {has}; rename one")
-        prompt_messages(row["prompt"], f"{dataset}, row {number}")
-        if taken := OURS.intersection(row):
-            raise DataError(dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it")
-    if not rows:
-        raise DataError(dataset, "has no rows")
-    columns = dict.fromkeys(name for row in rows for name in row)  # None in a row that lacks one, as in datasets
-    return [dict.fromkeys(columns) | dict(row) for row in rows]
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:

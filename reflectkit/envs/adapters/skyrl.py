@@ -17,7 +17,8 @@ from typing_extensions import override
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters import env_type
-from reflectkit.envs.adapters.prompts import FILES, DatasetTasks, prompt_messages
+from reflectkit.envs.adapters.prompts import DatasetTasks, prompt_messages
+from reflectkit.envs.adapters.rows import FILES
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.registry import code_files
 from reflectkit.types import Message, Observation, Task, ToolUse
