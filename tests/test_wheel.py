@@ -89,7 +89,9 @@ def test_an_editable_install_is_found_next_to_the_clone(tmp_path: Path) -> None:
     # 2. Use it from the folder that holds the clone and a project with a folder named like one of the clone's
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks/mine.py").touch()
-    (tmp_path / "script.py").write_text("import reflectkit, benchmarks.mine; print(reflectkit.make, reflectkit.__file__)")
+    (tmp_path / "script.py").write_text(
+        "import reflectkit, benchmarks.mine; print(reflectkit.make, reflectkit.__file__)"
+    )
     ways = (["-c", (tmp_path / "script.py").read_text()], ["-m", "script"], ["script.py"])
     for way in ways:
         command = [str(tmp_path / "env/bin/python"), *way]

@@ -364,7 +364,9 @@ def test_columns_that_json_does_not_have_are_texts_or_left_out_unless_asked_for(
         {"prompt": "One", "when": "2024-03-01T12:00:00", "price": "1.50", "score": None},
         {"prompt": "Two", "when": None, "price": "2.00", "score": 0.5},
     ]
-    with pytest.raises(DataError, match=r"columns\.parquet: row 2, column 'photo': a value of type bytes, and .* asks for it"):
+    with pytest.raises(
+        DataError, match=r"columns\.parquet: row 2, column 'photo': a value of type bytes, and .* asks for it"
+    ):
         rows_of("columns.parquet", reward=(f"{rewards}:looks",))
 
 
