@@ -35,7 +35,7 @@ def entry() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process without a traceback
     except KeyboardInterrupt:  # pressed again
         code = STOPPED
-    sys.exit(128 + received[0] if received and code == STOPPED else code)
+    sys.exit(128 + received[0] if received and code in (0, STOPPED) else code)
 
 
 def _stop_as_with_ctrl_c(received: list[int]) -> None:

@@ -7,7 +7,6 @@ levels are the splits of OpenEnv's task API. Without a token, in OPENENV_API_KEY
 from __future__ import annotations
 
 import contextlib
-import hmac
 import ipaddress
 import itertools
 import json
@@ -115,6 +114,8 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
     )
     from openenv.core.env_server.types import Action, EnvironmentMetadata, State
     from openenv.core.env_server.types import Observation as Seen
+
+    from reflectkit.envs.adapters.endpoint import Guard
 
     kind, last = setup.kind, list(tasks)[-1]
     probe = setup.make(setup.horizon_at(last))
@@ -260,25 +261,6 @@ def app_of(setup: EnvSetup, tasks: Mapping[str, Sequence[Task]], sessions: int, 
     )  # fmt: skip
     app.add_middleware(Guard, token=token)
     return app
-
-
-class Guard:
-    """Lets in who sends the token; without a token, who is no web page."""
-
-    def __init__(self, app: Any, token: str) -> None:
-        self.app, self.expected = app, f"Bearer {token}".encode() if token else b""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
-        given = dict(scope.get("headers", ()))
-        right = hmac.compare_digest(given.get(b"authorization", b""), self.expected)
-        if scope["type"] == "lifespan" or (right if self.expected else b"origin" not in given):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await send({"type": "http.response.start", "status": 401, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
 
 
 def is_loopback(host: str) -> bool:

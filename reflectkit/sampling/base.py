@@ -45,6 +45,8 @@ class Truncation:
 
 
 EVERYTHING = Truncation()
+COLDEST = 1e-6
+"""The least temperature above 0: logits divided by less may not be numbers any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,17 @@ class SampleRequest:
     max_new_tokens: int = 0
     """Maximum tokens of a text; fewer where the context has no room for them."""
     temperature: float = 1.0
-    """≥ 0; 0 takes the likeliest."""
+    """≥ 0; 0 takes the likeliest, and so does one below `COLDEST`."""
     seed: int = 0
     """0 ≤ seed < 2**63; equal requests with equal seeds get equal answers."""
     stop_ids: frozenset[int] = frozenset()
     """A text ends with any of these tokens."""
     truncation: Truncation = EVERYTHING
     """Applied to the labels, or to each token of a text; for evaluation only."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_setti
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.models.hub import TINY
 from reflectkit.runs.run import RunConfig
+from reflectkit.sampling.base import COLDEST
 from reflectkit.sampling.config import LOCAL, SamplerConfig
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.settings import (
@@ -50,7 +51,9 @@ class PolicyConfig(Config):
     quantize: Literal["", "none", "8bit", "4bit"] = option(
         "", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint."
     )
-    temperature: float = option(1.0, help="Sampling temperature of the policy, in rollouts and in the loss.", gt=0)
+    temperature: float = option(
+        1.0, help="Sampling temperature of the policy, in rollouts and in the loss.", ge=COLDEST
+    )
     max_new_tokens: int = option(
         128, help="Maximum length of an answer in tokens, in environments without enumerated actions.", ge=1
     )
@@ -120,7 +123,9 @@ class ReflectorTrainingConfig(Config):
         help="Comments on each of these states, which are compared with each other.",
         ge=2,
     )
-    temperature: float = option(1.0, name="reflector_temperature", help="Sampling temperature of these comments.", gt=0)
+    temperature: float = option(
+        1.0, name="reflector_temperature", help="Sampling temperature of these comments.", ge=COLDEST
+    )
     learning_rate: float = option(
         1e-4,
         name="reflector_rate",

@@ -140,6 +140,11 @@ def test_a_cluster_stops_it_as_ctrl_c_does(tmp_path: Path) -> None:
         "reflectkit: stopped; run the same command again to resume\n",
     )
     assert started("list", env=env | {"RANK": "0"}).returncode == -signal.SIGTERM  # of torchrun: at once
+    served = (
+        "import os, signal, time\ntry:\n    os.kill(os.getpid(), 15)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
+    )
+    (tmp_path / "yaml.py").write_text(served + "    raise SystemExit(0)")  # as `serve` ends
+    assert started("list", env=env).returncode == 143
     (tmp_path / "yaml.py").write_text(TOLD.format("SystemExit(7)"))
     ignoring = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *RUN, "list"]  # as nohup does
     assert subprocess.run(ignoring, env=os.environ | ROOT | env, timeout=120).returncode == 7

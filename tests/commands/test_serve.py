@@ -129,6 +129,12 @@ def asking(**more: Any) -> bytes:
     return json.dumps({"model": "m", "messages": HELLO, **more}).encode()
 
 
+def called(arguments: str) -> bytes:
+    """A request after a call with these `arguments`."""
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return asking(messages=[*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
@@ -139,6 +145,11 @@ def asking(**more: Any) -> bytes:
         (asking(tools=TOOLS, tool_choice={"function": 3}), 400, "tool_choice"),
         (asking(tools=TOOLS * 2), 400, "two have the same name"),
         (asking(tools=[{"type": "function", "function": LOOK | {"parameters": {"type": math.nan}}}]), 400, "tools: "),
+        (asking(temperature=math.inf), 400, "temperature"),
+        (called("{" * 100_000), 400, "no JSON object"),
+        (called('{"a":' * 400 + "1" + "}" * 400), 400, "no JSON object"),
+        (called('{"box": "\\ud800"}'), 400, "no JSON object"),
+        (called('{"box": 1e999}'), 400, "no JSON object"),
         (asking(junk="x" * (17 << 20)), 413, "at most"),
     ],
 )
@@ -157,6 +168,30 @@ def test_only_its_own_host_and_token(served: Any) -> None:
     assert post(url, asking(), Authorization="Bearer s3cret", Host="evil.example")[0] == 400
     assert post(url, asking(), Authorization="Bearer s3cret")[0] == 200
     assert post(url.replace("/v1/chat/completions", "/s/other/v1/chat/completions"), asking())[0] in (401, 404)
+
+
+def test_only_a_number_is_a_reward(served: Any) -> None:
+    session = Scripted(ToolUse("Hi."))
+    url = served(session) + "/reward"
+    for value in ("true", "NaN", "1e999", f"1{'0' * 400}", "[" * 100_000, '"1"'):
+        code, text = post(url, b'{"reward": ' + value.encode() + b"}")
+        assert (code, session.rewards) == (400, [])
+        assert "NUMBER" in text
+    assert post(url, b'{"reward": 2}')[0] == 200
+    assert session.rewards == [2.0]
+
+
+def test_a_web_page_gets_no_answer_and_rewards_nothing(served: Any) -> None:
+    """A browser sends what a page posts as text without asking the server first, and names the page's origin."""
+    session = Scripted(ToolUse("Hi."))
+    page = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+    url = served(session)
+    assert post(f"{url}/v1/chat/completions", asking(), **page)[0] == 403
+    assert post(f"{url}/reward", b'{"reward": 1}', **page | {"Origin": "null"})[0] == 403
+    assert (session.asked, session.rewards) == ([], [])
+    assert (
+        post(f"{served(session, 's3cret')}/reward", b'{"reward": 1}', **page, Authorization="Bearer s3cret")[0] == 200
+    )
 
 
 def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
@@ -178,12 +213,15 @@ def test_a_pair_is_served_and_recorded(tmp_path: Path) -> None:
         again: Any = [*HELLO, answer.choices[0].message.model_dump(exclude_none=True), *HELLO]
         client.chat.completions.create(model="m", messages=again, max_tokens=4)
         assert post(f"{url}/s/mine/reward", b'{"reward": 0.5}')[0] == 200
+        for temperature in (0.0, 1e-320):
+            client.chat.completions.create(model="m", messages=HELLO, max_tokens=4, temperature=temperature)
         os.kill(server, signal.SIGINT)
         assert os.waitpid(server, 0)[1] == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
-    first, second, reward = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
+    first, second, reward, greedy, cold = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
+    assert cold["decision"] == greedy["decision"]
     assert reward == {"session": "mine", "reward": 0.5}
     decision = first["decision"]
     assert first["session"] == "mine"

@@ -116,10 +116,11 @@ def test_a_token_keeps_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
         env.close()
     with served(app("taxi")) as url:  # without a token a web page may not ask
         assert httpx2.get(f"{url}/health").status_code == 200
-        assert httpx2.get(f"{url}/health", headers={"Origin": "https://elsewhere"}).status_code == 401
+        assert httpx2.get(f"{url}/health", headers={"Origin": "https://elsewhere"}).status_code == 403
 
 
-def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_the_command_serves_until_it_is_stopped(tmp_path: Path, number: int, code: int) -> None:
     command = [sys.executable, "-u", "-m", "reflectkit", "serve-env", "--env", "corridor", "--port", "0"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -127,8 +128,8 @@ def test_the_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http")).rstrip(";")
         with GenericEnvClient(base_url=url).sync() as client:
             assert client.reset(seed=0).observation["text"]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert "Traceback" not in process.stdout.read()
-        assert process.wait(20) == 0
+        assert process.wait(20) == code
     finally:
         process.kill()

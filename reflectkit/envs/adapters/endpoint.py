@@ -11,7 +11,6 @@ import contextlib
 import hmac
 import itertools
 import json
-import math
 import socket
 import time
 from collections import OrderedDict, deque
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 import uvicorn
 from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -31,6 +31,7 @@ from starlette.routing import Route
 
 from reflectkit.envs.conversation import spoken
 from reflectkit.errors import ConfigError
+from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
 from reflectkit.tools import NAME, check_tool
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn
@@ -105,7 +106,7 @@ class _Request(BaseModel):
     functions: Any = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
     max_tokens: int | None = Field(None, ge=-1)
     max_completion_tokens: int | None = Field(None, ge=-1)
     stop: str | list[str] | None = None
@@ -128,6 +129,10 @@ class _Request(BaseModel):
             "response_format: only text is written; leave it out": self.response_format not in (None, {"type": "text"}),
         }
         return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+class _Reward(BaseModel):
+    reward: float = Field(strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +245,11 @@ def _digest(messages: Sequence[Message]) -> int:
 
 
 def _call(function: _Function) -> ToolCall:
-    arguments = None
-    with contextlib.suppress(ValueError):
-        arguments = json.loads(function.arguments or "{}", parse_constant=int)  # which refuses NaN
+    try:
+        arguments = from_json(function.arguments or "{}", allow_inf_nan=False)  # at most 200 levels deep
+        dumps(arguments)  # refuses 1e999
+    except ValueError:
+        arguments = None
     if not isinstance(arguments, dict):
         raise RequestError(f"tool_calls: the arguments of {function.name} are no JSON object")
     return ToolCall(function.name, arguments)
@@ -297,9 +304,6 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
     numbers = itertools.count(1)
 
     def session_of(request: Request) -> Any:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token and not hmac.compare_digest(given.encode(), token.encode()):
-            raise RequestError("the API key is not the server's token", 401, "invalid_api_key")
         session = find(request.path_params.get("session", ""))
         if session is None:
             raise RequestError("no such session, or it has ended", 404)
@@ -333,12 +337,10 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
     async def reward(request: Request) -> Response:
         session = session_of(request)
         try:
-            value = json.loads(await _body(request))["reward"]
-        except (ValueError, TypeError, KeyError):
-            raise RequestError('send {"reward": NUMBER}') from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise RequestError(f"reward: {value!r:.60} is no finite number")
-        session.reward(float(value))
+            value = _Reward.model_validate_json(await _body(request)).reward
+        except ValidationError as error:
+            raise RequestError(f'send {{"reward": NUMBER}}: {error.errors()[0]["msg"]}') from None
+        session.reward(value)
         return JSONResponse({"reward": value})
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -347,9 +349,7 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
                 "only OpenAI's chat completions are served: POST …/v1/chat/completions", error.status_code
             )
         status, code = (error.status, error.code) if isinstance(error, RequestError) else (500, None)
-        return JSONResponse(
-            {"error": {"message": one_line(str(error)), "type": "invalid_request_error", "code": code}}, status
-        )
+        return _refusal(one_line(str(error)), status, code)
 
     routes = [
         Route(f"{prefix}{path}", handler, methods=[method])
@@ -363,8 +363,32 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
     return Starlette(
         routes=routes,
         exception_handlers={HTTPException: refused, RequestError: refused, Exception: refused},
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts])],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]), Middleware(Guard, token=token)],
     )
+
+
+class Guard:
+    """Lets in who sends the token; without a token, who is no web page."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        given = dict(scope.get("headers", ()))
+        right = hmac.compare_digest(given.get(b"authorization", b""), f"Bearer {self.token}".encode())
+        if scope["type"] == "lifespan" or (right if self.token else b"origin" not in given):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif self.token:
+            await _refusal("the API key is not the server's token", 401, "invalid_api_key")(scope, receive, send)
+        else:
+            await _refusal("a web page may ask only with the server's token", 403)(scope, receive, send)
+
+
+def _refusal(message: str, status: int, code: str | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": code}}, status)
 
 
 async def _body(request: Request) -> bytes:
