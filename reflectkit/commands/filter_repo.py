@@ -98,11 +98,21 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
         if earlier:
             told = f"from an earlier run, and questions will be asked about it: {', '.join(earlier)}"
             progress.news(f"{told}; delete what is not wanted")
+        for result in kept:
+            if result.dropped_code and not result.kept_code:
+                progress.news(f"warning: {result.name}: none of its code was kept, e.g. not {result.dropped_code}")
         rows = [
-            (one.name, str(one.kept), str(one.dropped.total()), f"{one.bytes / 1024:.1f}", one.why_not)
-            for one in results
+            (
+                result.name,
+                str(result.kept),
+                str(result.dropped.total()),
+                f"{result.bytes / 1024:.1f}",
+                f"{result.share:.0%}",
+                result.why_not or result.main_reason,
+            )
+            for result in results
         ]
-        heads = ("repository", "kept", "dropped", "KiB", "left out because")
+        heads = ("repository", "kept", "dropped", "KiB", "share of text", "not kept because")
         dropped = sum((result.dropped for result in results), Counter[str]())
         first = {reason: path for result in reversed(results) for reason, path in result.examples.items()}
         reasons = tuple((reason, str(count), first[reason]) for reason, count in dropped.most_common())
@@ -119,6 +129,8 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
                 result.name: {
                     "kept": result.kept,
                     "bytes": result.bytes,
+                    "share": result.share,
+                    "dropped_bytes": dict(sorted(result.dropped_bytes.items())),
                     "dropped": dict(sorted(result.dropped.items())),
                     "first": dict(sorted(result.examples.items())),
                 }

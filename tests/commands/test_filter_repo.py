@@ -16,6 +16,7 @@ import pytest
 
 from reflectkit.commands import filter_repo
 from reflectkit.console import Quiet, Report
+from reflectkit.errors import DataError
 from tests.sft_runs import Interrupting
 
 GOOD = b"enough characters to be kept\n"
@@ -110,7 +111,7 @@ def tar_of(folder: Path, name: str, members: dict[str, bytes], links: Links | No
 
 both = pytest.mark.parametrize("make", [zip_of, tar_of])
 HOSTILE = dict.fromkeys(
-    ("../up.txt", "/abs.txt", "a/../../up.txt", "C:/drive.txt", "back\\slash.txt", "./../up.txt"), GOOD
+    ("../up.txt", "/abs.txt", "a/../../up.txt", "C:/drive.txt", "..\\up.txt", "C:\\a.txt", "./../up.txt"), GOOD
 )
 
 
@@ -138,6 +139,53 @@ def test_nothing_gets_out_of_an_archive_and_links_are_dropped(tmp_path: Path, ma
     allowed = (tmp_path / "data" / "auto_explore" / "repos_filtered", tmp_path / "results")
     assert all(path.is_relative_to(allowed[0]) or path.is_relative_to(allowed[1]) for path in made)
     assert report.figures["dropped"] == {"path that leaves the archive": len(HOSTILE), "link or special file": 2}
+
+
+SHOP = {"shop/app/fees.py": GOOD, "shop/README.md": GOOD}
+WINDOWS = {"shop\\": b""} | {name.replace("/", "\\"): content for name, content in SHOP.items()}
+FORKS = {f"__MACOSX/{Path(name).parent}/._{Path(name).name}": b"\0\5\x16\7" for name in SHOP}
+
+
+@pytest.mark.parametrize(
+    "members", [WINDOWS, SHOP | FORKS | {"__MACOSX/._shop": b"\0\5", ".DS_Store": b"\0", "shop/.DS_Store": b"\0"}]
+)
+def test_archives_of_windows_and_of_the_finder_hold_what_was_put_in(tmp_path: Path, members: dict[str, bytes]) -> None:
+    zip_of(tmp_path / "in", "shop", members)
+    assert run(tmp_path).figures["dropped"] == {}
+    assert kept(tmp_path) == {"shop/app/fees.py", "shop/README.md"}
+
+
+def test_a_tar_of_macos_holds_what_was_put_in(tmp_path: Path) -> None:
+    tar_of(tmp_path / "in", "shop", {"._shop": b"\0\5", "./shop/app/._fees.py": b"\0\5"} | SHOP)
+    assert run(tmp_path).figures["dropped"] == {}
+    assert kept(tmp_path) == {"shop/app/fees.py", "shop/README.md"}
+
+
+def folder_of(folder: Path, name: str, members: dict[str, bytes]) -> None:
+    for member, content in members.items():
+        put(folder / name / member, content)
+
+
+@pytest.mark.parametrize("make", [zip_of, tar_of, folder_of])
+def test_it_says_what_share_of_a_repository_was_kept_and_why_not_the_rest(tmp_path: Path, make: Any) -> None:
+    """A picture and a hidden folder are no text of the repository; a dropped folder's files are."""
+    members = {"small/__init__.py": b"x" * 700, "small/tests/test_it.py": b"x" * 100, "README.md": b"x" * 200}
+    make(tmp_path / "in", "small", members | {"logo.png": b"x" * 999, ".venv/lib/a.py": b"x" * 999})
+    progress = Interrupting()
+    report = run(tmp_path, progress)
+    figures = report.figures["by_repository"]["small"]
+    assert (figures["bytes"], figures["share"]) == (200, 0.2)
+    reasons = {"hidden or private name": 700, "folder: says little (licence, build, tests, examples)": 100}
+    assert figures["dropped_bytes"] == reasons
+    (warning,) = (line for line in progress.lines if line.startswith("warning: "))
+    assert "small: none of its code was kept, e.g. not small/" in warning
+    assert report.tables[0].rows == (("small", "1", "4", "0.2", "20%", "hidden or private name"),)
+
+
+def test_a_repository_of_which_nothing_is_left_says_why(tmp_path: Path) -> None:
+    put(tmp_path / "in" / "one" / "one" / "__init__.py")
+    with pytest.raises(DataError, match=r"one: no files are left; .* hidden or private name \(1, e\.g\. one/__init__"):
+        run(tmp_path)
 
 
 def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -45,6 +45,10 @@ MARKS = frozenset(
 """Names, in lower case, that only the root of a repository has."""
 DROPPED_ENDINGS = (".egg-info", ".dist-info")
 """Endings of the folders that packaging tools write."""
+CLUTTER = frozenset({CACHE, "__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"})
+"""Names of what Python, macOS and Windows put next to files. It is no part of a repository, nor are names in FORKS."""
+FORKS = "._"
+"""Begins the names in which macOS keeps what a file has besides its content."""
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
 DEPTH = 64  # maximum depth of nested folders
@@ -80,19 +84,45 @@ class Filtered:
     name: str
     kept: int = 0
     """Number of files."""
+    kept_code: int = 0
+    """Number of those with code."""
     bytes: int = 0
     """Bytes copied."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Reason → number of files."""
+    """Reason → number of files or folders."""
+    dropped_bytes: Counter[str] = field(default_factory=Counter)
+    """Reason → bytes of the files of a supported type among them."""
+    dropped_code: str = ""
+    """The first file with code that was dropped, and why."""
     examples: dict[str, str] = field(default_factory=dict)
     """Reason → the first file dropped for it."""
     why_not: str = ""
     """Why the whole repository was refused."""
 
-    def drop(self, reason: str, path: object) -> None:
-        """Count `path` under `reason`; the first path is kept as an example."""
+    def drop(self, reason: str, path: PurePosixPath | str, sizes: Mapping[PurePosixPath, int] | None = None) -> None:
+        """Count `path` under `reason`; the first path is kept as an example. sizes: of the files that go with it."""
         self.dropped[reason] += 1
-        self.examples.setdefault(reason, ascii(str(path))[1:-1][:200])
+        self.examples.setdefault(reason, _shown(path))
+        for file, size in (sizes or {}).items():
+            kind = kind_of(file.name)
+            if kind and not any(part.startswith(".") for part in file.parts):
+                self.dropped_bytes[reason] += size
+                if kind == "code":
+                    self.dropped_code = self.dropped_code or f"{_shown(file)} ({reason})"
+
+    @property
+    def share(self) -> float:
+        """Share of the bytes of its files of a supported type, hidden ones apart, that was kept."""
+        return self.bytes / max(1, self.bytes + self.dropped_bytes.total())
+
+    @property
+    def main_reason(self) -> str:
+        """Why most of the rest was dropped; "" if nothing was."""
+        return max(self.dropped_bytes, key=lambda reason: self.dropped_bytes[reason], default="")
+
+
+def _shown(path: PurePosixPath | str) -> str:
+    return ascii(str(path))[1:-1][:200]
 
 
 def kind_of(filename: str) -> str | None:
@@ -166,8 +196,8 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
     try:
         try:
             with contextlib.closing((_folder_files if source.is_dir() else _archive_files)(source, result)) as files:
-                for path, open_file in files:
-                    _copy(path, open_file, staging, max_bytes, result)
+                for path, size, open_file in files:
+                    _copy(path, size, open_file, staging, max_bytes, result)
         except RepositoryRefusedError as error:
             return Filtered(result.name, why_not=str(error))
         except DAMAGED as error:
@@ -177,7 +207,10 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
             if error.errno in NOT_WRITTEN:
                 raise
             return Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
-        result.why_not = "" if result.kept else "no files are left"
+        if not result.kept:
+            result.why_not = "no files are left"
+            for reason, count in result.dropped.most_common(1):
+                result.why_not += f"; dropped most often: {reason} ({count}, e.g. {result.examples[reason]})"
         for folder, _, _ in os.walk(staging, topdown=False):
             with contextlib.suppress(OSError):  # only empty folders can be removed
                 os.rmdir(folder)
@@ -192,7 +225,9 @@ def filter_repository(source: Path, target: Path, max_bytes: int) -> Filtered:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _copy(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
+def _copy(
+    path: PurePosixPath, stated_size: int, open_file: Opener, staging: Path, max_bytes: int, result: Filtered
+) -> None:
     """Copy one file in pieces and check its content on the way; an unsuitable file is removed again."""
     target = staging / path
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -223,16 +258,22 @@ def _copy(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int,
     if fault:
         with contextlib.suppress(OSError):
             target.unlink()
-        result.drop(fault, path)
+        result.drop(fault, path, {path: stated_size})
         return
     result.kept += 1
+    result.kept_code += kind_of(path.name) == "code"
     result.bytes += size
 
 
 # ----------------------------------------------------------------------------------------------- folders and archives
 
-Files = Generator[tuple[PurePosixPath, Opener], None, None]
-"""(relative path, opener) of each file with a suitable name."""
+Files = Generator[tuple[PurePosixPath, int, Opener], None, None]
+"""(relative path, size in bytes as the source states it, opener) of each file with a suitable name."""
+
+
+def _is_clutter(name: str) -> bool:
+    """Whether a file or folder called `name` is no part of a repository."""
+    return name in CLUTTER or name.startswith(FORKS)
 
 
 def _folder_files(root: Path, result: Filtered) -> Files:
@@ -250,20 +291,45 @@ def _folder_files(root: Path, result: Filtered) -> Files:
             count += 1
             if count > MEMBERS:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
-            if entry.name == CACHE:
+            if _is_clutter(entry.name):
                 continue
             path = folder / entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             if not (is_folder or entry.is_file(follow_symlinks=False)):
                 result.drop("link or special file", path)
-            elif fault := name_fault(entry.name, is_folder):
-                result.drop(f"folder: {fault}" if is_folder else fault, path)
-            elif is_folder and len(path.parts) >= DEPTH:
-                result.drop("folder: nested too deep", path)
+                continue
+            fault = name_fault(entry.name, is_folder)
+            if is_folder and not fault and len(path.parts) >= DEPTH:
+                fault = "nested too deep"
+            if is_folder and fault:
+                result.drop(f"folder: {fault}", path, _sizes_below(root, path))
             elif is_folder:
                 pending.append(path)
+            elif fault:
+                result.drop(fault, path, {path: _size(root / path)})
             else:
-                yield path, lambda name=entry.path: _open_plain(name)  # type: ignore[misc]
+                yield path, _size(root / path), lambda name=entry.path: _open_plain(name)  # type: ignore[misc]
+
+
+def _size(path: Path) -> int:
+    """The size of a file in bytes; 0 if it has just gone."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_size
+    return 0
+
+
+def _sizes_below(root: Path, folder: PurePosixPath) -> dict[PurePosixPath, int]:
+    """The sizes of the files in `folder`, which is dropped; hidden folders and files past MEMBERS are not looked at."""
+    sizes: dict[PurePosixPath, int] = {}
+    if folder.name.startswith("."):
+        return sizes
+    for place, folders, names in os.walk(root / folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = PurePosixPath(Path(place).relative_to(root).as_posix())
+        sizes |= {below / name: _size(Path(place, name)) for name in names}
+        if len(sizes) > MEMBERS:
+            break
+    return sizes
 
 
 def _open_plain(name: str) -> IO[bytes]:
@@ -281,28 +347,28 @@ def _archive_files(source: Path, result: Filtered) -> Files:
     paths: set[PurePosixPath] = set()
     folders: set[PurePosixPath] = set()
     with contextlib.closing(_members(source)) as members:
-        for name, is_plain, open_member in members:
+        for name, size, is_plain, open_member in members:
             path = _safe_path(name)
             if path is None:
                 result.drop("path that leaves the archive", name)
                 continue
             if prefix and path.parts[0] == prefix:
                 path = PurePosixPath(*path.parts[1:])
-            if is_plain is None or not path.parts:
-                continue  # a folder
+            if is_plain is None or not path.parts or any(map(_is_clutter, path.parts)):
+                continue  # a folder, or no part of the repository
             faults = (f"folder: {fault}" for part in path.parts[:-1] if (fault := name_fault(part, is_folder=True)))
             if not is_plain:
                 result.drop("link or special file", name)
             elif fault := next(faults, "") or name_fault(path.name):
-                result.drop(fault, name)
+                result.drop(fault, name, {path: size})
             elif len(path.parts) >= DEPTH:
-                result.drop("folder: nested too deep", name)
+                result.drop("folder: nested too deep", name, {path: size})
             elif path in paths or path in folders or paths & set(path.parents):
                 result.drop("duplicate path", name)
             else:
                 paths.add(path)
                 folders.update(path.parents)
-                yield path, open_member
+                yield path, size, open_member
 
 
 def _safe_path(name: str) -> PurePosixPath | None:
@@ -317,16 +383,19 @@ def _top_folder(source: Path) -> str:
     """The one top-level folder that contains everything in an archive, or ""."""
     top = ""
     with contextlib.closing(_members(source)) as members:
-        for name, is_plain, _ in members:
-            if path := _safe_path(name):
+        for name, _, is_plain, _ in members:
+            path = _safe_path(name)
+            if path and not any(map(_is_clutter, path.parts)):
                 top = top or path.parts[0]
                 if path.parts[0] != top or (is_plain is not None and len(path.parts) == 1):
                     return ""
     return top
 
 
-Members = Generator[tuple[str, bool | None, Opener], None, None]
-"""(name, whether it is a plain file or None for a folder, opener) of each member; open only the current one."""
+Members = Generator[tuple[str, int, bool | None, Opener], None, None]
+"""(name, stated size in bytes, whether it is a plain file or None for a folder, opener) of each member; open only the
+current one.
+"""
 
 
 def _members(source: Path) -> Members:
@@ -340,8 +409,9 @@ def _members(source: Path) -> Members:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
             for entry in archive.infolist():
                 kind = stat.S_IFMT(entry.external_attr >> 16)
-                plain = None if entry.filename.endswith("/") else kind in (0, stat.S_IFREG)
-                yield entry.filename, plain, lambda entry=entry: spent.watch(archive.open(entry))  # type: ignore[misc]
+                name = entry.filename.replace("\\", "/")  # as Windows writes it
+                plain = None if name.endswith("/") else kind in (0, stat.S_IFREG)
+                yield name, entry.file_size, plain, lambda entry=entry: spent.watch(archive.open(entry))  # type: ignore[misc]
         return
     with gzip.open(source) as unpacked, tarfile.open(fileobj=spent.watch(unpacked), mode="r|") as stream:
         for count, member in enumerate(stream):
@@ -349,7 +419,7 @@ def _members(source: Path) -> Members:
                 raise RepositoryRefusedError(f"more than {MEMBERS} files")
             spent.check(stream.offset)  # where the next member should begin; tarfile would read past the end for it
             plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
-            yield member.name, plain, lambda member=member: stream.extractfile(member)  # type: ignore[misc]
+            yield member.name, member.size, plain, lambda member=member: stream.extractfile(member)  # type: ignore[misc]
 
 
 class _Meter:
