@@ -1,24 +1,29 @@
 """The event loop of a command: servers, engines and simulated users are all awaited in it.
 
-Each thread has one loop, created on first use and kept, so that connections persist between calls. Code that already
-runs inside a loop (a notebook) may call it too: its coroutines then run in the loop of another thread.
+Each thread has one loop, created on first use and kept, so that connections persist between calls. Code of users that
+is no coroutine is called `outside_loop`: in the same thread, usually the main one, but as if no loop ran there. It may
+start its own. Code that already runs inside a loop (a notebook) may call `run_sync`, too: its loop waits meanwhile, and
+ours runs in the same thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 Value = TypeVar("Value")
 Changed = TypeVar("Changed")
 
 _local = threading.local()
+_ours: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+"""The loops that were made here; `asyncio.get_event_loop` returns none of them outside of it."""
 _inherited: list[Any] = []
 """The loops of a forked child's parent. Closing one would stop the parent's from waking, as both share its epoll."""
 
@@ -29,14 +34,57 @@ def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
     Whatever interrupts it, such as Ctrl-C, is raised at once, and the coroutine and the tasks that it started are
     cancelled.
     """
-    if _running():
-        return _helper.result(coroutine)
     loop = _loop()
+    with _loop_set_aside():
+        try:
+            return loop.run_until_complete(coroutine)
+        except BaseException:
+            _cancel_tasks(loop)
+            raise
+
+
+def outside_loop(function: Callable[..., Value], *arguments: Any, **named: Any) -> Value:
+    """What `function` returns, called as if no event loop ran in this thread: it may start one. What it returns may be
+    awaited in the running loop.
+    """
+    with _loop_set_aside():
+        return function(*arguments, **named)
+
+
+@contextlib.contextmanager
+def _loop_set_aside() -> Iterator[None]:
+    """The running loop and its task, if any, wait until the context ends, as during any call that blocks.
+
+    asyncio lets those who write loops and tasks of their own switch them with these functions
+    (docs.python.org/3/library/asyncio-extending.html).
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        yield
+        return
+    task, somebody_elses = asyncio.current_task(loop), loop not in _ours
+    if task is not None:
+        asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    if somebody_elses:
+        asyncio.set_event_loop(_spare_loop())
     try:
-        return loop.run_until_complete(coroutine)
-    except BaseException:
-        _cancel_tasks(loop)
-        raise
+        yield
+    finally:
+        if somebody_elses:
+            asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio._enter_task(loop, task)
+
+
+def _spare_loop() -> asyncio.AbstractEventLoop:
+    """What `asyncio.get_event_loop` returns in this thread while another's loop waits."""
+    _leave_inherited()
+    spare: asyncio.AbstractEventLoop | None = _local.spare
+    if spare is None or spare.is_closed():
+        spare = _local.spare = asyncio.new_event_loop()
+    return spare
 
 
 def result_of(value: Value | Awaitable[Value]) -> Value:
@@ -56,12 +104,12 @@ async def _awaited(value: Awaitable[Value]) -> Value:
 def followed(
     value: Value | Awaitable[Value], change: Callable[[Value], Changed | Awaitable[Changed]]
 ) -> Changed | Awaitable[Changed]:
-    """`change(value)`; an awaitable of it if `value` is awaitable."""
+    """`change(value)`; an awaitable of it if `value` is awaitable. `change` may call code of users."""
     if not inspect.isawaitable(value):
         return change(value)
 
     async def later() -> Changed:
-        changed = change(await value)
+        changed = outside_loop(change, await value)
         return await changed if inspect.isawaitable(changed) else changed
 
     return later()
@@ -91,20 +139,27 @@ def deliver(future: asyncio.Future[Value], value: Value) -> None:
         future.set_result(value)
 
 
-def _running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def _loop() -> asyncio.AbstractEventLoop:
-    """This thread's loop; a forked child gets its own."""
+    """This thread's loop, or another for a call from within it."""
+    _leave_inherited()
+    loops: list[asyncio.AbstractEventLoop] = _local.loops
+    for loop in loops:
+        if not loop.is_running():
+            return loop
+    loops.append(_new_loop())
+    return loops[-1]
+
+
+def _leave_inherited() -> None:
+    """A forked child gets its own loops."""
     if getattr(_local, "process", None) != os.getpid():
-        _inherited.append(getattr(_local, "loop", None))
-        _local.process, _local.loop = os.getpid(), asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = _local.loop
+        _inherited.append([getattr(_local, "loops", None), getattr(_local, "spare", None)])
+        _local.process, _local.loops, _local.spare = os.getpid(), [], None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    _ours.add(loop)
     return loop
 
 
@@ -134,15 +189,14 @@ class LoopThread:
         with self._starting:
             if self._process != os.getpid():
                 _inherited.append(self._loop)
-                self._process, self._loop = os.getpid(), asyncio.new_event_loop()
+                self._process, self._loop = os.getpid(), _new_loop()
                 self._thread = threading.Thread(target=_run_forever, args=(self._loop,), name=self.name, daemon=True)
                 self._thread.start()
             loop = self._loop
         if loop is None:
             coroutine.close()
             raise RuntimeError(f"{self.name} was closed")
-        # in an empty context, as the seat that an episode has at the table of another loop means nothing in this one
-        return contextvars.Context().run(asyncio.run_coroutine_threadsafe, coroutine, loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def result(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
         """Run `coroutine` to its end and return what it returns. Whatever interrupts the caller cancels it."""
@@ -168,12 +222,14 @@ class LoopThread:
 
 
 def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(_spare_loop())  # as there is one in the main thread
     try:
         loop.run_forever()
     finally:
         _cancel_tasks(loop)
         loop.close()
+        _spare_loop().close()
 
 
 _helper = LoopThread("reflectkit-event-loop")
-"""For callers that already run inside a loop."""
+"""For `shared_result_of`."""

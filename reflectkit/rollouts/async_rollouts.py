@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from reflectkit.env import Agent, Env
-from reflectkit.eventloop import LoopThread
+from reflectkit.eventloop import LoopThread, outside_loop
 from reflectkit.rollouts.episode import BatchBarrier, Episode, play, usable_after
 from reflectkit.rollouts.wrappers import Checked, checked
 from reflectkit.types import Trajectory
@@ -120,7 +120,7 @@ class AsyncRollouts:
             while True:
                 group, index = await self._until(self._following)
                 if group.make not in envs:
-                    envs[group.make] = checked(group.make())
+                    envs[group.make] = checked(outside_loop(group.make))
                 slot = self._barrier.join()
                 try:
                     trajectory = await play(

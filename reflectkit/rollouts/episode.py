@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import ConfigError, EnvironmentFailure, code_place
-from reflectkit.eventloop import in_thread, run_sync
+from reflectkit.eventloop import in_thread, outside_loop, run_sync
 from reflectkit.keys import masked
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.seeding import derive
@@ -31,6 +31,8 @@ class Slot:
     """One of the concurrent episodes of a barrier."""
 
     barrier: BatchBarrier
+    loop: asyncio.AbstractEventLoop
+    """The loop that its barrier waits in."""
     episode: int = 0
     """Number of the current episode, which orders the items of a batch."""
     pending: int = 0
@@ -54,8 +56,8 @@ class BatchBarrier:
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self) -> Slot:
-        """Take a slot for the current task and the tasks that it starts."""
-        slot = Slot(self)
+        """Take a slot for the current task and the tasks that it starts in this loop."""
+        slot = Slot(self, asyncio.get_running_loop())
         self._slots.add(slot)
         self._awaited += 1
         _slot.set(slot)
@@ -135,6 +137,8 @@ class Batcher(Generic[Item, Answer]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         slot = _slot.get()
+        if slot is not None and slot.loop is not loop:
+            slot = None
         self._queue.append((slot, item, future))
         if slot is not None:
             slot.barrier._add(slot, self)
@@ -227,7 +231,7 @@ async def play_all(
         return []
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
-    opened = [checked(make_env())]
+    opened = [checked(outside_loop(make_env))]
     spare = [*opened]
     barrier = BatchBarrier(patience)
 
@@ -236,7 +240,7 @@ async def play_all(
         try:
             for slot.episode, episode in waiting:
                 if not spare:
-                    opened.append(checked(make_env()))
+                    opened.append(checked(outside_loop(make_env)))
                     spare.append(opened[-1])
                 env = spare.pop()
                 trajectory = await play(episode, env, agent, timeout_s=timeout_s)
@@ -248,7 +252,7 @@ async def play_all(
                 if keep:
                     trajectories[slot.episode] = trajectory
                 if on_end is not None:
-                    on_end(trajectory)
+                    outside_loop(on_end, trajectory)
         finally:
             barrier.leave(slot)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import random
@@ -13,7 +14,7 @@ from typing import Any
 
 from reflectkit.env import DEFAULT_HORIZON, Action, Env, StepResult, Wrapper
 from reflectkit.errors import ConfigError, IllegalActionError, is_user_code
-from reflectkit.eventloop import followed
+from reflectkit.eventloop import followed, outside_loop
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 from reflectkit.tools import NAME
@@ -66,7 +67,7 @@ class Checked(Wrapper):
         if self.by_level:
             self._horizon = self.env.horizon = self.env.horizons.get(task.level, DEFAULT_HORIZON)
         own = task.data.get("seed") if len(task.data) == 1 else None
-        return followed(self.env.reset(task, own if isinstance(own, int) else seed), self._begun)
+        return followed(outside_loop(self.env.reset, task, own if isinstance(own, int) else seed), self._begun)
 
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """One step; the last step of the horizon is marked as truncated unless the env ended the episode there. Raises
@@ -74,28 +75,31 @@ class Checked(Wrapper):
         """
         if self.over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        return followed(self.env.step(action), self._stepped)
+        return followed(outside_loop(self.env.step, action), self._stepped)
 
     def close(self) -> None:
         """The env's."""
         self.over = True
-        super().close()
+        outside_loop(super().close)
 
     def release(self) -> None:
         """The env's."""
         self.over = True
-        super().release()
+        outside_loop(super().release)
 
     def teacher(self) -> Any:
         """The env's teacher, whose returns are checked."""
-        return CheckedTeacher(super().teacher(), self)
+        return CheckedTeacher(outside_loop(super().teacher), self)
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The env's, for the remaining steps of the horizon. Raises ConfigError if it is not a finite number."""
         left = steps_left if self._horizon is None else self._horizon - self._taken
-        reward = super().truncation_penalty(left)
+        reward = outside_loop(super().truncation_penalty, left)
         self.need(_is_number(reward), "truncation_penalty() returned", reward, NUMBER)
         return float(reward)
+
+    def __getattr__(self, name: str) -> Any:
+        return _called_outside_loop(super().__getattr__(name))
 
     def need(self, fits: bool, returned: str, value: object, wanted: str) -> None:
         """Raises ConfigError unless `fits`."""
@@ -211,15 +215,30 @@ class CheckedTeacher(TranslatedTeacher):
         super().__init__(inner, self._offered)
         self.checked = env
 
+    def action(self) -> Action:
+        """The teacher's."""
+        return outside_loop(super().action)
+
+    def mistakes(self) -> list[Action]:
+        """The teacher's."""
+        return outside_loop(super().mistakes)
+
+    def slips(self) -> list[Action]:
+        """The teacher's."""
+        return outside_loop(super().slips)
+
+    def __getattr__(self, name: str) -> Any:
+        return _called_outside_loop(super().__getattr__(name))
+
     def note(self) -> str:
         """The teacher's."""
-        mark: str = self.inner.note()
+        mark: str = outside_loop(self.inner.note)
         self.checked.need(mark in MARKS, "the teacher's note() returned", mark, '"good" or "mistake", "" at the start')
         return mark
 
     def comment(self, generator: random.Random) -> str:
         """The teacher's."""
-        comment: str = self.inner.comment(generator)
+        comment: str = outside_loop(self.inner.comment, generator)
         self.checked.need(isinstance(comment, str), "the teacher's comment() returned", comment, "a text")
         return comment
 
@@ -234,6 +253,11 @@ class CheckedTeacher(TranslatedTeacher):
                 fits, wanted = isinstance(action, str | ToolUse), "a text or a ToolUse, as no choices are offered"
             self.checked.need(fits, f"the teacher's {method}() returned", action, wanted)
         return actions
+
+
+def _called_outside_loop(attribute: Any) -> Any:
+    """A method as one that is called `outside_loop`; anything else as it is."""
+    return functools.partial(outside_loop, attribute) if inspect.ismethod(attribute) else attribute
 
 
 def is_flag(value: object) -> bool:

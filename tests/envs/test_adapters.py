@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import random
+import threading
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from reflectkit.agents.scripted import Demonstrator, Oracle
 from reflectkit.cli.main import main
 from reflectkit.env import Teacher, rules_of, teacher_of
 from reflectkit.envs import data_folder, env_class, listed
@@ -29,14 +31,15 @@ from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.jsonl import read_json, write_json, write_jsonl
+from reflectkit.rollouts.episode import Episode, play, rollout
 from reflectkit.rollouts.wrappers import Checked
-from reflectkit.types import Task, ToolCall, ToolUse
+from reflectkit.types import Decision, Task, ToolCall, ToolUse
 from tests.examples import own_module
 
 
 def make(kind: type, horizon: int | None = None, **settings: Any) -> Any:
     env: Any = adapted(kind)
-    env.name = kind.__name__.lower()
+    env.name = getattr(kind, "name", kind.__name__.lower())
     made = env(**settings)
     made.horizon = horizon
     return Checked(made)
@@ -206,6 +209,15 @@ async def late(completions, **kwargs):
     await asyncio.sleep(0.01)
     return [0.5]
 
+def alone(completions, **kwargs):
+    return asyncio.run(late(completions))
+
+class Late:
+    async def __call__(self, completions, **kwargs):
+        return await late(completions)
+
+late_object = Late()
+
 def as_array(completions, **kwargs):
     import numpy
     return numpy.array([0.25 for _ in completions])
@@ -262,8 +274,9 @@ def test_reward_functions_see_the_environments(rewards: str) -> None:
     assert step(env, ToolUse("Done.")).reward == 0.4 + 2 * (4 + 3)  # of three messages
 
 
-def test_an_env_that_waits_for_a_reward_leaves_the_random_state_to_others(rewards: str) -> None:
-    env = make(Desk, reward=(f"{rewards}:late",))
+@pytest.mark.parametrize("reward", ["late", "late_object"])
+def test_an_env_that_waits_for_a_reward_leaves_the_random_state_to_others(rewards: str, reward: str) -> None:
+    env = make(Desk, reward=(f"{rewards}:{reward}",))
     env.reset(task_of(env), 3)
     before = random.getstate()
 
@@ -275,6 +288,92 @@ def test_an_env_that_waits_for_a_reward_leaves_the_random_state_to_others(reward
     meanwhile, result = run_sync(end())
     assert meanwhile == before
     assert result.reward == 0.5
+
+
+def ask() -> str:
+    """The answer of somebody who is asked in an event loop of its own, in the main thread."""
+
+    async def answer() -> str:
+        await asyncio.sleep(0)
+        return "asked"
+
+    assert threading.current_thread() is threading.main_thread()
+    return asyncio.run(answer())
+
+
+EPISODE = Episode(Task("1", "asking", "all", "1", {"seed": 1}), 1)
+
+
+class AskingTeacher(Teacher):
+    def action(self) -> int:
+        return ["asked", "other"].index(ask())
+
+    def comment(self, generator: random.Random) -> str:
+        return ask()
+
+
+class Asking:
+    name = "asking"
+    teacher_type = AskingTeacher
+
+    def __init__(self) -> None:
+        ask()
+
+    def choices(self) -> list[str]:
+        return [ask(), "other"]
+
+    def reset(self) -> str:
+        return ask()
+
+    def step(self, choice: str) -> Any:
+        return ask(), float(choice == "asked"), True
+
+
+class AskingAtLast(Asking):
+    """Its step is a coroutine, and what is called after it is not."""
+
+    async def step(self, choice: str) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return "end", float(choice == "asked"), False
+
+
+class AskingDesk:
+    name = "asking"
+
+    def reset(self) -> str:
+        return ask()
+
+    def look(self) -> str:
+        """Looks."""
+        return ask()
+
+    def get_reward(self) -> float:
+        return float(ask() == "asked")
+
+
+class Caller:
+    """Calls a tool, and then says so."""
+
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        return Decision(ToolUse("Done.") if context.turns else ToolUse("", (ToolCall("look", {}),)))
+
+
+@pytest.mark.parametrize("kind", [Asking, AskingAtLast])
+@pytest.mark.parametrize("agent", [Oracle(), Demonstrator(0.0)], ids=["oracle", "demonstrator"])
+def test_a_class_and_its_teacher_may_start_a_loop(kind: type, agent: Any) -> None:
+    (played,) = rollout([EPISODE], lambda: Checked(adapted(kind)(), 1), agent)
+    assert (played.total_return, played.turns[0].observation.choices) == (1.0, ("asked", "other"))
+
+
+def test_a_tool_a_score_and_a_reward_function_may_start_a_loop(rewards: str) -> None:
+    (played,) = rollout([EPISODE], lambda: make(AskingDesk, reward=(f"{rewards}:alone",)), Caller())
+    assert [message.content for message in played.turns[-1].observation.messages if message.role == "tool"] == ["asked"]
+    assert played.total_return == 1 + 0.5
+
+
+def test_somebody_elses_loop_may_play_an_episode_of_such_a_class() -> None:
+    """As slime's does."""
+    assert asyncio.run(play(EPISODE, make(Asking), Oracle())).total_return == 1.0
 
 
 ROWS = [{"prompt": "1 + 1 =", "answer": 2}, {"prompt": "2 + 2 =", "answer": 4}, {"prompt": "1 + 1 =", "answer": 2}]

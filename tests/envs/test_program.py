@@ -108,6 +108,25 @@ def test_the_reward_has_one_source(play: Play, code: str, reward: float) -> None
     assert episode.success == (reward >= 1)
 
 
+JUDGE = """
+import asyncio, threading
+
+async def judge(completions):
+    await asyncio.sleep(0)
+    return [float(threading.current_thread() is threading.main_thread()) for _ in completions]
+
+def judged(completions, **kwargs):
+    return asyncio.run(judge(completions))
+"""
+
+
+def test_a_reward_function_is_called_in_the_main_thread_and_may_start_a_loop(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "program_judge.py").write_text(JUDGE, encoding="utf-8")
+    settings = {"reward": (f"{tmp_path}/program_judge.py:judged",)}
+    (episode,) = play('ask([{"role": "user", "content": "Hi"}])', Plays(WORDS), **settings)
+    assert episode.total_return == 1.0
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -14,7 +14,7 @@ from reflectkit.env import Context, Env, StepResult
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, EnvironmentFailure
-from reflectkit.eventloop import run_sync
+from reflectkit.eventloop import outside_loop, run_sync
 from reflectkit.rollouts.episode import BatchBarrier, Batcher, Episode, rollout
 from reflectkit.rollouts.wrappers import Checked, Shuffled
 from reflectkit.seeding import generator
@@ -303,6 +303,22 @@ def test_two_tables_that_share_batchers_do_not_hold_each_other_up() -> None:
         return list(await asyncio.wait_for(asyncio.gather(*players), 10))
 
     assert run_sync(play()) == [0, 1, 2]
+
+
+def test_who_asks_in_another_loop_waits_for_no_episode() -> None:
+    """As code of users may, which starts a loop while other episodes of its table are at work."""
+    batcher: Batcher[int, int] = Batcher(lambda items: [2 * item for item in items])
+
+    async def episode() -> int:
+        table = BatchBarrier(patience=60.0)
+        table.join()
+        slot = table.join()
+        try:
+            return outside_loop(asyncio.run, asyncio.wait_for(batcher.ask(4), 10.0))
+        finally:
+            table.leave(slot)
+
+    assert run_sync(episode()) == 8
 
 
 def test_an_error_reaches_everybody_in_the_batch_and_the_next_batch_works() -> None:

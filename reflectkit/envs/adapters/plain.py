@@ -17,7 +17,7 @@ from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choi
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, code_place
-from reflectkit.eventloop import followed
+from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec
@@ -252,7 +252,7 @@ class Tools(Plain):
         with contextlib.nullcontext() if self._waits else self._own_random():
             for call in use.calls:
                 try:
-                    result = getattr(self.plain, call.name)(**call.arguments)
+                    result = outside_loop(getattr(self.plain, call.name), **call.arguments)
                     result = await result if inspect.isawaitable(result) else result
                 except Exception as error:  # the agent reads it, as in TRL
                     result, refused = {"error": str(error)}, refused + 1
@@ -264,7 +264,7 @@ class Tools(Plain):
             if over or self._steps == self.horizon:
                 own: list[float] = []
                 if hasattr(self.plain, "get_reward"):
-                    value = self.plain.get_reward()
+                    value = outside_loop(self.plain.get_reward)
                     value = await value if inspect.isawaitable(value) else value
                     if not is_reward(value):
                         raise self._wrong("get_reward", value, "return a number")

@@ -284,7 +284,11 @@ class Program(Env):
 
     async def step(self, action: Action) -> StepResult:
         """Answer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
-        return await self._in_thread(self._act(action if isinstance(action, ToolUse) else ToolUse(str(action))))
+        use = action if isinstance(action, ToolUse) else ToolUse(str(action))
+        event = await self._in_thread(self._act(use))
+        return (
+            StepResult(self._observe(event), 0.0, False) if isinstance(event, _Pending) else await self._end(use, event)
+        )
 
     def close(self) -> None:
         """Kill the program, if it runs."""
@@ -339,12 +343,14 @@ class Program(Env):
         self._first = len(event.request.observation.messages)
         return self._observe(event)
 
-    async def _act(self, action: ToolUse) -> StepResult:
+    async def _act(self, action: ToolUse) -> _Pending | _Exit:
+        """What the program does after `action`."""
         if not self._pending.answer.done():  # the program may have closed the connection meanwhile
             self._pending.answer.set_result(EndpointAnswer(action))
-        event = await self._next()
-        if isinstance(event, _Pending):
-            return StepResult(self._observe(event), 0.0, False)
+        return await self._next()
+
+    async def _end(self, action: ToolUse, event: _Exit) -> StepResult:
+        """The result of the last action. Reward functions are called in the caller's thread."""
         seen = self._pending.request.observation
         if self.settings.reward:
             said = [*seen.messages, Message("assistant", action.text, action.calls)]

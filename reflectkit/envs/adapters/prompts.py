@@ -18,6 +18,7 @@ from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters.rows import FILES, read_rows
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
+from reflectkit.eventloop import outside_loop
 from reflectkit.registry import code_files, resolve
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.types import Message, Observation, Task, ToolUse
@@ -145,7 +146,8 @@ def _reward(spec: str) -> tuple[str, Any, float]:
 
 def waits(specs: Sequence[str]) -> bool:
     """Whether one of the reward functions `specs` is a coroutine."""
-    return any(inspect.iscoroutinefunction(function) for _, function, _ in map(_reward, specs))
+    functions = [function for _, function, _ in map(_reward, specs)]
+    return any(map(inspect.iscoroutinefunction, [*functions, *(function.__call__ for function in functions)]))
 
 
 def is_reward(value: object) -> bool:
@@ -174,7 +176,7 @@ async def score(
                 f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(arguments)}, so"
                 " end its arguments with **kwargs"
             ) from None
-        returned = function(**arguments)
+        returned = outside_loop(function, **arguments)
         returned = await returned if inspect.isawaitable(returned) else returned
         returned = returned.tolist() if hasattr(returned, "tolist") else returned  # an array, or a tensor
         value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned

@@ -28,6 +28,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.config import Config, build, option, parse_yaml
 from reflectkit.envs.setup import PlugInConfig
 from reflectkit.errors import CheckpointError, ConfigError, DataError, EnvironmentFailure
+from reflectkit.eventloop import outside_loop
 from reflectkit.integrations.slime.rewards import EPISODE
 from reflectkit.jsonl import text_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
@@ -269,7 +270,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         thinking=prompt.config.thinking,
     )
     spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else checked(prompt.config.plugin.setup.maker(prompt.task.level)())
+    env = spare.pop() if spare else checked(outside_loop(prompt.config.plugin.setup.maker(prompt.task.level)))
     trajectory = await play(episode_of(args, sample, prompt, evaluation), env, agent)
     if trajectory.status is Status.ABORTED:
         logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
