@@ -189,16 +189,18 @@ def different_starts(
     raise SystemExit(f"no {count} batches of {size} episodes have the same number of turns")
 
 
-def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int) -> list[Episode]:
-    """`size` episodes from the same start, of 2 turns or more on average, in all a multiple of `multiple`."""
+def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int, turns: float) -> list[Episode]:
+    """`size` episodes from the same start, of `turns` turns or more on average, in all a multiple of `multiple`."""
     chance = random.Random(seed)
     for attempt in range(400):
         task = chance.choice(tasks)
         drawn = [Episode(task, derive(seed, attempt, index), task.id, start=attempt) for index in range(size)]
         total = sum(len(trajectory.turns) for trajectory in ours.play(drawn))
-        if total >= 2 * size and total % multiple == 0:
+        if total >= turns * size and total % multiple == 0:
             return drawn
-    raise SystemExit(f"no group of {size} episodes has 2 turns or more on average, in all a multiple of {multiple}")
+    raise SystemExit(
+        f"no group of {size} episodes has {turns} turns or more on average, in all a multiple of {multiple}"
+    )
 
 
 def now() -> float:

@@ -8,15 +8,15 @@ from benchmarks.gpu_parts import need_setup
 from reflectkit.console import Quiet
 from reflectkit.models.hub import silence_libraries
 
-SCALE = 8
+SCALE = 4
 """Times as many episodes as one CPU core gets."""
 
 
 def peers(bench: Bench, scene: str) -> Measured:
-    """A scene of `make bench-peers` in bfloat16, with LoRA: five rounds, one if shapes are tiny."""
+    """A scene of `make bench-peers` in bfloat16, with LoRA: three rounds, one if shapes are tiny."""
     need_setup(bench)
     silence_libraries()
-    dtype, rounds, scale = ("float32", 1, 1) if bench.fast else ("bfloat16", 5, SCALE)
+    dtype, rounds, scale = ("float32", 1, 1) if bench.fast else ("bfloat16", 3, SCALE)
     compared = scenes.Bench(
         str(bench.folder / "model"), rounds, bench.seed, bench.folder / "data", Quiet(), dtype, bench.device, scale
     )

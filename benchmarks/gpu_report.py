@@ -31,7 +31,7 @@ LEARNING = (*MODEL, "reflectkit/train", "reflectkit/rollouts", "reflectkit/agent
 TRL = ("trl", "datasets", "peft")
 PEERS = "benchmarks.gpu_peers:peers"
 FIRST = (
-    Part("trace", "benchmarks.gpu_trace:trace", {"updates": 10}, ("peft",), limit_s=150.0),
+    Part("trace", "benchmarks.gpu_trace:trace", {"updates": 10}, ("peft",), limit_s=120.0),
     Part("half-billion-decoding", f"{gpu.PASSES}:half_decoding"),
     Part("peers-explore-group", PEERS, {"scene": "explore-group"}, TRL),
     Part("peers-answers", PEERS, {"scene": "answers"}, TRL),

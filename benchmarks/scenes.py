@@ -218,7 +218,11 @@ def rounds_of(
     """What a round plays, in words, and the episodes of each. grouped: a group from one start."""
     if grouped:
         group = GROUP * bench.scale
-        return f"one group of {group}", [one_group(ours, tasks, group, bench.seed, micro)] * (bench.rounds + 1)
+        # the more episodes, the rarer is a group in which each has several turns and their sum is a multiple of `micro`
+        turns, multiple = (2.0, micro) if bench.scale == 1 else (1.25, MICRO)
+        return f"one group of {group}", [one_group(ours, tasks, group, bench.seed, multiple, turns)] * (
+            bench.rounds + 1
+        )
     batches = different_starts(ours, tasks, starts, bench.rounds + 1, bench.seed, micro)
     return f"{starts} different starts", batches
 

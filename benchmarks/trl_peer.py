@@ -230,7 +230,10 @@ def alike(theirs: Sequence[Row], ours: Sequence[Row], apart: float) -> bool:
 
 
 def measure(theirs: Any, ours: Ours, batches: Sequence[Sequence[Episode]], rows: int, micro: int) -> Rounds:
-    """One round for each of `batches` but the first, which warms up. rows: of each batch; micro: of a micro-batch."""
+    """One round for each of `batches` but the first, which warms up. rows: of each batch; micro: of a micro-batch, at
+    most, since all of a trainer's micro-batches have the same number.
+    """
+    micro = max(size for size in range(1, micro + 1) if rows % size == 0)
     rounds = Rounds()
     turns = Turns(theirs, ours, batches, rounds)
     with tempfile.TemporaryDirectory() as folder:

@@ -382,7 +382,10 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device called `name`; "auto" is a GPU if there is one."""
+    """The torch device called `name`; "auto" is a GPU if there is one. On a GPU, cuDNN's attention is switched off."""
+    # cuDNN builds a plan for each new shape of a batch, and here nearly every batch has another one:
+    # 0.8 s of the 1.9 s of an `rlft` update on an H100. The other kernels need no plan.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
