@@ -42,6 +42,7 @@ from reflectkit.evals import tables
 from reflectkit.eventloop import followed
 from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import Run, RunConfig, differing_settings, digest, open_run, read_record
 from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
@@ -303,9 +304,11 @@ def play(
     path.parent.mkdir(parents=True, exist_ok=True)
     with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
         silent: list[Task] = []
+        tool_errors = ToolErrors(progress.news)
 
         def on_end(trajectory: Trajectory) -> None:
             task = trajectory.task
+            tool_errors.see(trajectory)
             if trajectory.status is Status.COMPLETED and "success" not in trajectory.turns[-1].info:
                 silent.append(task)
             line = episode_to_json(player.name, trajectory, cluster=cluster_of(setup.env, task)) | {"level": level}

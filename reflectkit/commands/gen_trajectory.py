@@ -41,6 +41,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, 
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError, refuse
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
@@ -289,10 +290,16 @@ def _play(
         path = ("demonstration", task.id) if label == "positive" else ("negative", number, task.id)
         parts[label].append(Episode(task, derive(seed, *path)))
     played: list[Trajectory] = []
+    tool_errors = ToolErrors(progress.news)
     for label, episodes in parts.items():
         agent = teacher if label == "positive" else Recovery(teacher)
         with progress.bar(f"Demonstrations, {label}", len(episodes)) if episodes else contextlib.nullcontext() as bar:
-            played += rollout(episodes, make, agent, width=width, on_end=lambda _, bar=bar: bar.advance())  # type: ignore[misc]
+
+            def on_end(trajectory: Trajectory, bar: Any = bar) -> None:
+                tool_errors.see(trajectory)
+                bar.advance()
+
+            played += rollout(episodes, make, agent, width=width, on_end=on_end)
     return played
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.env import Env
-from reflectkit.errors import EnvironmentFailure
+from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
 from reflectkit.rollouts.episode import Episode, play_all
+from reflectkit.rollouts.tool_errors import ToolErrors, broken_tool
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
@@ -184,13 +185,15 @@ class Trainer:
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
         self._published: int | None = None
         self._told: set[str] = set()  # what went wrong in an update, and is told the first time
+        self._tool_errors = ToolErrors(learner.notify)
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
 
     def train_step(self) -> dict[str, object]:
         """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
 
-        Raises EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see `Learner.update`.
+        Raises EnvironmentFailure: every episode was ABORTED. ConfigError: a tool's code always fails. DivergedError,
+        MismatchError: see `Learner.update`.
         """
         started = time.perf_counter()
         before = self._counts()
@@ -210,6 +213,8 @@ class Trainer:
                 f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}; a larger"
                 " --episodes makes that rarer"
             )
+        if broken := broken_tool(played):
+            raise ConfigError(f"update {self.step + 1}: {broken}")
         self._check_comments(played)
         cut = [trajectory for trajectory in played if trajectory.status is Status.TRUNCATED and trajectory.reason]
         if cut:
@@ -358,6 +363,8 @@ class Trainer:
                 step=self.step,
             )
         played = self.rollouts.take(self.step)
+        for trajectory in played:
+            self._tool_errors.see(trajectory)
         versions = [turn.decision.version for trajectory in played for turn in trajectory.turns]
         ages = [self.step - version for version in versions if version is not None]
         return self.learner.valued(played), {
@@ -373,7 +380,9 @@ class Trainer:
         sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
         timeout_s = self.config.staleness.episode_timeout_s
-        playing = play_all(share, level.make, agent, width=self.config.width, timeout_s=timeout_s)
+        playing = play_all(
+            share, level.make, agent, width=self.config.width, timeout_s=timeout_s, on_end=self._tool_errors.see
+        )
         if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
             return self.rollouts.result(playing)
         mine = run_sync(playing)

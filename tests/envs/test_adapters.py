@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import random
+import re
 import threading
 from datetime import datetime
 from decimal import Decimal
@@ -32,9 +33,11 @@ from reflectkit.errors import ConfigError, DataError
 from reflectkit.eventloop import result_of, run_sync
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.rollouts.episode import Episode, play, rollout
+from reflectkit.rollouts.tool_errors import ToolErrors, broken_tool
 from reflectkit.rollouts.wrappers import Checked
-from reflectkit.types import Decision, Task, ToolCall, ToolUse
+from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.examples import own_module
+from tests.fakes.players import Plays
 
 
 def make(kind: type, horizon: int | None = None, **settings: Any) -> Any:
@@ -181,6 +184,63 @@ def test_public_methods_are_tools_until_none_is_called() -> None:
     )
     last = step(env, ToolUse("Done."))
     assert (last.reward, last.terminated, last.info["success"]) == (1.0, True, True)
+
+
+class Calculator:
+    name = "asking"
+
+    def reset(self) -> str:
+        return "Calculate."
+
+    def calculate(self, text: str) -> float:
+        """Calculates.
+
+        Args:
+            text: What.
+        """
+        return eval(text)  # type: ignore[no-any-return]
+
+    def look(self) -> str:
+        """Looks."""
+        return not_there  # type: ignore[name-defined]  # noqa: F821
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+def test_an_error_of_a_tools_code_is_told_once_and_one_of_its_arguments_is_not() -> None:
+    looks, sums = ToolUse("", (ToolCall("look", {}),) * 2), ToolUse("", (ToolCall("calculate", {"text": "x + 1"}),))
+    told: list[str] = []
+    errors = ToolErrors(told.append)
+
+    def ended(trajectory: Trajectory) -> None:
+        errors.see(trajectory)
+
+    episodes, agent = [EPISODE] * 2, Plays(sums, looks, ToolUse("Done."))
+    played = rollout(episodes, lambda: make(Calculator), agent, width=1, on_end=ended)
+    assert [message.content for message in played[0].turns[2].observation.messages if message.role == "tool"] == [
+        "{'error': \"name 'x' is not defined\"}",
+        *["{'error': \"name 'not_there' is not defined\"}"] * 2,
+    ]
+    assert len(told) == 1
+    assert "look()" in told[0]
+    assert re.search(r"test_adapters.py, line \d+: NameError: name 'not_there' is not defined", told[0])
+    assert "look() raised the same error in all its 4 calls" in broken_tool(played)
+
+
+def test_a_tool_that_worked_once_is_not_broken() -> None:
+    def turn(tool: str, **info: Any) -> Turn:
+        use = ToolUse("", (ToolCall(tool, {}),))
+        return Turn(Observation(()), Decision(use), 0.0, info)
+
+    def played(*turns: Turn) -> list[Trajectory]:
+        return [Trajectory(EPISODE.task, 1, turns, Status.COMPLETED, False)]
+
+    failed, other = turn("look", raised={"look": ["NameError: x"]}), turn("look", raised={"look": ["NameError: y"]})
+    assert broken_tool(played(failed, failed))
+    assert not broken_tool(played(failed))
+    assert not broken_tool(played(failed, other))
+    assert not broken_tool(played(failed, failed, turn("look")))
 
 
 def test_the_score_is_also_asked_at_the_horizon() -> None:
@@ -351,13 +411,6 @@ class AskingDesk:
         return float(ask() == "asked")
 
 
-class Caller:
-    """Calls a tool, and then says so."""
-
-    async def decide(self, observation: Any, context: Any) -> Decision:
-        return Decision(ToolUse("Done.") if context.turns else ToolUse("", (ToolCall("look", {}),)))
-
-
 @pytest.mark.parametrize("kind", [Asking, AskingAtLast])
 @pytest.mark.parametrize("agent", [Oracle(), Demonstrator(0.0)], ids=["oracle", "demonstrator"])
 def test_a_class_and_its_teacher_may_start_a_loop(kind: type, agent: Any) -> None:
@@ -366,7 +419,8 @@ def test_a_class_and_its_teacher_may_start_a_loop(kind: type, agent: Any) -> Non
 
 
 def test_a_tool_a_score_and_a_reward_function_may_start_a_loop(rewards: str) -> None:
-    (played,) = rollout([EPISODE], lambda: make(AskingDesk, reward=(f"{rewards}:alone",)), Caller())
+    agent = Plays(ToolUse("", (ToolCall("look", {}),)), ToolUse("Done."))
+    (played,) = rollout([EPISODE], lambda: make(AskingDesk, reward=(f"{rewards}:alone",)), agent)
     assert [message.content for message in played.turns[-1].observation.messages if message.role == "tool"] == ["asked"]
     assert played.total_return == 1 + 0.5
 

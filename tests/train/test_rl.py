@@ -10,12 +10,14 @@ import torch
 
 from reflectkit.env import StepResult
 from reflectkit.envs import make
+from reflectkit.envs.adapters import adapted
 from reflectkit.envs.corridor import Corridor
-from reflectkit.errors import EnvironmentFailure
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.rollouts.wrappers import Checked
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
-from reflectkit.types import Observation, Status, Task, Trajectory
+from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
 from tests.train.training import build_trainer, corridor_player, objective
 
 
@@ -135,8 +137,6 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
                     raise EnvironmentFailure("the engine is down")
                 return super().reset(task, seed)
 
-        from reflectkit.rollouts.wrappers import Checked
-
         return lambda: Checked(Broken(), 16)
 
     tasks = Corridor.taskset.tasks("long")
@@ -146,3 +146,48 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
     none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
         none.train_step()
+
+
+class Till:
+    """A class with a tool that fails by its code, or tells the agent of its arguments."""
+
+    name = "till"
+    wrong: type[Exception] = RuntimeError
+
+    def reset(self) -> str:
+        return "Look."
+
+    def look(self, box: int) -> str:
+        """Looks into a box.
+
+        Args:
+            box: Its number.
+        """
+        raise self.wrong("it is closed")
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+class Looks:
+    """Looks into two boxes, and ends."""
+
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        if context.turns:
+            return Decision(ToolUse("Done."), prompt_ids=(1,), token_ids=(2,), logprobs=(-0.5,))
+        calls = tuple(ToolCall("look", {"box": box}) for box in range(2))
+        return Decision(ToolUse("", calls), prompt_ids=(1,), token_ids=(2,), logprobs=(-0.5,))
+
+
+@pytest.mark.parametrize(("wrong", "ends"), [(RuntimeError, True), (NameError, True), (ValueError, False)])
+def test_a_tool_whose_code_fails_in_all_its_calls_ends_the_run(wrong: type[Exception], ends: bool) -> None:
+    env: Any = adapted(type("Till", (Till,), {"wrong": wrong}))
+    tasks = [Task("1", "till", "all", "1", {"seed": 1})]
+    level = Level("all", tasks, lambda: Checked(env(), 3))
+    trainer = build_trainer(corridor_player(0), objective("reinforce"), 2, [level], episodes=4)
+    trainer.agent.decide = Looks().decide  # type: ignore[method-assign]
+    if ends:
+        with pytest.raises(ConfigError, match=r"look\(\) raised the same error in all its 8 calls: .*it is closed"):
+            trainer.train_step()
+    else:
+        assert trainer.train_step()["success_rate"] == 0.0

@@ -18,6 +18,7 @@ from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_r
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, code_place
 from reflectkit.eventloop import followed, outside_loop
+from reflectkit.rollouts.tool_errors import RAISED, code_error
 from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Message, Observation, Task, ToolSpec
@@ -248,7 +249,7 @@ class Tools(Plain):
         use = read_use(action, self._tools, self.name)
         self._messages.append(Message("assistant", use.text, use.calls))
         self._steps += 1
-        refused = len(use.errors)
+        refused, raised = len(use.errors), dict[str, list[str]]()
         with contextlib.nullcontext() if self._waits else self._own_random():
             for call in use.calls:
                 try:
@@ -256,10 +257,13 @@ class Tools(Plain):
                     result = await result if inspect.isawaitable(result) else result
                 except Exception as error:  # the agent reads it, as in TRL
                     result, refused = {"error": str(error)}, refused + 1
+                    if fault := code_error(error):
+                        raised.setdefault(call.name, []).append(fault)
                 self._messages.append(Message("tool", cut(str(result), LONGEST_RESULT), name=call.name))
             self._messages += [Message("tool", error) for error in use.errors]
             over = not use.calls and not use.errors
             info: dict[str, Any] = {"refused": refused} if refused else {}
+            info |= {RAISED: raised} if raised else {}
             reward = 0.0
             if over or self._steps == self.horizon:
                 own: list[float] = []
