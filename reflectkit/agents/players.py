@@ -54,11 +54,11 @@ def method_of(text: str, methods: Iterable[str]) -> tuple[str, str]:
 
 
 def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
-    """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies. One
-    of `methods` has one.
+    """The chat models of a --policy without its name: one that acts, or two, of which the second reflects; none for
+    other policies. One of `methods` has one.
     """
     method, model = method_of(text, methods)
-    parts = model.split("+") if model.partition(":")[0] in KEYS and "=" not in model else []
+    parts = model.split("+") if model.partition(":")[0] in KEYS else []
     most = 1 if method else 2
     return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
 
@@ -101,31 +101,53 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
 
     >>> parse_policy("ours=a/b+c/d")
     Player(name='ours', policy=PosixPath('a/b'), reflector=PosixPath('c/d'), chat=(), method='')
+    >>> parse_policy("big=openai:x+openai:y").chat
+    ('openai:x', 'openai:y')
     """
-    method, model = method_of(text, methods)
-    if chat := chat_parts(text, methods):
-        return Player(text, chat=tuple(chat), method=method)
+    # 1. Players that need no name
     if text in SCRIPTED or text in baselines or text in _plugins(text):
         return Player(text)
-    if method and (not model or model.partition(":")[0] in KEYS):
+    if folders := _two_folders(text):
+        name, (policy, reflector) = _run_name(folders[0]), folders
+        refuse_without_model(policy)
+        return Player(name, policy, reflector)
+    # 2. A name in front, which a chat model or a method may have
+    name, equals, model = text.partition("=")
+    if not equals or method_of(name, methods)[0] or name.partition(":")[0] in KEYS:
+        name, equals, model = text, "", text
+    if chat := chat_parts(model, methods):
+        return Player(name, chat=tuple(chat), method=method_of(model, methods)[0])
+    method, checkpoint = method_of(model, methods)
+    if method and (not checkpoint or checkpoint.partition(":")[0] in KEYS):
         raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
     if method:
-        return Player(text, Path(model), method=method)
-    name, equals, paths = text.partition("=")
-    policy, plus, reflector = paths.partition("+")
-    names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
-    if not equals and os.path.isdir(folder := name.partition("+")[0]):
-        name, policy, (_, plus, reflector) = _run_name(Path(folder)), folder, name.partition("+")
-    if is_chat(Path(policy)):
-        raise ConfigError(f"--policy {text!r}: a chat model has no NAME=; write {paths}")
-    if not (name and policy) or (plus and not reflector):
-        hint = "" if equals else _hint(text, names.split(", "))
-        raise ConfigError(
-            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
-            f" {names}{hint}"
-        )
-    refuse_without_model(Path(policy))
-    return Player(name, Path(policy), Path(reflector) if reflector else None)
+        return Player(name, Path(checkpoint), method=method)
+    # 3. A checkpoint, perhaps with a reflector
+    if equals and (folders := _two_folders(model)):
+        policy, reflector = folders
+    else:
+        acts, plus, reflects = model.partition("+")
+        if not (equals and name and acts) or (plus and not reflects) or is_chat(Path(acts)):
+            names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
+            hint = "" if equals else _hint(text, names.split(", "))
+            raise ConfigError(
+                f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
+                f" {names}{hint}"
+            )
+        policy, reflector = Path(acts), Path(reflects) if reflects else None
+    refuse_without_model(policy)
+    return Player(name, policy, reflector)
+
+
+def _two_folders(text: str) -> tuple[Path, Path | None] | None:
+    """The folder of a policy that `text` begins with, and its reflector, if any; None without such a folder. The names
+    of folders may hold "=" and "+"; a reflector's folder is taken before a name that is none.
+    """
+    places = [place for place, character in enumerate(text) if character == "+" and text[place + 1 :]]
+    pairs = [(text, ""), *((text[:place], text[place + 1 :]) for place in reversed(places))]
+    pairs = [(policy, reflector) for policy, reflector in pairs if os.path.isdir(policy)]
+    pairs.sort(key=lambda pair: bool(pair[1]) and not os.path.isdir(pair[1]))
+    return (Path(pairs[0][0]), Path(pairs[0][1]) if pairs[0][1] else None) if pairs else None
 
 
 def _hint(text: str, names: Sequence[str]) -> str:
@@ -389,10 +411,10 @@ class Players:
             if client := self._clients.get(str(self.settings.endpoint_of(part))):
                 client.stop_if_spent("finished episodes are kept")
 
-    def report_damage(self, progress: Progress) -> None:
-        """Report unusable lines in the chat models' journals."""
+    def report(self, progress: Progress) -> None:
+        """Report unusable lines in the chat models' journals, and how their servers had to be asked otherwise."""
         for client in self._clients.values():
-            client.report_damage(progress)
+            client.report(progress)
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:

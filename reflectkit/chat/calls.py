@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,6 +44,12 @@ MOST_TOKENS = 10_000_000  # on a bill; more is an error of it
 RETRIES = 6  # of one call, after errors
 MOST_TIMEOUTS = 3  # of one call
 FINISHED = ("stop", "length", "content_filter")
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer: that of most servers, and OpenAI's newer one."""
+TOO_LONG = re.compile(r"context|too (?:large|long|big)|at most|maximum|exceed", re.IGNORECASE)
+"""In errors about a limit that is too high for the model."""
+NO_SYSTEM = re.compile(r"\bsystem\b|\broles?\b", re.IGNORECASE)
+"""In errors about a message whose role the model's template does not know."""
 NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -92,6 +100,58 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         )
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What a server takes. temperature: whether one is sent. limit: the name of the limit. system: whether the rules
+    are a system message; otherwise they begin the first user message. room: whether the limit has room for reasoning.
+    """
+
+    temperature: bool
+    limit: str
+    system: bool = True
+    room: bool = True
+
+    def body(
+        self, model: str, messages: Sequence[Message], temperature: float, limit: int, least: int
+    ) -> dict[str, Any]:
+        """The body of a request."""
+        if not self.system:
+            messages = without_system(messages)
+        return {
+            "model": model,
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            self.limit: limit if self.room else least,
+        } | ({"temperature": temperature} if self.temperature else {})
+
+    def change_after(self, error: openai.APIStatusError, sent: Mapping[str, Any], least: int) -> dict[str, Any]:
+        """The fields to change after the server refused `sent`; none if that would not help."""
+        message, is_invalid = _message(error), error.status_code in (400, 422)
+        too_long = TOO_LONG.search(message) is not None
+        has_system = any(each["role"] == "system" for each in sent["messages"])
+        if is_invalid and self.temperature and _names(error, "temperature"):
+            return {"temperature": False}
+        if is_invalid and too_long and sent[self.limit] > least:
+            return {"room": False}
+        if is_invalid and not too_long and _names(error, self.limit):
+            return {"limit": LIMITS[1 - LIMITS.index(self.limit)]}
+        if (is_invalid or error.status_code == 500) and has_system and NO_SYSTEM.search(message):
+            return {"system": False}
+        return {}
+
+
+def without_system(messages: Sequence[Message]) -> list[Message]:
+    """`messages` with the texts of system messages at the beginning of the first user message.
+
+    >>> without_system([Message("system", "Rules."), Message("user", "Hi")])[0].content
+    'Rules.\\n\\nHi'
+    """
+    rules = [message.content for message in messages if message.role == "system"]
+    others = [message for message in messages if message.role != "system"]
+    if not rules or not others or others[0].role != "user":
+        return [Message("user", "\n\n".join(rules)), *others] if rules else others
+    return [Message("user", "\n\n".join([*rules, others[0].content])), *others[1:]]
+
+
 class Caller:
     """Calls one endpoint over persistent connections, which belong to one event loop.
 
@@ -111,7 +171,8 @@ class Caller:
         on_error_bill: Callable[[bytes, int, int], None],
     ) -> None:
         self.endpoint, self.temperature, self.timeout_s = endpoint, temperature, timeout_s
-        self._sends_temperature = not endpoint.thinks
+        limit_name = LIMITS[0] if endpoint.kind == "local" else LIMITS[1]
+        self._form = _Form(not endpoint.thinks, limit_name)
         key, address = key_of(endpoint), endpoint.base_url
         try:
             http_client = LimitedClient(timeout_s, on_error_bill)
@@ -145,8 +206,11 @@ class Caller:
         account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
         self._client.organization, self._client.project = account if endpoint.kind == "openai" else (None, None)
 
-    async def call(self, messages: Sequence[Message], limit: int, prompt_tokens: int) -> Answer:
-        """The server's answer to `messages`, of at most `limit` tokens.
+    async def call(
+        self, messages: Sequence[Message], limit: int, prompt_tokens: int, least: int | None = None
+    ) -> Answer:
+        """The server's answer to `messages`, of at most `limit` tokens, or of `least` where the server's context holds
+        no more. What the server refuses in a request is left out of this one and later ones, if they can do without.
 
         prompt_tokens: our count, used if the response has no usage.
 
@@ -154,14 +218,11 @@ class Caller:
         ------
         NoAnswerError: this call got no answer. NoAccessError: no call will.
         """
-        body: dict[str, Any] = {
-            "model": self.endpoint.model,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens": limit,
-        }
         timeouts = 0
+        refused: set[_Form] = set()
         while True:
-            sent = body | ({"temperature": self.temperature} if self._sends_temperature else {})
+            form = self._form
+            sent = form.body(self.endpoint.model, messages, self.temperature, limit, least or limit)
             try:
                 received = await self._client.chat.completions.with_raw_response.create(**sent)
                 return self._answer(received.http_response, limit, prompt_tokens)
@@ -173,13 +234,25 @@ class Caller:
             except NoAccessError as error:
                 raise NoAccessError(f"{self.endpoint}: {error}") from None
             except openai.APIStatusError as error:
-                if "temperature" not in sent or not _refuses_temperature(error):
+                refused.add(form)
+                change = form.change_after(error, sent, least or limit)
+                if not change or replace(form, **change) in refused:
                     return self._refusal(error)
-                self._sends_temperature = False
+                self._form = replace(self._form, **change)
             except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 cause = error.__cause__ or error
                 reason = f"{self.endpoint} cannot be reached ({redacted(str(cause) or type(cause).__name__)})"
                 raise NoAnswerError(reason, f"{reason}; {RESUMES}") from None
+
+    @property
+    def notes(self) -> list[str]:
+        """What this server is asked otherwise than others, where that matters to people."""
+        texts = []
+        if not self._form.system:
+            texts.append("takes no system message, so the rules begin its first user message")
+        if not self._form.room:
+            texts.append("has too short a context for reasoning, so its answers get no more tokens than they need")
+        return [f"{self.endpoint} {text}" for text in texts]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -232,8 +305,9 @@ def _message(error: openai.APIStatusError) -> str:
     return str(message or body or error.response.extensions["fault"])
 
 
-def _refuses_temperature(error: openai.APIStatusError) -> bool:
-    return error.status_code in (400, 422) and (error.param == "temperature" or "'temperature'" in _message(error))
+def _names(error: openai.APIStatusError, parameter: str) -> bool:
+    """Whether the error is about this parameter of the request."""
+    return error.param == parameter or re.search(rf"\b{parameter}\b", _message(error)) is not None
 
 
 def _error_in(value: Mapping[str, Any]) -> Any:
@@ -258,13 +332,17 @@ def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
     """(text, refusal, finish_reason) of the first choice. Raises ValueError if it is not as it must be."""
     try:
         choice = value["choices"][0]
-        fields = [choice["message"].get("content"), choice["message"].get("refusal"), choice.get("finish_reason")]
+        content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
+        finish = choice.get("finish_reason")
+        if isinstance(content, list):  # parts, of which those with reasoning have other types
+            content = "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
     except (LookupError, TypeError, AttributeError):
         raise ValueError("the server's answer holds no message") from None
-    if not all(isinstance(field, str | None) for field in fields):
+    if not all(isinstance(field, str | None) for field in (content, refusal, finish)):
         raise ValueError("the server's answer has a message that is not text")
-    text, refusal, finish = fields
-    return text or "", refusal or "", finish if finish in FINISHED else "stop"
+    finish = str(finish).lower()
+    finish = "length" if finish == "max_tokens" else finish
+    return content or "", refusal or "", finish if finish in FINISHED else "stop"
 
 
 def _check_listening(base_url: str) -> None:

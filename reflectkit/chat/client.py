@@ -104,9 +104,14 @@ class IncompleteAnswerError(ValueError):
     """An answer that is cut off, empty, refused, filtered or malformed."""
 
 
-def written_limit(endpoint: Endpoint, request: Request) -> int:
-    """The limit of completion tokens that is sent to the server, reasoning included."""
-    return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
+def written_limit(endpoint: Endpoint, request: Request, most: int | None = None) -> int:
+    """The limit of completion tokens that is sent to the server, reasoning included. most: of any answer, as the user
+    says; otherwise models that think, or may, have room for it.
+    """
+    if most is not None:
+        return most
+    may_think = endpoint.thinks or (endpoint.kind == "local" and not request.cuts)
+    return request.max_tokens + (THINKING_TOKENS if may_think else 0)
 
 
 class _Session:
@@ -184,7 +189,7 @@ class ChatClient:
     calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
     completion_tokens, cost_usd: of both, each answer once. stopped: whether the budget, which counts all answers of
     this model in the journal, left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole
-    response, from connecting to its last byte.
+    response, from connecting to its last byte. max_answer_tokens: see `written_limit`.
 
     Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
     """
@@ -199,7 +204,9 @@ class ChatClient:
         budget: Budget | None = None,
         temperature: float = 1.0,
         timeout_s: float = 120.0,
+        max_answer_tokens: int | None = None,
     ) -> None:
+        self.max_answer_tokens = max_answer_tokens
         self.endpoint, self.journal, self.prices = endpoint, journal, prices
         self.concurrency, self.budget = concurrency, budget or Budget()
         self.temperature, self.timeout_s = temperature, timeout_s
@@ -211,6 +218,8 @@ class ChatClient:
         self._unanswered = 0  # requests in a row
         self._trouble: ApiError | None = None  # why the last of them got no answer
         self._session: _Session | None = None
+        self.notes: list[str] = []
+        """How the server is asked otherwise than others."""
 
     async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
         """The outcome of `request`. parse: maps the text of an answer to its value; raises ValueError with the reason
@@ -296,7 +305,7 @@ class ChatClient:
             "base_url": self.endpoint.base_url,
             "model": self.endpoint.model,
             "messages": [[message.role, message.content] for message in request.messages],
-            "max_tokens": request.max_tokens,
+            "max_tokens": self.max_answer_tokens or request.max_tokens,
             "temperature": self.temperature,
             "attempt": attempt,
         } | ({"draw": request.draw} if request.draw and (self.temperature or self.endpoint.thinks) else {})
@@ -323,8 +332,10 @@ class ChatClient:
         }
         return counts | ({"usd": round(self.cost_usd, 6)} if self.prices.known else {})
 
-    def report_damage(self, progress: Progress) -> None:
-        """Report unusable lines of the journal."""
+    def report(self, progress: Progress) -> None:
+        """Report unusable lines of the journal, and how this server had to be asked otherwise."""
+        for note in self.notes:
+            progress.news(note)
         if self.journal.damaged:
             lines = pluralize(self.journal.damaged, "damaged line")
             progress.news(f"{self.journal.path}: ignored {lines}; what they answered was asked again")
@@ -341,7 +352,7 @@ class ChatClient:
         """Write the rejected items to `path`, and return the figures of the calls."""
         if rejected or path.exists():
             write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
-        self.report_damage(progress)
+        self.report(progress)
         if rejected:
             progress.news(f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}")
         figures = self.usage | {"rejected": len(rejected)}
@@ -401,7 +412,7 @@ class ChatClient:
 
     async def _call(self, session: _Session, request: Request, key: str) -> Answer | None:
         """Make a call and keep its answer; None if the budget does not allow it."""
-        limit = written_limit(self.endpoint, request)
+        limit = self._limit(request)
         max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
         async with session.slots, self.budget.reserve(max_cost) as affordable:
             if session.failure is not None:
@@ -413,7 +424,10 @@ class ChatClient:
                 async with session.connecting:
                     if session.caller is None:
                         session.caller = await in_thread(self._connect)
-                answer = await session.caller.call(request.messages, limit, request.prompt_tokens)
+                answer = await session.caller.call(
+                    request.messages, limit, request.prompt_tokens, min(limit, request.max_tokens)
+                )
+                self.notes = session.caller.notes
             except NoAnswerError as error:
                 if error.refused and self.calls + self.replayed > 0:
                     self._unanswered = 0  # others were answered with the same settings
@@ -433,6 +447,9 @@ class ChatClient:
         self.calls += 1
         self._unanswered, self._trouble = 0, None
         return answer
+
+    def _limit(self, request: Request) -> int:
+        return written_limit(self.endpoint, request, self.max_answer_tokens)
 
     def _connect(self) -> Caller:
         from reflectkit.chat.calls import Caller  # imports openai
@@ -487,6 +504,7 @@ def client_at(
         budget=budget or Budget(chat.max_cost_usd),
         temperature=temperature,
         timeout_s=chat.timeout_s,
+        max_answer_tokens=chat.max_answer_tokens,
     )
 
 
@@ -499,7 +517,7 @@ def _fault(answer: Answer, request: Request) -> str:
     if answer.refusal:
         return f"refused: {answer.refusal[:200]}"
     if answer.finish_reason == "length" and not request.cuts:
-        return "cut off at its token limit"
+        return "cut off at its token limit; raise --max-answer-tokens"
     return "" if answer.text.strip() else "an empty answer"
 
 

@@ -164,6 +164,12 @@ class ChatConfig(Config):
         " OPENAI_BASE_URL, or OpenAI's own.",
     )
     concurrency: int = option(8, help="Number of concurrent requests.", ge=1, identity=False)
+    max_answer_tokens: int | None = option(
+        None,
+        help="Maximum tokens of an answer, reasoning included; default: what the answer needs, and 4,000 more for local"
+        " models and those of OpenAI that think.",
+        ge=1,
+    )
     timeout_s: float = option(
         120.0,
         help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice.",

@@ -50,6 +50,8 @@ class EnvModel:
     role: ClassVar[str]
     """Who the model is to the env, in errors, and the flag that names it."""
     temperature: ClassVar[float] = 0.0
+    max_answer_tokens: int | None = None
+    """Of a call, reasoning included; None: its default."""
 
     def __init__(
         self,
@@ -105,6 +107,11 @@ class EnvModel:
         """What this process has asked until now, as `ChatClient.usage`; empty if nothing."""
         return self._client.usage if self._client else {}
 
+    @property
+    def notes(self) -> list[str]:
+        """How its server is asked otherwise than others."""
+        return self._client.notes if self._client else []
+
     def close(self) -> None:
         """Close the connection and the journal."""
         self._stack.close()
@@ -123,6 +130,7 @@ class EnvModel:
                 timeout_s=self.timeout_s,
                 concurrency=self.concurrency,
                 budget=self.budget,
+                max_answer_tokens=self.max_answer_tokens,
             )
             with contextlib.suppress(JournalHeldError):
                 self._client = self._stack.enter_context(client)

@@ -30,8 +30,8 @@ class ChatPolicy:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The model's decision; a `failure` if there is no usable answer, a `truncation_reason` if no answer
-        was a legal action.
+        """The model's decision; a `failure` if there is no answer whose action can be read, a `truncation_reason` if
+        each names an action that was not offered.
         """
         comment: Outcome[str] = Outcome()
         if self.reflector is not None:
@@ -47,7 +47,7 @@ class ChatPolicy:
             try:
                 if observation.tools or observation.replies:
                     return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
-                return templates.parse_reply(text, observation.choices)
+                return templates.parse_reply(text, observation.choices, analysed=False)
             except UnreadableError:
                 unreadable += 1
                 raise
@@ -57,18 +57,18 @@ class ChatPolicy:
         )
         decision = Decision(0, comment.value, price_usd=self._price(comment, outcome))
         reason = f"{self.client.endpoint}: {outcome.reason}"
-        if outcome.value is None and not (outcome.rejected and outcome.unparsed):
-            return replace(decision, failure=reason)
         decision = replace(decision, illegal=outcome.unparsed - unreadable, unreadable=unreadable)
-        if outcome.value is None:
+        if outcome.value is None and outcome.unparsed and not unreadable:
             return replace(decision, truncation_reason=reason)
+        if outcome.value is None:
+            return replace(decision, failure=reason)
         thought, action = outcome.value
         if isinstance(action, ToolUse) and not observation.replies and not reads_as_calls(action.text, PLAIN):
             decision = replace(decision, unreadable=unreadable + 1)
         return replace(
             decision,
             action=action,
-            reflection=thought if comment.value is None else comment.value,
+            reflection=(thought or None) if comment.value is None else comment.value,
             tokens=outcome.tokens,
             answer=templates.answer_text(thought, action),
         )

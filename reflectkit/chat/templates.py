@@ -6,6 +6,8 @@ of the answer, and nothing else does. The prompts of the models trained here are
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,10 +90,16 @@ RIGHT = (
     " neither in these words nor by its number, and do not say that you know it."
 )
 
-CHOSEN = re.compile(
-    r"analysis\W*?[:\-]\s*(?P<analysis>.+?)\s*\**\bchoice\W*?[:\-]\s*[*`\"'\[(<]*\s*(?P<choice>\S[^\n]*)",
-    re.IGNORECASE | re.DOTALL,
+ANALYSED = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>.+)", re.IGNORECASE | re.DOTALL)
+CHOSEN = re.compile(r"\**\bchoice\W*?[:\-]\s*(?P<choice>\S[^\n]*)", re.IGNORECASE)
+FENCE = re.compile(r"^```\w*\s*$", re.MULTILINE)
+MARKS = "*_`\"'[](){}<>.,;:! "
+"""Around an action as models write it."""
+LABELLED = re.compile(
+    r"[\s*_`\"'\[({<#]*(?:(?:action|choice|option|number|no)\b\W*)?(?P<label>\w+)(?!\w|[.,]\d)(?P<rest>.*)",
+    re.IGNORECASE,
 )
+LABEL_LAST = re.compile(r"(?P<words>.*\w)\W+(?P<label>\w+)\W*")
 CALLED = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>[^\n]+)\n(?P<calls>.*)", re.IGNORECASE | re.DOTALL)
 FRAME = re.compile(r"```\w*|\W*calls\W*", re.IGNORECASE)
 """A line around calls that is none of them."""
@@ -251,26 +259,103 @@ def answer_text(analysis: str | None, action: Action) -> str:
     return action if isinstance(action, str) else action.text
 
 
-def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
-    """(analysis, index of the choice) of a reply.
+def parse_reply(text: str, choices: Sequence[str], *, analysed: bool = True) -> tuple[str, int]:
+    """(analysis, index of the choice) of a reply. analysed: whether it must hold an analysis that is not too long.
+
+    Two lines are asked for. Also read are JSON with these keys, a choice in words, and a line with the choice alone.
 
     Raises
     ------
-    ValueError: saying what is wrong with it; UnreadableError where it is not in the form asked for, so names no action.
+    ValueError: saying what is wrong with it; UnreadableError where it names no action, or may mean several.
 
     >>> parse_reply("Analysis: The fee is set elsewhere.\\nChoice: 1", ["cd app", "cd conf"])
     ('The fee is set elsewhere.', 1)
+    >>> parse_reply('{"Analysis": "", "Choice": "cd app"}', ["cd app", "cd conf"], analysed=False)
+    ('', 0)
     """
-    reply = CHOSEN.search(text)
-    if reply is None:
+    body = FENCE.sub("", after_thought(text)).strip()
+    said, lines = _parts(body)
+    alone = not lines
+    if alone:
+        lines = list(filter(str.strip, body.splitlines()))
+    indices: list[int | None] = []
+    problem: ValueError | None = None
+    for line in lines:
+        try:
+            indices.append(chosen_index(line, choices, alone=alone))
+        except ValueError as error:
+            indices.append(None)
+            problem = error
+    named = set(indices) - {None}
+    if alone and (len(named) != 1 or indices[-1] is None):
         raise UnreadableError("not two lines, `Analysis: …` and `Choice: …`")
-    analysis = _checked(one_line(reply["analysis"]).strip("* "), "analysis")
-    chosen = reply["choice"].strip("*`\"'[]()<> ").removesuffix(".")
+    if len(named) > 1:
+        raise UnreadableError(f"several choices: {', '.join(str(index) for index in indices)}")
+    if not named and problem is not None:
+        raise problem
+    analysis = _checked(said, "analysis") if analysed else " ".join(said.split()[:LONGEST_ANALYSIS])
+    return analysis, next(index for index in indices if index is not None)
+
+
+def _parts(body: str) -> tuple[str, list[str]]:
+    """(analysis, what comes after the word choice) of a reply; see `parse_reply`."""
+    if body.startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            fields = {str(name).casefold(): value for name, value in json.loads(body).items()}
+            if "choice" in fields:
+                return one_line(str(fields.get("analysis") or "")), [str(fields["choice"])]
+    heads = list(CHOSEN.finditer(body))
+    before = body[: heads[-1].start()] if heads else ""
+    analysis = ANALYSED.search(before)
+    return one_line(analysis["analysis"] if analysis else "").strip("* "), [head["choice"] for head in heads]
+
+
+def chosen_index(line: str, choices: Sequence[str], *, alone: bool = False) -> int:
+    """The index of the choice that `line` names: by its label, its words, or both, perhaps with an explanation. alone:
+    nothing says that the line is a choice, so it may hold nothing else.
+
+    Raises
+    ------
+    ValueError: no such action is offered; UnreadableError: it may mean several.
+
+    >>> [chosen_index(line, ["south", "north"]) for line in ("1", "[1] north", "0 (move south)", "South.", "north (1)")]
+    [1, 1, 0, 0, 1]
+    """
+    line = one_line(line)
+    bare = line.strip(MARKS)
     labels = [label(index).strip() for index in range(len(choices))]
-    for index, (mark, choice) in enumerate(zip(labels, choices, strict=True)):
-        if chosen in (mark, choice, f"{mark} {choice}", f"{mark}. {choice}"):
-            return analysis, index
-    raise ValueError(f"the choice {chosen[:40]!r} is none of the {len(choices)} actions")
+    words = [one_line(choice).casefold() for choice in choices]
+    # 1. A label or a choice's words, and nothing else
+    if bare in labels:
+        return labels.index(bare)
+    for said in (line.casefold(), bare.casefold()):
+        same = [index for index, word in enumerate(words) if said and said in (word, word.strip(MARKS))]
+        if len(same) == 1:
+            return same[0]
+    # 2. A label before or after words, which must not name another choice
+    first, last = LABELLED.fullmatch(line), LABEL_LAST.fullmatch(line)
+    if first and first["label"] in labels and (first["label"].isdigit() or not first["rest"][:1].isspace()):
+        index, rest = labels.index(first["label"]), first["rest"]
+    elif last and last["label"] in labels and last["words"].strip(MARKS).casefold() in words:
+        index, rest = labels.index(last["label"]), last["words"]
+    else:
+        index, rest = None, line
+    mentioned, others = _mentioned(rest, words)
+    others = " ".join(re.findall(r"\w+", others))
+    numbers = {number for number in others.split() if number.isdigit() and number in labels}
+    if index is not None and mentioned <= {index} and numbers <= {labels[index]} and not (alone and others):
+        return index
+    if mentioned or numbers or index is not None:
+        raise UnreadableError(f"the choice {bare[:40]!r} may mean several of the {len(choices)} actions")
+    raise ValueError(f"the choice {bare[:40]!r} is none of the {len(choices)} actions")
+
+
+def _mentioned(text: str, words: Sequence[str]) -> tuple[set[int], str]:
+    """(the indices of those of the `words` that `text` has, the rest of it). Of two that overlap it is the longer."""
+    longest = sorted(filter(None, words), key=len, reverse=True)
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in longest), re.IGNORECASE)
+    mentioned = {words.index(match[0].casefold()) for match in pattern.finditer(text) if match[0]}
+    return mentioned, pattern.sub(" ", text)
 
 
 def parse_lesson(text: str, observation: Observation) -> tuple[str, Action]:

@@ -68,7 +68,7 @@ class EvaluateConfig(Config):
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
         " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
-        " oracle, random, a baseline of the env, or a chat model"
+        " oracle, random, a baseline of the env, or, with or without NAME=, a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
         essential=True,
@@ -259,7 +259,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
                 lost.append(f"every episode of {who} was aborted ({len(these)}): {why}")
             else:
                 lines += these
-        players.report_damage(progress)
+        players.report(progress)
         if not lines:
             raise EnvironmentFailure(lost[0])
         whole = current.folder / "episodes.jsonl"
@@ -480,7 +480,7 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     for text in sorted(set.intersection(*players)) if len(parts) > 1 else ():
         name, equals, _ = text.partition("=")
         outcomes = [{tables.outcome(line) for line in part if line["name"] == name} for part in parts]
-        if equals and all(found == outcomes[0] for found in outcomes):
+        if equals and outcomes[0] and all(found == outcomes[0] for found in outcomes):
             progress.news(f"warning: the episodes of {text} went alike in all evaluations, which are no seeds of it")
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows, outputs = _write_tables(current, f"Episodes of {' and '.join(map(str, config.episodes))}", parts, {})

@@ -308,7 +308,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             "steps": sum(len(trajectory.turns) for trajectory in played),
             "return": sum(trajectory.total_return for trajectory in played) / len(played),
         }
-        players.report_damage(progress)
+        players.report(progress)
         return current.finish(figures | ({"asked": players.usage} if players.usage else {}), [path])
 
 

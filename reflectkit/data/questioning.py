@@ -309,7 +309,7 @@ def estimate_questions(
     requests = {_request(file, material, settings.per_file): file for file in material.all_files}
     usual = dict.fromkeys(requests, TOKENS_A_QUESTION * settings.per_file)
     with open_journal(journal, write=False) as answered:
-        client = ChatClient(endpoint, answered, prices)
+        client = ChatClient(endpoint, answered, prices, max_answer_tokens=teacher.chat.max_answer_tokens)
         for request, file in requests.items() if settings.check else ():
             outcome = client.replay(request, partial(parse_questions, path=file.path, count=settings.per_file))
             pairs = [(PLACEHOLDER, "")] * settings.per_file if outcome is None else outcome.value
@@ -320,7 +320,8 @@ def estimate_questions(
     read = sum(request.prompt_tokens for request in left)
     written = sum(usual[request] + thinking for request in left)
     most_read = math.ceil(sum(calls * request.prompt_tokens * PROMPT_MARGIN for request, calls in left.items()))
-    most_written = sum(calls * written_limit(endpoint, request) for request, calls in left.items())
+    most = teacher.chat.max_answer_tokens
+    most_written = sum(calls * written_limit(endpoint, request, most) for request, calls in left.items())
     figures = {
         "already_answered": len(usual) - len(left),
         "calls": len(left),

@@ -132,11 +132,13 @@ class EnvSetup:
     """Of a call of a chat model that the env asks."""
     concurrency: int = 8
     """Number of such calls at once."""
+    max_answer_tokens: int | None = None
+    """Of such a call; None: its default."""
 
     @classmethod
     def of(cls, env: EnvConfig, run: RunConfig, horizon: int = 0, chat: ChatConfig | None = None) -> EnvSetup:
         """The environment of a command with these settings."""
-        limits = (chat.timeout_s, chat.concurrency) if chat else ()
+        limits = (chat.timeout_s, chat.concurrency, chat.max_answer_tokens) if chat else ()
         return cls(env.name, run.data_dir, env.settings, env.shuffle_action, horizon, *limits)
 
     @property
@@ -240,9 +242,12 @@ class EnvSetup:
         """
         usages = {}
         for setting in chat_settings(self.settings):
-            usage = getattr(self._asker_of(setting), "usage", {})  # an env of your own may ask otherwise
+            asker = self._asker_of(setting)
+            usage = getattr(asker, "usage", {})  # an env of your own may ask otherwise
             if not usage:
                 continue
+            for note in getattr(asker, "notes", []):
+                progress.news(note)
             model = f"{setting.name} {setting.endpoint}"
             cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
             answers = pluralize(int(usage["calls"] + usage["replayed"]), "answer")
@@ -255,7 +260,10 @@ class EnvSetup:
         if setting.endpoint is None:
             return None
         place = setting.asker, setting.endpoint, self.env_folder / f"{setting.name}.jsonl"
-        return _asker(*place, self.timeout_s, self.concurrency, setting.budget_usd)
+        asker = _asker(*place, self.timeout_s, self.concurrency, setting.budget_usd)
+        if hasattr(asker, "max_answer_tokens"):
+            asker.max_answer_tokens = self.max_answer_tokens
+        return asker
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
         """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a

@@ -131,7 +131,9 @@ def estimate(
             longest = max(requests, key=lambda request: request.prompt_tokens)
             read = played * fmean(request.prompt_tokens for request in requests)
             most = (longest.prompt_tokens + horizon * longest.max_tokens) * PROMPT_MARGIN
-            bound = (1 + ASKED_AGAIN) * steps * price.cost(most, written_limit(endpoint, longest))
+            bound = (
+                (1 + ASKED_AGAIN) * steps * price.cost(most, written_limit(endpoint, longest, chat.max_answer_tokens))
+            )
             cost = (played, read, price.cost(read, played * (part.usual + thought)), bound)
             totals[:] = [total + amount for total, amount in zip(totals, cost, strict=True)]
             unknown |= set() if price.known else {part.name}

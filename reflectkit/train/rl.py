@@ -642,8 +642,10 @@ def chat_reflector(config: RLConfig, folder: Path, progress: Progress) -> Iterat
         return
     temperature = config.reflector.temperature
     with client_at(config.chat, config.chat_reflector, folder / JOURNAL, temperature=temperature) as client:
-        client.report_damage(progress)
+        client.report(progress)
         yield ChatReflector(client)
+        for note in client.notes:
+            progress.news(note)
 
 
 def comments_estimate(

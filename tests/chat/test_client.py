@@ -136,11 +136,11 @@ def with_bill(**fields: Any) -> bytes:
 def test_a_malformed_answer_costs_one_try_and_is_paid_once(server: Server, tmp_path: Path, body: bytes) -> None:
     server.faults = [("raw", body)] * 3
     wanted = [*requests(), *requests(1, "fine")]
-    outcomes, client = ask(server, tmp_path, wanted, concurrency=1)
+    outcomes, client = ask(server, tmp_path, wanted, concurrency=1, max_answer_tokens=50)
     assert outcomes[0].rejected.reason.startswith("the ")
     assert outcomes[1].value == "echo fine0"
     assert client.cost_usd == client.budget.paid == pytest.approx(4 * CALL_USD)
-    again, client = ask(server, tmp_path, wanted)
+    again, client = ask(server, tmp_path, wanted, max_answer_tokens=50)
     assert again == outcomes
     assert (len(server.requests), client.replayed) == (4, 4)
     assert client.budget.paid == pytest.approx(4 * CALL_USD)
@@ -155,7 +155,7 @@ def test_a_body_that_is_no_answer_costs_one_try_and_what_it_may_have_cost(
     server: Server, tmp_path: Path, fault: Any
 ) -> None:
     server.faults = [fault] * 2
-    outcomes, client = ask(server, tmp_path, requests())
+    outcomes, client = ask(server, tmp_path, requests(), max_answer_tokens=50)
     assert outcomes[0].value == "echo item0"
     assert client.calls == 3
     assert server.sent_mib < 200
@@ -189,16 +189,17 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
     """Each call may cost up to 50 written tokens at 2 dollars a million and its prompt: about 108e-6 dollars reserved,
     140e-6 billed.
     """
-    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(10 * CALL_USD), concurrency=4)
+    limits: dict[str, Any] = {"budget": Budget(10 * CALL_USD), "concurrency": 4, "max_answer_tokens": 50}
+    outcomes, client = ask(server, tmp_path, requests(40), **limits)
     assert client.stopped
     answered = sum(outcome.value is not None for outcome in outcomes)
     assert 6 <= answered <= 10
     assert client.cost_usd <= 10 * CALL_USD
     assert all(outcome.rejected is None for outcome in outcomes)
     made = len(server.requests)
-    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(10 * CALL_USD), concurrency=4)
+    outcomes, client = ask(server, tmp_path, requests(40), **limits | {"budget": Budget(10 * CALL_USD)})
     assert len(server.requests) == made, "what the journal paid for counts"
-    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(1.0))
+    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(1.0), max_answer_tokens=50)
     assert len(server.requests) == 40
     assert all(outcome.value for outcome in outcomes)
     with open_journal(tmp_path / "journal.jsonl") as journal:
@@ -240,6 +241,78 @@ def test_others_get_the_temperature_until_they_refuse_it(
     assert 1 <= len(with_it) <= 4
     assert len(server.requests) == 9 + len(with_it)
     assert {(body["temperature"], body["max_completion_tokens"]) for body in with_it} == {(0.5, 50)}
+
+
+RULES = (Message("system", "Rules."), Message("user", "Hi"), Message("assistant", "Yes?"), Message("user", "Go"))
+
+
+def roles(body: dict[str, Any]) -> list[str]:
+    return [message["role"] for message in body["messages"]]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        (400, {"message": "System role not supported"}),
+        (422, {"message": "Conversation roles must alternate user/assistant/user/assistant/..."}),
+        (400, {"message": "Only user and assistant roles are supported!"}),
+    ],
+)
+def test_a_server_without_a_system_role_reads_the_rules_first(server: Server, tmp_path: Path, error: Any) -> None:
+    """It is asked once; later requests are merged at once."""
+    server.faults = [("status", error[0], {}, error[1])]
+    outcomes, client = ask(server, tmp_path, [Request(name, RULES, 50, draw=draw) for draw, name in enumerate("ab")],
+                           concurrency=1)  # fmt: skip
+    assert [outcome.value for outcome in outcomes] == ["echo Go"] * 2
+    assert [roles(body)[0] for body in server.requests] == ["system", "user", "user"]
+    assert server.requests[2]["messages"][0]["content"] == "Rules.\n\nHi"
+    assert roles(server.requests[2]) == ["user", "assistant", "user"]
+    assert [note.partition(" takes")[0] for note in client.notes] == ["local:m"]
+
+
+def test_a_limit_goes_by_the_name_that_the_server_knows(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.refused = "max_tokens"
+    outcomes, _ = ask(server, tmp_path, requests(2), concurrency=1)
+    assert all(outcome.value for outcome in outcomes)
+    assert ["max_tokens" in body for body in server.requests] == [True, False, False]
+    assert server.requests[2]["max_completion_tokens"] == 50 + 4000
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.refused = "max_completion_tokens"
+    with open_client(Endpoint("openai", "m", server.url), tmp_path / "other.jsonl", PRICES) as client:
+        assert run_sync(client.ask(requests()[0], str)).value == "echo item0"
+    assert server.requests[-1]["max_tokens"] == 50
+
+
+def test_a_server_that_refuses_all_forms_is_asked_a_few_times(server: Server, tmp_path: Path) -> None:
+    names = "temperature, max_tokens, max_completion_tokens and the system role are not supported"
+    server.faults = [("status", 400, {}, {"message": names})] * 99
+    with pytest.raises(ApiError, match="refuses every request"):
+        ask(server, tmp_path, [Request("a", RULES, 50)])
+    assert len(server.requests) <= 6
+
+
+def test_local_models_have_room_to_think_where_their_context_has_it(server: Server, tmp_path: Path) -> None:
+    too_large = "'max_tokens' is too large: 4050. This model's maximum context length is 4096 tokens"
+    server.faults = [("status", 400, {}, {"message": too_large})]
+    wanted = [Request(name, (Message("user", name),), 50, cuts=name == "cut") for name in ("a", "b", "cut")]
+    outcomes, client = ask(server, tmp_path, wanted, concurrency=1)
+    assert all(outcome.value for outcome in outcomes)
+    assert [body["max_tokens"] for body in server.requests] == [4050, 50, 50, 50]
+    assert len(client.notes) == 1
+    server.requests.clear()
+    ask(server, tmp_path, wanted, concurrency=1, max_answer_tokens=9000)
+    assert [body["max_tokens"] for body in server.requests] == [9000] * 3
+
+
+def test_the_text_of_an_answer_in_parts_is_read(server: Server, tmp_path: Path) -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    parts: Any = [thinking, {"type": "text", "text": "to the "}, {"type": "text", "text": "left"}]
+    server.faults = [("json", completion(parts)), ("json", completion([{"type": "text"}]))]
+    outcomes, _ = ask(server, tmp_path, requests(2), concurrency=1)
+    assert [outcome.value for outcome in outcomes] == ["to the left", "echo item1"]
 
 
 def test_coroutines_ask_side_by_side_and_equal_requests_share_a_call(server: Server, tmp_path: Path) -> None:

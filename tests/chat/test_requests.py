@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from reflectkit.chat.templates import RIGHT, named, parse_comment, playing_request
+from reflectkit.chat.templates import (
+    RIGHT,
+    UnreadableError,
+    named,
+    parse_comment,
+    parse_reply,
+    playing_request,
+)
 from reflectkit.cli.main import main
 from reflectkit.data.problems import Record, record_to_json
 from reflectkit.env import Context
@@ -244,3 +251,66 @@ def test_a_teacher_that_gives_the_action_away_is_asked_again() -> None:
     rejected = [row for _, row in read_jsonl(Path("other/corridor/rejected.jsonl"))]
     assert len(rejected) == 6
     assert all("names the right action: 'right'" in row["reason"] for row in rejected)
+
+
+MOVES = ("south", "north", "drop off", "cd ..", "go", "go south")
+
+
+@pytest.mark.parametrize(
+    ("answer", "analysis", "index"),
+    [
+        ("Analysis: go.\nChoice: 0 (move south)", "go.", 0),
+        ("**Analysis:** go.\n\n**Choice:** `1`", "go.", 1),
+        ("Analysis: The best choice - south - is blocked.\nChoice: 1", "The best choice - south - is blocked.", 1),
+        ("<think>Analysis: no. Choice: 1</think>\nAnalysis: yes.\nChoice: 0", "yes.", 0),
+        ("south it is.\n</think>\n\n0) south", "", 0),
+        ("[1] north", "", 1),
+        ("South.", "", 0),
+        ("Choice: north (1)", "", 1),
+        ("Choice: **2. Drop off**", "", 2),
+        ("Choice: 3 (cd ..)", "", 3),
+        ("Choice: go south", "", 5),
+        ("I see.\n\n0", "", 0),
+        ('```json\n{"analysis": "go", "choice": "North"}\n```', "go", 1),
+        ('{"Analysis": "go", "Choice": 0}', "go", 0),
+    ],
+)
+def test_an_unambiguous_answer_is_read(answer: str, analysis: str, index: int) -> None:
+    assert parse_reply(answer, MOVES, analysed=False) == (analysis, index)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Choice: 0 (north)",
+        "Choice: 0 or 1",
+        "Choice: north (0)",
+        "Choice: 4 (go south)",
+        "Choice: 0\nChoice: 1",
+        "Choice: -1",
+        "Choice: 0.5",
+        "0) south\n1) north",
+        "1. I look at the map.\n2. I think.",
+        "I would rather not.",
+    ],
+)
+def test_what_may_mean_several_actions_is_not_read(answer: str) -> None:
+    with pytest.raises(UnreadableError):
+        parse_reply(answer, MOVES, analysed=False)
+
+
+@pytest.mark.parametrize("answer", ["Choice: 6", "Choice: fly", '{"choice": 9}'])
+def test_an_action_that_is_not_offered_is_illegal(answer: str) -> None:
+    with pytest.raises(ValueError, match="none of the 6 actions") as caught:
+        parse_reply(answer, MOVES, analysed=False)
+    assert not isinstance(caught.value, UnreadableError)
+
+
+def test_a_label_goes_before_a_choice_that_is_a_number() -> None:
+    assert [parse_reply(f"Choice: {said}", ("1", "2", "3"), analysed=False)[1] for said in "1023"] == [1, 0, 2, 2]
+
+
+def test_a_teachers_analysis_is_needed_and_short() -> None:
+    for answer in ("Choice: 0", f"Analysis: {'so ' * 121}\nChoice: 0"):
+        with pytest.raises(UnreadableError):
+            parse_reply(answer, MOVES)

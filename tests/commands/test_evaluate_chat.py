@@ -46,19 +46,20 @@ CALL = 100 * 1e-6 + 20 * 2e-6  # dollars: tests.server says 100 and 20 tokens, a
 PRICES = ("--price-in", "1", "--price-out", "2")
 
 
-@pytest.mark.parametrize(
-    ("answer", "illegal", "unreadable"),
-    [("Analysis: on we go.\nChoice: 9", 1.0, 0.0), ("I would rather not.", 0.0, 1.0)],
-)
-def test_answers_that_are_no_choice_end_the_episode(here: Path, answer: str, illegal: float, unreadable: float) -> None:
-    """A wrong action and an answer that cannot be read are told apart."""
-    with serve(lambda body: answer) as server:
-        assert evaluate("--policy", "local:m", "--policy", "oracle", "--base-url", server.url, *PRICES) == 0
+def test_an_illegal_choice_is_a_loss_and_an_answer_that_cannot_be_read_is_none(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(lambda body: "Analysis: on we go.\nChoice: 9") as server:
+        assert evaluate("--policy", "A=local:m", "--policy", "oracle", "--base-url", server.url, *PRICES) == 0
     rubbish, oracle = found(here)["rows"]
-    assert (rubbish["success"], rubbish["episodes"], rubbish["aborted"]) == (0.0, 6, 0)
-    assert (rubbish["illegal_share"], rubbish["unreadable_share"]) == (illegal, unreadable)
+    assert (rubbish["name"], rubbish["success"], rubbish["episodes"], rubbish["aborted"]) == ("A", 0.0, 6, 0)
+    assert (rubbish["illegal_share"], rubbish["unreadable_share"]) == (1.0, 0.0)
     assert rubbish["price_usd"] == pytest.approx(6 * 3 * CALL)  # each asked three times
     assert (oracle["illegal_share"], oracle["unreadable_share"], oracle["price_usd"]) == (0.0, 0.0, 0.0)
+
+    with serve(lambda body: "0 or 1, I am not sure.") as server:
+        assert evaluate("--policy", "B=local:m", "--base-url", server.url, "--name", "unsure") == 2
+    assert "every episode of B was aborted (6)" in capsys.readouterr().err
 
 
 def test_a_player_whose_episodes_are_all_aborted_takes_nobody_elses_table(

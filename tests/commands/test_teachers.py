@@ -118,10 +118,10 @@ def test_from_asking_to_rows_with_a_chat_teacher(
 def test_the_budget_stops_cleanly_and_a_larger_one_goes_on(
     server: Server, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A call is reserved at about 1.5e-3 dollars and billed 0.14e-3 at these prices."""
+    """A call is reserved at about 9.5e-3 dollars and billed 0.14e-3 at these prices."""
     prices = ["--price-in", "1", "--price-out", "2"]
     arguments = ["gen-task", *teacher(server), *prices, "--concurrency", "1", "--no-check"]
-    assert main([*arguments, "--max-cost-usd", "0.0019"]) == 2
+    assert main([*arguments, "--max-cost-usd", "0.0099"]) == 2
     error = capsys.readouterr().err
     assert "stopped at the budget" in error
     assert "larger" in error
