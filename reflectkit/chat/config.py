@@ -196,7 +196,7 @@ class ChatConfig(Config):
     )
     dry_run: bool = option(
         False,
-        help="Show the expected and maximum number of calls, tokens and dollars, without sending requests.",
+        help="Show the expected calls, tokens and dollars, and a bound of the cost; send no requests.",
         identity=False,
     )
 

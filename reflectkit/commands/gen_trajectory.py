@@ -365,7 +365,7 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
 
 
 def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress) -> Report:
-    """The expected and maximum cost of a teacher that acts like the oracle, or at random where there is none."""
+    """The cost of a teacher that acts like the oracle, or at random where there is none."""
     from reflectkit.evals.estimate import PlannedCalls, Still, estimate
 
     kind, endpoint = config.env.kind, config.teacher.endpoint

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from reflectkit.agents.players import Player, PlayersSetup, is_chat
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.chat.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Request, written_limit
+from reflectkit.chat.client import THINKING_TOKENS, Request
 from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.chat.players import request_of
 from reflectkit.chat.templates import ANSWER_TOKENS, playing_request, reflecting_request
@@ -26,7 +26,9 @@ SAMPLED = 32  # problems of a level that are enough to look at, where each is pl
 ANSWER = 90  # tokens that a chat model writes per step, roughly
 LONG = " ".join(["x"] * ANSWER_TOKENS)
 """What models are taken to have written before."""
-TITLE = "Estimate from play without the models; at most: to every horizon, and three times the longest prompt a step"
+LIKELY_STEPS, LIKELY_LENGTH, LIKELY_CALLS = 2, 2, 1.1
+"""By which the steps, the length of the answers and the calls per step may exceed what is expected, as a rule."""
+TITLE = "Estimate from play without the models; --max-cost-usd sets a limit"
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ def _ended(bar: Bar, _: Trajectory) -> None:
 def estimate(
     stage: str, setup: EnvSetup, chat: ChatConfig, parts: Iterable[PlannedCalls], progress: Progress, seed: int
 ) -> Report:
-    """Estimated requests of the chat models and their cost.
+    """Estimated requests of the chat models, their cost, and what the cost is likely below.
 
-    At most, each episode runs to its horizon, and each call has the longest prompt of the level, with what its earlier
-    answers can add, and is repeated as often as unusable answers allow.
+    That is what episodes of twice the steps cost, though of no more than the horizon, with answers of twice the length,
+    of which every tenth is asked for again. A limit that holds is --max-cost-usd.
     """
     rows: dict[tuple[str, str], list[float]] = {}
     unknown = set()
@@ -128,23 +130,22 @@ def estimate(
         played = len(rehearsal.requests) / len(part.tasks) * part.episodes if part.ends else steps
         for endpoint, requests in zip(part.endpoints, zip(*rehearsal.requests, strict=True), strict=True):
             price, thought = chat.prices_at(endpoint), THINKING_TOKENS if endpoint.thinks else 0
-            longest = max(requests, key=lambda request: request.prompt_tokens)
+            longest = max(request.prompt_tokens for request in requests)
             read = played * fmean(request.prompt_tokens for request in requests)
-            most = (longest.prompt_tokens + horizon * longest.max_tokens) * PROMPT_MARGIN
-            bound = (
-                (1 + ASKED_AGAIN) * steps * price.cost(most, written_limit(endpoint, longest, chat.max_answer_tokens))
-            )
-            cost = (played, read, price.cost(read, played * (part.usual + thought)), bound)
+            more = max(0.0, min(LIKELY_STEPS * played, steps) - played)
+            likely_read = read + more * longest
+            likely_written = (played + more) * (LIKELY_LENGTH * part.usual + thought)
+            likely = LIKELY_CALLS * price.cost(likely_read, likely_written)
+            cost = (played, read, price.cost(read, played * (part.usual + thought)), likely)
             totals[:] = [total + amount for total, amount in zip(totals, cost, strict=True)]
             unknown |= set() if price.known else {part.name}
     cells = []
-    for (name, level), (calls, tokens, usd, bound) in rows.items():
-        dollars = ("unknown; give --price-in and --price-out", "unknown")
-        known = name not in unknown
-        cells.append(
-            (name, level, f"{calls:.0f}", f"{tokens:.0f}", *((f"{usd:.4f}", f"{bound:.4f}") if known else dollars))
-        )
-    columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
-    calls, tokens, usd, bound = (sum(column) for column in zip(*rows.values(), strict=True))
-    figures = {"calls": round(calls), "prompt_tokens": round(tokens), "usd": usd, "most_usd": bound}
+    for (name, level), (calls, tokens, *prices) in rows.items():
+        dollars = [f"{usd:.4f}" for usd in prices]
+        if name in unknown:
+            dollars = ["unknown; give --price-in and --price-out", "unknown"]
+        cells.append((name, level, f"{calls:.0f}", f"{tokens:.0f}", *dollars))
+    columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "likely below")
+    calls, tokens, usd, likely = (sum(column) for column in zip(*rows.values(), strict=True))
+    figures = {"calls": round(calls), "prompt_tokens": round(tokens), "usd": usd, "likely_usd": likely}
     return Report(stage, setup.env_folder, figures, (), (Table(TITLE, columns, tuple(cells)),))

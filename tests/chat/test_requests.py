@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from reflectkit.agents.scripted import Oracle
+from reflectkit.chat.client import Request
+from reflectkit.chat.config import ChatConfig, Endpoint
 from reflectkit.chat.templates import (
     RIGHT,
     UnreadableError,
@@ -23,9 +26,12 @@ from reflectkit.chat.templates import (
     playing_request,
 )
 from reflectkit.cli.main import main
+from reflectkit.console import Quiet
 from reflectkit.data.problems import Record, record_to_json
 from reflectkit.env import Context
 from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.setup import EnvSetup
+from reflectkit.evals.estimate import PlannedCalls, estimate
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
@@ -112,19 +118,17 @@ def the_history_is_in(server: Server, env: str) -> None:
 def test_evaluate_costs_no_more_than_its_dry_run_says(
     env: str, history: str, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every answer as long as allowed and of use only when asked for the third time; every bill a quarter above our
-    count.
-    """
+    """Every answer of twice the usual length, and every tenth of no use the first time."""
     monkeypatch.setenv("COLUMNS", "200")
     asked: Counter[str] = Counter()
     tokens: list[int] = []
-    long = " ".join(["abcdefghijklm"] * 95)  # of three tokens each, by our count; 300 are allowed
+    long = " ".join(["abcdefghijklm"] * 56)  # of three tokens each, by our count; 90 are usual
 
     def respond(body: dict[str, Any]) -> dict[str, Any]:
         key = json.dumps(body["messages"])
         asked[key] += 1
-        read = sum(count_tokens(message["content"]) + 4 for message in body["messages"]) * 5 // 4
-        tokens.append(read + body["max_tokens"])
+        read = sum(count_tokens(message["content"]) + 4 for message in body["messages"])
+        tokens.append(read + 180)
         newest = body["messages"][-1]["content"]
         text = long
         if "Choice:" in newest:
@@ -134,8 +138,9 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
             text = "none"
         elif "your reply to the user" in newest:
             text = long
-        usage = {"prompt_tokens": read, "completion_tokens": body["max_tokens"]}
-        return completion(text, "stop" if asked[key] % 3 == 0 else "length") | {"usage": usage}
+        useless = len(tokens) % 10 == 1 and asked[key] == 1
+        usage = {"prompt_tokens": read, "completion_tokens": 180}
+        return completion(text, "length" if useless else "stop") | {"usage": usage}
 
     server.respond = respond
     command = command_of("evaluate", env, server, "--horizon", "9", "--history-tokens", history)
@@ -145,6 +150,18 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
     row = next(line for line in capsys.readouterr().out.splitlines() if "local:a" in line)
     assert main(command) == 0
     assert sum(tokens) <= float(row.split("│")[6])
+
+
+@pytest.mark.parametrize(("horizon", "more"), [(40, 4), (6, 2)])
+def test_a_dry_run_says_what_the_cost_is_likely_below(horizon: int, more: int) -> None:
+    """Four steps, each of 9 tokens read, 4 of them for the message, and 7 written; a token costs a dollar."""
+    task = next(task for task in Corridor.taskset.tasks("long") if task.data["start"] == 2)
+    request = Request("a state", (Message("user", "one two three four five"),), 100)
+    part = PlannedCalls("t", "long", [task], 1, [Endpoint("local", "t")], lambda *_: [request], 7, Oracle(), ends=True)
+    chat = ChatConfig(price_in=1e6, price_out=1e6)
+    figures = estimate("evaluate", EnvSetup("corridor", Path(), horizon=horizon), chat, [part], Quiet(), 0).figures
+    assert (figures["calls"], figures["usd"]) == (4, 4 * (9 + 7))
+    assert figures["likely_usd"] == pytest.approx(1.1 * (4 + more) * (9 + 2 * 7))
 
 
 def test_an_oracle_acts_and_a_chat_teacher_comments(
