@@ -493,7 +493,7 @@ def _comments(played: Sequence[Trajectory], samples: Sequence[Sample]) -> dict[s
 
 
 OURS = frozenset({
-    "step", "level", "episodes", "success_rate", "return", "episode_steps", "aborted", "loss", "entropy",
+    "step", "level", "episodes", "success_rate", "return", "return_std", "episode_steps", "aborted", "loss", "entropy",
     "value_loss", "kl_to_start", "kl", "ratio_deviation", "gradient_norm", "gradient_steps",
     "logprob_difference_mean", "logprob_difference_max", "effective_sample_size", "rows", "replayed_episodes",
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
@@ -524,12 +524,16 @@ def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of success, return and steps over episodes that were not ABORTED, and the share that were."""
+    """Means of success, return and steps over episodes that were not ABORTED, the standard deviation of the return, and
+    the share that were ABORTED.
+    """
     counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     share = max(1, len(counted))
+    returns = [trajectory.total_return for trajectory in counted]
     return {
         "success_rate": sum(trajectory.success for trajectory in counted) / share,
-        "return": sum(trajectory.total_return for trajectory in counted) / share,
+        "return": sum(returns) / share,
+        "return_std": statistics.pstdev(returns) if returns else 0.0,
         "episode_steps": sum(len(trajectory.turns) for trajectory in counted) / share,
         "aborted": 1 - len(counted) / max(1, len(played)),
     }

@@ -13,10 +13,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from reflectkit.agents.scripted import Oracle
 from reflectkit.cli.main import main
-from reflectkit.env import Claim, Query
+from reflectkit.env import Claim, Context, Query
 from reflectkit.envs.memory.baselines import METHODS
 from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.memory.problems import answers_of, chunked, read_parquet, read_text, source_of, text_files
 from reflectkit.envs.memory.retrieval import Extractive, nearest, related
 from reflectkit.envs.memory.rewards import ConversationFact, ValidFacts, calls_done, compression, content
@@ -37,8 +39,10 @@ from reflectkit.envs.memory.store import (
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.text import count_tokens
-from reflectkit.types import Task, ToolCall, ToolUse
+from reflectkit.tools import use_of
+from reflectkit.types import Decision, Task, ToolCall, ToolUse
 
 
 def insert(text: str, kind: str = SEMANTIC) -> ToolCall:
@@ -242,7 +246,7 @@ def test_a_method_rewrites_a_text_that_is_read_whole(name: str) -> None:
     assert called == [[INSERT], [UPDATE], []]
     assert reader.shown == [["Anna is in Oslo."]], "the text has no word of the question, and is shown all the same"
     assert result.info["success"] is True
-    assert result.info["figures"]["memory_tokens"] == count_tokens("Anna is in Oslo.")
+    assert result.info["memory"]["tokens"] == count_tokens("Anna is in Oslo.")
 
 
 TITLES = {"1": "Heat", "2": "Toy Story", "3": "Alien", "4": "Aliens", "5": "Jaws", "6": "Up", "7": "Big"}
@@ -350,6 +354,19 @@ def write(folder: Path, name: str, content: Any, questions: Any = ASKED) -> Path
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     path.with_name(f"{path.stem}.questions.json").write_text(json.dumps(questions))
     return path
+
+
+def test_an_episode_that_ends_early_is_no_perfect_compression() -> None:
+    """A figure that an episode does not report counts 0, so none may be best at 0, as the length of a memory is."""
+
+    class Leaving:
+        async def decide(self, observation: Any, context: Context) -> Decision:
+            return Decision(use_of(()), truncation_reason="left" if context.turns else None)
+
+    task = conversation(0, 4, "short", 0)
+    early, whole = (rollout([Episode(task, 0)], Memory, agent)[0].figures for agent in (Leaving(), Oracle()))
+    assert whole.keys() - early.keys() == {"accuracy", "compression"}
+    assert whole["compression"] > 0.5
 
 
 def test_books_are_cut_between_sentences_and_chats_between_messages(tmp_path: Path) -> None:

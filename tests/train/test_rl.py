@@ -16,8 +16,8 @@ from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
-from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw
-from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw, summary
+from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.train.training import build_trainer, corridor_player, objective
 
 
@@ -38,6 +38,21 @@ def test_learns_the_corridor_from_scratch(objective: AlgorithmConfig, settings: 
     assert float(str(rows[-1]["return"])) > float(str(rows[0]["return"])) + 0.2
     assert rows[-1]["success_rate"] == 1
     assert rows[-1]["aborted"] == 0
+
+
+def test_the_figures_of_an_update_by_hand() -> None:
+    """The mean of 1 and 3 is 2, from which each is 1 away; what the aborted episode got does not count."""
+    played = [
+        Trajectory(Task("1", "e", "l", "g", {}), 0, (Turn(Observation(()), Decision(0), reward),), status, success)
+        for reward, status, success in (
+            (1.0, Status.COMPLETED, True),
+            (3.0, Status.TRUNCATED, False),
+            (9.0, Status.ABORTED, False),
+        )
+    ]
+    figures = {"success_rate": 0.5, "return": 2.0, "return_std": 1.0, "episode_steps": 1.0, "aborted": 1 / 3}
+    assert summary(played) == pytest.approx(figures)
+    assert summary(played[:0])["return_std"] == 0
 
 
 def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:

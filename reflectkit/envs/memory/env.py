@@ -330,14 +330,14 @@ class Memory(Env):
             accuracy, tokens = sum(given) / len(given), self.store.tokens
             compression = rewards.compression(tokens, sum(map(count_tokens, self._chunks)))
             shared = accuracy + self.settings.compression_weight * compression
-            figures = {"accuracy": accuracy, "compression": compression, "memory_tokens": float(tokens)}
+            figures = {"accuracy": accuracy, "compression": compression}  # 0 in episodes that end early
             items = [[item.id, item.text] for item in self.store.items.values()]
             told = {
                 "figures": info["figures"] | figures,
                 "shared_reward": shared,
                 "success": accuracy == 1.0,
                 "answers": answers,
-                "memory": {"core": self.store.core, "items": items},
+                "memory": {"core": self.store.core, "items": items, "tokens": tokens},
             }
             return StepResult(self._observe(), reward + shared, True, info=info | told)
 
