@@ -237,6 +237,8 @@ class Env:
     """Whether `reset` and `step` block while they wait; they are then called in threads."""
     max_concurrency: ClassVar[int] = 2**31
     """Maximum number of concurrent episodes."""
+    advantages: ClassVar[Literal["episode", "step", "own"]] = "episode"
+    """What GRPO compares in a group unless `--advantages` says otherwise: returns, returns-to-go, or own rewards."""
     baselines: ClassVar[tuple[str, ...]] = ()
     """Names of the rule-based players that `baseline(name)` implements."""
     methods: ClassVar[Mapping[str, int]] = {}

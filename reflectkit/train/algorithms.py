@@ -446,9 +446,10 @@ PPO = Algorithm(
 class GrpoSettings(Config):
     """GRPO's own settings."""
 
-    advantages: Literal["episode", "step", "own"] = option(
-        "episode",
-        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward).",
+    advantages: Literal["episode", "step", "own"] | None = option(
+        None,
+        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward);"
+        " default: own in memory, as in Mem-α, else episode.",
     )
     step_groups: float = option(
         0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off.", ge=0
@@ -506,7 +507,7 @@ def _own_rewards(trajectory: Trajectory) -> list[float]:
 
 GRPO = Algorithm(
     GrpoSettings,
-    lambda rollouts, settings: within_groups(rollouts, settings.advantages, settings.step_groups),
+    lambda rollouts, settings: within_groups(rollouts, settings.advantages or "episode", settings.step_groups),
     lambda tokens, settings: clipped_loss(tokens),
     compares_groups=lambda settings: True,
     group_size=8,

@@ -14,6 +14,7 @@ from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
+from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.models.hub import TINY
@@ -302,11 +303,16 @@ class RLConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _rate(cls, values: dict[str, Any]) -> dict[str, Any]:
-        optim, policy = dict(values.get("optim", {})), dict(values.get("policy", {}))
+    def _defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Settings whose default depends on the model or the environment."""
+        optim, policy, env, algo = (dict(values.get(name, {})) for name in ("optim", "policy", "env", "algo"))
         if optim.get("learning_rate") is None:
             optim["learning_rate"] = RATE_FROM_SCRATCH if policy.get("model") in TINY else LEARNING_RATE
-        return values | {"optim": optim}
+        if "name" in env and algo.get("name", "grpo") == "grpo":
+            algo["settings"] = dict(algo.get("settings", {}))
+            if algo["settings"].get("advantages") is None:
+                algo["settings"]["advantages"] = env_class(env["name"]).advantages
+        return values | {"optim": optim, "algo": algo}
 
     @property
     def setup(self) -> EnvSetup:

@@ -169,6 +169,15 @@ def test_two_adapters_on_one_base_hold_it_once(corridor_folder: Path) -> None:
     assert all(".default." in name for name in trained)
 
 
+def test_memory_compares_chunks_as_mem_alpha_does_unless_told_otherwise() -> None:
+    def compared(**settings: Any) -> str:
+        config = rlft.RLConfig.from_flat(policy="x", **settings)
+        return str(config.algo.settings.advantages)
+
+    assert compared(env="memory") == compared(env="corridor", advantages="own") == "own"
+    assert compared(env="corridor") == compared(env="memory", advantages="episode") == "episode"
+
+
 def test_pickles_are_not_opened(corridor_folder: Path, tmp_path: Path) -> None:
     for source, name in (("policy-adapter", "adapter_model"), ("policy", "model")):
         shutil.copytree(corridor_folder / source, tmp_path / source)
