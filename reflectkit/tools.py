@@ -62,17 +62,29 @@ CALL_OPENERS = re.compile(
 """How a call begins in some form."""
 CALL_PARTS = (
     r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>"
-    r"|\bto=(?!(?:self|user)\b)[\w.-]+[^<]{0,20}<\|(?:channel|constrain|message)\|>"
-    r"|[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.-]+[\"']\s*,"
+    r"|\bto=(?!(?:self|user)\b)[\w.:-]+[^<]{0,20}<\|(?:channel|constrain|message)\|>"
+    r"|[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.:-]+[\"']\s*,"
     r"\s*[\"'](?:arguments|parameters|args|input)[\"']\s*:"
     r"|[\"'](?:tool_calls|function_call)[\"']\s*:|[\"']function[\"']\s*:\s*\{"
     r"|^Action:[^\n]+\n\s*Action Input:"
 )
 """What only a call has, and what may also be around one or, in words, tell of one."""
+ANY_TYPE = "any"
 CONSTANTS = {"True": "true", "False": "false"}
 NULLS = ("null", "None")
+PYTHON_TYPES = {
+    "string": "string", "str": "string", "integer": "integer", "int": "integer", "number": "number", "float": "number",
+    "double": "number", "boolean": "boolean", "bool": "boolean", "object": "object", "dict": "object",
+    "array": "array", "list": "array", "tuple": "array", "set": "array", "null": "null", "none": "null",
+    "any": ANY_TYPE, "union": ANY_TYPE, "optional": ANY_TYPE, "callable": ANY_TYPE,
+}  # fmt: skip
+"""JSON's types by what data sets call them."""
+VALUES = ("default", "const", "enum", "example", "examples")
+"""Keywords of a schema that hold values, and no schemas."""
 OPEN_ENDED = {*str.split("additionalProperties patternProperties unevaluatedProperties $ref allOf anyOf oneOf if")}
 """Keywords of a schema that decides itself about further arguments."""
+SCHEMA_WORDS = {"type", "properties", "required", "$defs", "items", "enum", "not", *OPEN_ENDED}
+"""Words in the parameters of a tool that are no names of arguments."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +194,27 @@ def reads_as_calls(text: str, form: Form) -> bool:
     pieces = itertools.islice(_pieces(after_thought(text, form), form), MAX_CALLS)
     calls = [piece for piece in pieces if not isinstance(piece, str)]
     return not calls or not all(isinstance(piece, _Wrong) for piece in calls)
+
+
+def tools_of_calls(text: str, form: Form) -> list[ToolSpec]:
+    """Tools of the names that `text` calls in `form`, with any arguments."""
+    pieces = itertools.islice(_pieces(after_thought(text, form), form), MAX_CALLS)
+    names = dict.fromkeys(piece[0] for piece in pieces if isinstance(piece, tuple))
+    return [ToolSpec(name, "", {"type": "object", "additionalProperties": True}) for name in names]
+
+
+def looks_like_call(text: str, tools: Sequence[ToolSpec]) -> bool:
+    """Whether `text` looks like a call in some form, of one of `tools`; without tools, only if it begins like one."""
+    return bool(_attempt(text, tuple(tool.name for tool in tools), alone=bool(tools)))
+
+
+def words_before_calls(text: str, form: Form) -> str:
+    """What is said in `text` before its first call in `form`."""
+    rest = after_thought(text, form)
+    if isinstance(form, CallForm):
+        return form.words(rest)
+    first = next(_pieces(rest, form), "")
+    return first.strip() if isinstance(first, str) else ""
 
 
 def _calls_in_words(text: str, names: Container[str]) -> bool:
@@ -404,6 +437,73 @@ def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool 
 def check_tool(tool: ToolSpec) -> None:
     """Raises ConfigError if its parameters are no JSON schema."""
     _validator(tool.name, _dump(tool.parameters))
+
+
+def json_schema(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema that is meant by a tool's `parameters` as data sets have them: null for what is absent, types
+    as Python names them, or the properties alone.
+
+    >>> json_schema({"city": {"type": "str, optional", "enum": None}})
+    {'type': 'object', 'properties': {'city': {'type': 'string'}}}
+    """
+    schema: dict[str, Any] = _normal_schema(parameters)
+    if schema and not SCHEMA_WORDS & set(schema) and all(isinstance(inner, dict) for inner in schema.values()):
+        return {"type": "object", "properties": schema}
+    return schema
+
+
+def _normal_schema(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_normal_schema(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    normal: dict[str, Any] = {}
+    for key, inner in schema.items():
+        if inner is None:
+            continue
+        if key in ("properties", "$defs") and isinstance(inner, dict):
+            normal[key] = {name: _normal_schema(schema) for name, schema in inner.items() if schema is not None}
+        elif key == "type" and isinstance(inner, str):
+            normal[key] = PYTHON_TYPES.get(re.split(r"\W", inner.lower(), maxsplit=1)[0], inner)
+        else:
+            normal[key] = inner if key in VALUES else _normal_schema(inner)
+    if normal.get("type") == ANY_TYPE:
+        del normal["type"]
+    return normal
+
+
+def drop_foreign_nulls(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall:
+    """`call` without the nulls that its tool's schema does not know: whoever stores calls of several tools in columns
+    has the arguments of all of them in each.
+    """
+    schemas = {tool.name: tool.parameters for tool in tools}
+    if call.name not in schemas:
+        return call
+    validator = _validator(call.name, _dump(schemas[call.name]))
+    return ToolCall(call.name, _without_foreign_nulls(call.arguments, validator.schema, validator))
+
+
+def _without_foreign_nulls(value: Any, schema: Any, validator: Any) -> Any:
+    """`value`, an argument with this schema or all of them, without the nulls in it that `drop_foreign_nulls` drops."""
+    from referencing.exceptions import Unresolvable
+
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(value, list):
+        return [_without_foreign_nulls(inner, schema.get("items"), validator) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    properties = schema.get("properties", {})
+    open_ended = not properties or bool(OPEN_ENDED & set(schema))
+    rest: dict[str, Any] = {}
+    for key, inner in value.items():
+        if inner is not None:
+            rest[key] = _without_foreign_nulls(inner, properties.get(key), validator)
+        elif key in properties:
+            with contextlib.suppress(Unresolvable, RecursionError):
+                rest |= {key: None} if validator.evolve(schema=properties[key]).is_valid(None) else {}
+        elif schema.get("additionalProperties", open_ended) is not False:
+            rest[key] = None
+    return rest
 
 
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:

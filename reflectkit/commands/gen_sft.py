@@ -5,6 +5,7 @@ logged conversations.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,7 +16,8 @@ from reflectkit.agents.players import model_folders, plain_settings, resolve_mod
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.demonstrations import drawn_records, logged_lessons, replayed_lessons
+from reflectkit.data.demonstrations import drawn_records, replayed_lessons
+from reflectkit.data.logs import logged_lessons
 from reflectkit.data.problems import Record, read_records
 from reflectkit.data.sft_rows import (
     ROWS_SETTINGS,
@@ -59,8 +61,8 @@ class GenSFTConfig(Config):
     out_dir: Path | None = option(None, help="Folder for the files; default: the env's data folder.")
     log: Path | None = option(
         None,
-        help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form; or the file of"
-        " serve --record.",
+        help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form, or in ShareGPT's; or"
+        " the file of serve --record.",
         essential=True,
     )
     demonstrations: int = option(
@@ -127,14 +129,14 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             return current.done
         if not config.log and not config.task_file:
             _compare(records, source.with_name(RECORDS), progress)
+        faults: Counter[str] = Counter()
         if config.log:
-            steps, faults = logged_lessons(config.log)
+            steps, account = logged_lessons(config.log)
+            current.tables.append(account.table(config.log))
         else:
             steps, faults = replayed_lessons(
                 config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
             )
-        if not steps and config.log:
-            raise DataError(config.log, "holds no answer of an assistant")
         if not steps and faults:
             raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
         if not steps:

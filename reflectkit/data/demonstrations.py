@@ -21,13 +21,11 @@ from reflectkit.data.sft_rows import Lesson, lessons
 from reflectkit.env import Agent, Env, Teacher
 from reflectkit.envs.setup import EnvSetup, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
-from reflectkit.jsonl import dumps, read_jsonl
-from reflectkit.prompts import answers, one_line
+from reflectkit.prompts import answers
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.tools import use_of
-from reflectkit.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory, Turn, from_json
+from reflectkit.types import Status, Task, Trajectory
 
 REPLAYED_TWICE = 8  # demonstrations, to see whether the env is the same each time
 
@@ -248,62 +246,6 @@ def replayed_lessons(
                         steps += replayed
                 bar.advance()
     return steps, faults
-
-
-def logged_lessons(path: Path) -> tuple[list[Lesson], Counter[str]]:
-    """The lessons of logged conversations, and the number of those with a fault, by its name.
-
-    A line is one of them, `{messages, tools}` in OpenAI's form, or an answer that `serve --record` kept, which goes on
-    with the last conversation of its session if it extends that. The words of a message that calls are the comment on
-    the state before it.
-
-    Raises DataError.
-    """
-    from reflectkit.envs.adapters.endpoint import Conversations, RequestError
-
-    logged: list[list[Turn]] = []
-    latest: dict[str, list[Turn]] = {}
-    for number, row in read_jsonl(path):
-        if "decision" in row:
-            seen = from_json(Observation, row.get("observation"), path=path, line=number)
-            decision = from_json(Decision, row["decision"], path=path, line=number)
-            said, action = [_plainly(message) for message in seen.messages], decision.action
-            if isinstance(action, ToolUse) and action.calls:
-                decision = replace(decision, action=use_of(action.calls))
-            turn = Turn(replace(seen, messages=tuple(said)), decision, 0.0)
-            session = str(row.get("session"))
-            before = latest[session][-1].observation.messages if session in latest else ()
-            if not before or tuple(said[: len(before)]) != before or len(said) == len(before):
-                latest[session] = []
-                logged.append(latest[session])
-            latest[session].append(turn)
-        elif "reward" not in row:
-            if not row.get("messages"):
-                raise DataError(path, "expected a list of messages", line=number, field="messages")
-            try:
-                seen = Conversations().read(dumps({"model": "", **row}).encode()).observation
-            except (RequestError, UnicodeEncodeError) as error:
-                raise DataError(path, str(error), line=number) from None
-            said = [_plainly(message) for message in seen.messages]
-            logged.append([])
-            for at, (message, original) in enumerate(zip(said, seen.messages, strict=True)):
-                untrained = row["messages"][at].get("weight") == 0  # as in OpenAI's form for fine-tuning
-                if message.role == "assistant" and message.content and not untrained:
-                    use = ToolUse(message.content, message.calls)
-                    comment = one_line(original.content) if message.calls else ""
-                    logged[-1].append(Turn(replace(seen, messages=tuple(said[:at])), Decision(use, comment), 0.0))
-    strange = sum(any(map(_calls_unknown, turns)) for turns in logged)
-    return lessons(logged), Counter({"calls of tools that are not offered": strange} if strange else {})
-
-
-def _calls_unknown(turn: Turn) -> bool:
-    action, offered = turn.decision.action, {tool.name for tool in turn.observation.tools}
-    return isinstance(action, ToolUse) and any(call.name not in offered for call in action.calls)
-
-
-def _plainly(message: Message) -> Message:
-    """`message` with its calls in the form in which models are fine-tuned."""
-    return replace(message, content=use_of(message.calls).text) if message.calls else message
 
 
 def _replayed(setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int) -> Trajectory:

@@ -135,11 +135,12 @@ def test_demonstrated_calls_are_carried_out_again(prompt: list[str]) -> None:
     assert not [row for row in rows if "nothing was executed" in row]
 
 
-def test_logged_conversations_become_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_conversations_become_rows() -> None:
     """The words before a call are the comment. Calls are written as fine-tuned models do."""
     write_jsonl(Path("log"), LOGGED)
     assert main(["gen-sft", "--env", "program:true", "--log", "log"]) == 0
-    assert "2 demonstrations: calls of tools that are not offered" in capsys.readouterr().out
+    (table,) = [each for each in read_json(Path("results/1_gen-sft/report.json"))["tables"] if "Log" in each["title"]]
+    assert ["rows that call, and offer no tools", "2", ""] in table["rows"]
     first = {"prompt": "User: Which box?\nAgent:", "completion": ' look {"box": 2}'}
     later = {"prompt": "\nTool look: Red.\nAgent:", "completion": " Box 2."}
     commented = {"prompt": "User: Which box?\nReflection: Try 2.\nAgent:", "completion": ' look {"box": 2}'}
@@ -154,10 +155,9 @@ def test_logged_conversations_become_rows(capsys: pytest.CaptureFixture[str]) ->
 def test_a_log_names_what_it_cannot_teach(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"role": "assistant", "content": "Box 2."}
     for message, told in (
-        ({"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}, "an older form of tool_calls"),
         (answer | {"tool_calls": [{"function": {"name": "look", "arguments": '{"box": NaN}'}}]}, "no JSON object"),
         ({"role": "assistant", "content": "\ud83d"}, "surrogates not allowed"),
-        (answer | {"weight": 0}, "holds no answer of an assistant"),
+        (answer | {"weight": 0}, "weight 0"),
     ):
         Path("log").write_text(json.dumps({"messages": [ASKED, message]}))
         assert main(["gen-sft", "--env", "program:true", "--log", "log"]) == 2

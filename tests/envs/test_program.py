@@ -17,7 +17,7 @@ import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.cli.main import main
-from reflectkit.data.demonstrations import logged_lessons
+from reflectkit.data.logs import logged_lessons
 from reflectkit.data.sft_rows import lessons
 from reflectkit.envs import make
 from reflectkit.envs.setup import EnvConfig, EnvSetup

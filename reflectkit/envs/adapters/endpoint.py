@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import uvicorn
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,7 +33,7 @@ from reflectkit.envs.conversation import spoken
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
-from reflectkit.tools import NAME, check_tool
+from reflectkit.tools import NAME, check_tool, json_schema
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -55,7 +55,16 @@ class RequestError(Exception):
         self.status, self.code = status, code
 
 
-class _Function(BaseModel):
+class _Part(BaseModel):
+    """A part of a request, in which null is as good as nothing: whoever stores messages in columns has it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+
+
+class _Function(_Part):
     """A tool, a call of one, or the choice of one."""
 
     name: str = Field(pattern=rf"^{NAME}$")
@@ -70,22 +79,29 @@ class _Function(BaseModel):
         return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
-class _Tool(BaseModel):
+class _Tool(_Part):
     id: str = ""
     type: Literal["function"] = "function"
     function: _Function
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_the_open(cls, value: object) -> object:
+        """Some leave out the level `function`."""
+        return {"function": value} if isinstance(value, dict) and "function" not in value else value
 
-class _ContentPart(BaseModel):
+
+class _ContentPart(_Part):
     type: str
     text: str = ""
 
 
-class _Message(BaseModel):
+class _Message(_Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_ContentPart] | None = None
     tool_calls: list[_Tool] | None = None
     tool_call_id: str = ""
+    name: str = ""
     function_call: Any = None
 
     @property
@@ -96,7 +112,7 @@ class _Message(BaseModel):
         return self.content or ""
 
 
-class _Request(BaseModel):
+class _Request(_Part):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
@@ -191,9 +207,8 @@ class Conversations:
         if asked.refused:
             raise RequestError(asked.refused)
         messages: list[Message] = []
-        turns, unmatched, names = [], 0, dict[str, str]()
-        for message in asked.messages:
-            names |= {call.id: call.function.name for call in message.tool_calls or ()}
+        turns, unmatched = [], 0
+        for message, name in _with_tool_names(asked.messages):
             answer = self._find(message, messages) if message.role == "assistant" else None
             if answer is not None:
                 turns.append(Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0))
@@ -202,7 +217,7 @@ class Conversations:
             unmatched += message.role == "assistant"
             role: Any = "system" if message.role == "developer" else message.role
             calls = tuple(_call(call.function) for call in message.tool_calls or ())
-            messages.append(Message(role, message.text, calls, names.get(message.tool_call_id, "")))
+            messages.append(Message(role, message.text, calls, name))
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         return ChatRequest(
             Observation(tuple(messages), tools=_tools(asked), replies=True),
@@ -234,6 +249,26 @@ class Conversations:
         return shown
 
 
+def _with_tool_names(messages: Sequence[_Message]) -> list[tuple[_Message, str]]:
+    """`messages`, each result with the name of its tool. The results of several calls are in the order of the calls, by
+    which a reader pairs them.
+    """
+    named: list[tuple[_Message, str]] = []
+    names: dict[str, str] = {}
+    places: dict[str, int] = {}
+    for is_result, group in itertools.groupby(messages, lambda message: message.role == "tool"):
+        if is_result:
+            results = sorted(group, key=lambda result: places.get(result.tool_call_id, len(places)))
+            named += [(result, names.get(result.tool_call_id) or one_line(result.name)) for result in results]
+            continue
+        for message in group:
+            calls = [call for call in message.tool_calls or () if call.id]
+            names |= {call.id: call.function.name for call in calls}
+            places = {call.id: place for place, call in enumerate(calls)}
+            named.append((message, ""))
+    return named
+
+
 def _key(message: _Message) -> Any:
     return message.text, tuple(
         (call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
@@ -261,7 +296,7 @@ def _tools(asked: _Request) -> tuple[ToolSpec, ...]:
         return ()
     functions = [tool.function for tool in asked.tools or ()]
     specs = {
-        each.name: ToolSpec(each.name, each.description or "", each.parameters or {"type": "object"})
+        each.name: ToolSpec(each.name, each.description or "", json_schema(each.parameters or {"type": "object"}))
         for each in functions
     }
     try:
