@@ -34,7 +34,7 @@ FIRST = (
     Part("trace", "benchmarks.gpu_trace:trace", {"updates": 10}, ("peft",), limit_s=120.0),
     Part("half-billion-decoding", f"{gpu.PASSES}:half_decoding"),
     Part("peers-explore-group", PEERS, {"scene": "explore-group"}, TRL),
-    Part("peers-answers", PEERS, {"scene": "answers"}, TRL),
+    Part("peers-answers", PEERS, {"scene": "answers"}, TRL, limit_s=150.0),
     Part("peers-taxi-group", PEERS, {"scene": "taxi-group"}, TRL),
     Part("peers-explore", PEERS, {"scene": "explore"}, TRL),
     Part("peers-taxi", PEERS, {"scene": "taxi"}, TRL),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionLayer
@@ -377,7 +378,17 @@ class GeneratedText:
     logprobs: list[float] = field(default_factory=list)
 
 
+KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Of attention, while decoding. cuDNN's, which `load.pick_device` turns off, is faster for a token at a time."""
+
+
 @torch.no_grad()
+@sdpa_kernel(KERNELS)
 def decode(
     model: Any,
     prompts: Sequence[Sequence[int]],
