@@ -286,6 +286,9 @@ class Env:
         """Raises IllegalActionError for an action that was not offered; it is not called after the end."""
         raise NotImplementedError
 
+    def decided(self, decision: Decision) -> None:
+        """Called in an episode before each `step`, with the agent's whole decision: its tokens, for example."""
+
     def close(self) -> None:
         """Give back what the env holds, e.g. a process or a connection; whoever made it calls this once. After an
         episode that took too long, a call of a `remote` env may still be under way.
@@ -383,7 +386,7 @@ def _forwarded(name: str) -> Any:
     return property(value)
 
 
-for _name in (*Env.__annotations__, "reset", "step", "close", "release", "teacher", "truncation_penalty"):
+for _name in (*Env.__annotations__, "reset", "step", "decided", "close", "release", "teacher", "truncation_penalty"):
     setattr(Wrapper, _name, _forwarded(_name))
 
 

@@ -234,6 +234,16 @@ def _attempt(words: str, names: tuple[str, ...], *, alone: bool) -> str:
     return words[found.start() :].strip() if found else ""
 
 
+def words_before_any_call(text: str, names: Sequence[str]) -> str:
+    """What is said in `text` before its calls of the tools `names`, in whatever form they are.
+
+    >>> words_before_any_call('I look.\\n<tool_call>\\n{"name": "look", "arguments": {}}\\n</tool_call>', ["look"])
+    'I look.'
+    """
+    found = _call_parts(tuple(names)).search(text)
+    return re.sub(r"(?:```\w*)?[\s{\[]*$", "", text[: found.start()]) if found else text
+
+
 @lru_cache(maxsize=256)
 def _call_parts(names: tuple[str, ...]) -> re.Pattern[str]:
     """Matches where a text looks like a call, perhaps of one of the tools `names`: as JSON, in Python, or plain."""

@@ -169,6 +169,8 @@ class Batcher(Generic[Item, Answer]):
 Value = TypeVar("Value")
 LATE = "the episode took longer than"
 """Begins the reason of an episode that met its deadline."""
+UNSCORED = "no reward applies"
+"""Begins the reason of an episode that ended without a reward, since all functions returned None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +277,8 @@ async def play_all(
 def usable_after(trajectory: Trajectory) -> bool:
     """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
     failed = trajectory.status is Status.ABORTED and trajectory.unexecuted_decision is None
+    if trajectory.reason.startswith(UNSCORED):
+        failed = False
     return not failed and not trajectory.reason.startswith(LATE)
 
 
@@ -333,6 +337,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
                     return ended(Status.ABORTED, decision.failure, decision)
                 if decision.truncation_reason is not None:
                     return truncated(decision)
+                env.decided(decision)
                 result = await _answer(env, env.step, decision.action)
                 turns.append(Turn(observation, decision, result.reward, result.info))
                 observation = result.observation

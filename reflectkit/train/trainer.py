@@ -20,7 +20,7 @@ from reflectkit.env import Env
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
-from reflectkit.rollouts.episode import Episode, play_all
+from reflectkit.rollouts.episode import UNSCORED, Episode, play_all
 from reflectkit.rollouts.tool_errors import ToolErrors, broken_tool
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
@@ -208,9 +208,11 @@ class Trainer:
         tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
         played_s = time.perf_counter() - started
 
-        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+        failed = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
+        engine_failed = any(not trajectory.reason.startswith(UNSCORED) for trajectory in failed)
+        if len(failed) == len(played) and engine_failed:
             raise EnvironmentFailure(
-                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}; a larger"
+                f"every episode of update {self.step + 1} was aborted ({len(played)}): {failed[0].reason}; a larger"
                 " --episodes makes that rarer"
             )
         if broken := broken_tool(played):

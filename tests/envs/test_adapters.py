@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import dataclasses
 import inspect
 import json
 import math
 import random
 import re
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -208,6 +212,116 @@ class Calculator:
         return 0.0
 
 
+LOOKS_AT_CALLS = """
+SEEN = []
+
+def calls(completions, **kwargs):
+    SEEN.append(completions)
+    return [float(sum(len(message.get("tool_calls") or []) for message in one)) for one in completions]
+
+def number_of_ids(completion_ids, **kwargs):
+    return [len(ids) for ids in completion_ids]
+
+def logs(prompts, completions, log_extra, log_metric):
+    log_extra("kind", ["long"])
+    log_extra("object", [print])
+    log_metric("words", 3)
+    log_metric("words", 4)
+    return [1.0]
+
+def none(completions, **kwargs):
+    return [None]
+
+def zero(completions, **kwargs):
+    return [0.0]
+
+def state(completions, trainer_state, **kwargs):
+    return [float(trainer_state.global_step)]
+
+def state_or_none(completions, trainer_state=None, **kwargs):
+    return [1.0 if trainer_state is None else 0.0]
+
+def of_column(completions, solution):
+    return [1.0]
+"""
+
+
+@pytest.fixture
+def look(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    name = f"{own_module(request.node)}.py"
+    Path(name).write_text(LOOKS_AT_CALLS, encoding="utf-8")
+    return lambda function: f"{name}:{function}"
+
+
+def test_reward_functions_get_calls_and_names_as_in_trl(look: Callable[[str], str]) -> None:
+    env = make(Desk, reward=(look("calls"), look("zero")))
+    env.reset(task_of(env, prompt="Add."), 3)
+    step(env, ToolUse('I add.\n<tool_call>\n{"name": "add", "arguments": {"number": 4}}\n</tool_call>', calls(4).calls))
+    step(env, ToolUse("subtract {}", errors=("no tool named 'subtract'",)))
+    assert step(env, ToolUse("Done.")).reward == 0.4 + 1.0
+    from reflectkit.registry import resolve
+
+    ((completion,),) = resolve("list", look("SEEN"), {})
+    call = {"type": "function", "function": {"name": "add", "arguments": {"number": 4}}}
+    assert completion == [
+        {"role": "assistant", "content": "I add.", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "4"},
+        {"role": "assistant", "content": "subtract {}"},
+        {"role": "tool", "name": "unknown", "content": "no tool named 'subtract'"},
+        {"role": "assistant", "content": "Done."},
+    ]
+
+
+def test_reward_functions_get_the_tokens_of_the_completion(look: Callable[[str], str]) -> None:
+    class Sampled(Plays):
+        """Its prompt begins with what it read and wrote before, as far as `grows`."""
+
+        grows = True
+
+        async def decide(self, observation: Any, context: Any) -> Decision:
+            turn = len(context.turns)
+            prompt = (1, 2, *[5] * (4 * turn)) if self.grows else (turn,)
+            return dataclasses.replace(await super().decide(observation, context), prompt_ids=prompt, token_ids=(7, 8))
+
+    agent = Sampled(calls(4), ToolUse("Done."))
+    make_desk = partial(make, Desk, reward=(look("number_of_ids"),))
+    task = Task("1", "desk", "all", "1", {"prompt": "Add.", "seed": 1})
+    (grown,) = rollout([Episode(task, 1)], make_desk, agent)
+    assert grown.figures["number_of_ids"] == 4 + 2  # what is between the first prompt and the last, and what it wrote
+    agent.grows = False
+    (rewritten,) = rollout([Episode(task, 1)], make_desk, agent)
+    assert rewritten.figures["number_of_ids"] == 2 + 2
+    assert answered((look("number_of_ids"),), text="fünf").reward == 5  # nobody sampled: the bytes
+
+
+def test_reward_functions_log_as_in_trl(look: Callable[[str], str]) -> None:
+    info = answered((look("logs"),), row={}).info
+    assert info["figures"] == {"logs": 1.0, "words": 3.5}
+    assert info["extra"] == {"kind": "long", "object": repr(print)}
+
+
+def test_an_answer_that_no_reward_applies_to_is_left_out_and_counted(look: Callable[[str], str]) -> None:
+    def played(*rewards: str) -> Trajectory:
+        env: Any = env_class("prompts")
+        task = Task("1", "prompts", "all", "1", {"prompt": "Hi"})
+        return rollout([Episode(task, 1)], lambda: Checked(env(reward=rewards)), Plays("Hello."))[0]
+
+    assert played(look("none"), look("zero")).status is Status.COMPLETED
+    unscored = played(look("none"))
+    assert unscored.status is Status.ABORTED
+    assert "no reward applies" in unscored.reason
+
+
+def test_what_does_not_exist_here_is_refused_with_the_fix(look: Callable[[str], str]) -> None:
+    assert answered((look("state_or_none"),)).reward == 1.0
+    with pytest.raises(ConfigError, match=r"asks for trainer_state.*trainer_state=None"):
+        answered((look("state"),))
+    with pytest.raises(ConfigError, match=r"missing.*'solution'.*name a column so"):
+        answered((look("of_column"),), row={})
+    with pytest.raises(ConfigError, match=r"'answer'.*\*\*kwargs"):
+        answered((look("logs"),))
+
+
 def test_an_error_of_a_tools_code_is_told_once_and_one_of_its_arguments_is_not() -> None:
     looks, sums = ToolUse("", (ToolCall("look", {}),) * 2), ToolUse("", (ToolCall("calculate", {"text": "x + 1"}),))
     told: list[str] = []
@@ -298,9 +412,11 @@ def rewards(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def answered(rewards: tuple[str, ...], prompt: Any = "2 + 3 =", text: str = "5") -> Any:
+def answered(
+    rewards: tuple[str, ...], prompt: Any = "2 + 3 =", text: str = "5", row: Any = MappingProxyType({"answer": "5"})
+) -> Any:
     env: Any = env_class("prompts")(reward=rewards)
-    env.reset(Task("1", "prompts", "all", "1", {"prompt": prompt, "answer": "5"}), 0)
+    env.reset(Task("1", "prompts", "all", "1", {"prompt": prompt, **row}), 0)
     return step(env, text)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from reflectkit.env import StepResult
-from reflectkit.envs import make
+from reflectkit.envs import env_class, make
 from reflectkit.envs.adapters import adapted
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError, EnvironmentFailure
@@ -18,6 +19,7 @@ from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw, summary
 from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
+from tests.examples import own_module
 from tests.train.training import build_trainer, corridor_player, objective
 
 
@@ -161,6 +163,24 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
     none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
         none.train_step()
+
+
+def test_an_update_that_no_reward_applies_to_teaches_nothing_and_is_counted(rewards: str) -> None:
+    env: Any = env_class("prompts")
+    level = Level("all", [Task("1", "prompts", "all", "1", {"prompt": "Hi"})], lambda: Checked(env(reward=(rewards,))))
+    player = corridor_player(0)
+    before = {name: weight.clone() for name, weight in player.model.named_parameters()}
+    trainer = build_trainer(player, objective("grpo"), 2, [level], episodes=4)
+    figures = trainer.train_step()
+    assert (figures["aborted"], figures["rows"], trainer.counters["aborted"]) == (1.0, 0, 4)
+    assert all(torch.equal(weight, before[name]) for name, weight in player.model.named_parameters())
+
+
+@pytest.fixture
+def rewards(request: pytest.FixtureRequest) -> str:
+    name = own_module(request.node)
+    Path(f"{name}.py").write_text("def none(completions, **kwargs):\n    return [None]\n", encoding="utf-8")
+    return f"{name}.py:none"
 
 
 class Till:

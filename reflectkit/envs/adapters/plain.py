@@ -14,14 +14,15 @@ from pydantic import create_model
 
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
-from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, is_reward, prompt_messages, score, waits
+from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
+from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, is_reward, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.tool_errors import RAISED, code_error
 from reflectkit.rollouts.wrappers import is_flag
 from reflectkit.tools import read_use
-from reflectkit.types import Message, Observation, Task, ToolSpec
+from reflectkit.types import Decision, Message, Observation, Task, ToolSpec
 
 SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
@@ -242,7 +243,12 @@ class Tools(Plain):
         last = messages.pop() if messages else Message("user", "")
         self._messages = [*messages, Message(last.role, last.content + (shown or ""))]
         self._row, self._first, self._steps = row, len(self._messages), 0
+        self._ids = CompletionIds()
         return self._observe()
+
+    def decided(self, decision: Decision) -> None:
+        """Keep the tokens of the answer, for reward functions."""
+        self._ids.add(decision)
 
     async def step(self, action: Action) -> StepResult:
         """Carry out the calls; without one, the episode ends."""
@@ -266,16 +272,18 @@ class Tools(Plain):
             info |= {RAISED: raised} if raised else {}
             reward = 0.0
             if over or self._steps == self.horizon:
-                own: list[float] = []
+                own: list[float | None] = []
                 if hasattr(self.plain, "get_reward"):
                     value = outside_loop(self.plain.get_reward)
                     value = await value if inspect.isawaitable(value) else value
-                    if not is_reward(value):
-                        raise self._wrong("get_reward", value, "return a number")
-                    own = [float(value)]
-                messages = [{"role": message.role, "content": message.content} for message in self._messages]
+                    if value is not None and not is_reward(value):
+                        raise self._wrong("get_reward", value, "return a number, or None where it does not apply")
+                    own = [None if value is None else float(value)]
+                messages = chat_messages(self._messages)
                 row, completion = self._row | {"prompt": messages[: self._first]}, messages[self._first :]
-                reward, told = await score(self.settings.reward, row, completion, own=own, environments=[self.plain])
+                reward, told = await score(
+                    self.settings.reward, row, completion, self._ids.ids, own=own, environments=[self.plain]
+                )
                 info |= told
         return StepResult(self._observe(), reward, over, info=info)
 

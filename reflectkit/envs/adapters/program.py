@@ -43,12 +43,13 @@ from reflectkit.envs.adapters.endpoint import (
     serving,
 )
 from reflectkit.envs.adapters.plain import ToolTasks
-from reflectkit.envs.adapters.prompts import DatasetSettings, score
+from reflectkit.envs.adapters.prompts import DatasetSettings
+from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, score
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import LoopThread
 from reflectkit.keys import SECRET, hide_environment, masked
 from reflectkit.registry import from_here
-from reflectkit.types import Message, Observation, Task, ToolUse
+from reflectkit.types import Decision, Message, Observation, Task, ToolUse
 
 Value = TypeVar("Value")
 
@@ -282,6 +283,10 @@ class Program(Env):
         self.close()
         return await self._in_thread(self._begin(task, seed))
 
+    def decided(self, decision: Decision) -> None:
+        """Keep the tokens of the answer, for reward functions."""
+        self._ids.add(decision)
+
     async def step(self, action: Action) -> StepResult:
         """Answer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
         use = action if isinstance(action, ToolUse) else ToolUse(str(action))
@@ -315,6 +320,7 @@ class Program(Env):
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
         self._row: Mapping[str, Any] = task.data
+        self._ids = CompletionIds()
         values = {"seed": seed, "task": task.data.get("prompt", task.id)} | task.data
 
         def filled(found: re.Match[str]) -> str:
@@ -354,9 +360,9 @@ class Program(Env):
         seen = self._pending.request.observation
         if self.settings.reward:
             said = [*seen.messages, Message("assistant", action.text, action.calls)]
-            messages = [{"role": message.role, "content": message.content} for message in said]
+            messages = chat_messages(said)
             row = {**self._row, "prompt": messages[: self._first]}
-            reward, info = await score(self.settings.reward, row, messages[self._first :])
+            reward, info = await score(self.settings.reward, row, messages[self._first :], self._ids.ids)
         else:
             reward = self._reward(event)
             info = {"success": reward >= 1}

@@ -1,14 +1,11 @@
-"""Problems from data sets, and reward functions in TRL's form; `--env prompts` answers a prompt in one step."""
+"""Problems from data sets; `--env prompts` answers a prompt in one step."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,12 +13,12 @@ from pydantic import field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
+from reflectkit.envs.adapters.rewards import OURS, CompletionIds, reward_function, score
 from reflectkit.envs.adapters.rows import FILES, read_rows
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
-from reflectkit.eventloop import outside_loop
-from reflectkit.registry import code_files, resolve
+from reflectkit.registry import code_files
 from reflectkit.rollouts.wrappers import ROLES
-from reflectkit.types import Message, Observation, Task, ToolUse
+from reflectkit.types import Decision, Message, Observation, Task, ToolUse
 
 NO_MESSAGES = 'a prompt is a text, or messages such as [{"role": "user", "content": "…"}]'
 
@@ -89,7 +86,7 @@ class DatasetTasks(Taskset):
             raise DataError(dataset, f"the column '{min(taken)}' is an argument of reward functions; rename it")
         for number, row in enumerate(data.rows, start=1):
             prompt_messages(row["prompt"], f"{dataset}, row {number}")
-        users = [_reward(spec)[1] for spec in self.settings.reward]
+        users = [reward_function(spec)[1] for spec in self.settings.reward]
         if plain := getattr(self.env, "plain_type", None):
             users.append(plain.reset)
         for function in users if data.left_out else ():
@@ -101,11 +98,7 @@ class DatasetTasks(Taskset):
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The data set's file, and the code of the rewards."""
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
-        return [*data, *code_files(_reward(spec)[1].__module__ for spec in getattr(settings, "reward", ()))]
-
-
-OURS = frozenset({"prompts", "completions", "environments"})
-"""Arguments of reward functions, besides the columns."""
+        return [*data, *code_files(reward_function(spec)[1].__module__ for spec in getattr(settings, "reward", ()))]
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
@@ -129,72 +122,6 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-@cache
-def _reward(spec: str) -> tuple[str, Any, float]:
-    """The name, the function and the weight of a `--reward`. Raises ConfigError."""
-    target, _, weight = spec.partition("=")
-    function = resolve("reward function", target, {})
-    name = getattr(function, "__name__", target.rpartition(":")[2])
-    try:
-        number = float(weight or 1)
-    except ValueError:
-        number = math.nan
-    if not callable(function) or not math.isfinite(number):
-        raise ConfigError(f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g. my.py:exact=0.5")
-    return name, function, number
-
-
-def waits(specs: Sequence[str]) -> bool:
-    """Whether one of the reward functions `specs` is a coroutine."""
-    functions = [function for _, function, _ in map(_reward, specs)]
-    return any(map(inspect.iscoroutinefunction, [*functions, *(function.__call__ for function in functions)]))
-
-
-def is_reward(value: object) -> bool:
-    """Whether `value` is a finite number, of Python or a library."""
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # of an array, or a number beyond a float's range
-        return hasattr(value, "__float__") and math.isfinite(float(value))
-    return False
-
-
-async def score(
-    specs: Sequence[str], row: Mapping[str, Any], completion: Any, *, own: Sequence[float] = (), **more: Any
-) -> tuple[float, dict[str, Any]]:
-    """(sum of the rewards, info) of an answer to `row`. own: rewards of an env itself, which come first. more: further
-    arguments of reward functions.
-
-    A reward that is None does not apply. The answer is right if the first reward is at least 1.
-    """
-    columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    arguments = {"prompts": [row["prompt"]], "completions": [completion], **columns, **more}
-    total, values, figures = sum(own), list[float | None](own), {}
-    for name, function, weight in map(_reward, specs):
-        try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            raise ConfigError(
-                f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(arguments)}, so"
-                " end its arguments with **kwargs"
-            ) from None
-        returned = outside_loop(function, **arguments)
-        returned = await returned if inspect.isawaitable(returned) else returned
-        returned = returned.tolist() if hasattr(returned, "tolist") else returned  # an array, or a tensor
-        value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
-        if value is not None and not is_reward(value):
-            raise ConfigError(
-                f"{code_place(function)}: reward function {name} returned {returned!r:.60} for one completion; return a"
-                " list with one number, or None where it does not apply"
-            )
-        values.append(None if value is None else float(value))
-        if value is not None:
-            figures[name] = float(value)
-            total += weight * float(value)
-    if not any(value is not None for value in values):
-        raise ConfigError(f"no reward function applies to {row['prompt']!r:.80}; one must return a number")
-    info = {"success": values[0] is not None and values[0] >= 1}
-    return total, info | ({"figures": figures} if figures else {})
-
-
 class Prompts(Env):
     """Answer the prompt."""
 
@@ -211,8 +138,13 @@ class Prompts(Env):
         if not self.settings.reward:
             raise ConfigError("env 'prompts' needs --reward FILE.py:FUNCTION, in TRL's form")
         self._row: Mapping[str, Any] = task.data
+        self._ids = CompletionIds()
         self._seen = Observation(prompt_messages(task.data.get("prompt"), task.id), replies=True)
         return self._seen
+
+    def decided(self, decision: Decision) -> None:
+        """Keep the tokens of the answer, for reward functions."""
+        self._ids.add(decision)
 
     async def step(self, action: Action) -> StepResult:
         """Score the answer."""
@@ -223,5 +155,5 @@ class Prompts(Env):
         completion: Any = text
         if not isinstance(row["prompt"], str):
             completion = [{"role": "assistant", "content": text}]
-        reward, info = await score(self.settings.reward, row, completion)
+        reward, info = await score(self.settings.reward, row, completion, self._ids.ids)
         return StepResult(self._seen, reward, True, info=info)

@@ -1,0 +1,187 @@
+"""Reward functions in TRL's form: what they are called with, and what they return."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+from reflectkit.errors import ConfigError, EnvironmentFailure, code_place
+from reflectkit.eventloop import outside_loop
+from reflectkit.registry import resolve
+from reflectkit.rollouts.episode import UNSCORED
+from reflectkit.tools import words_before_any_call
+from reflectkit.types import Decision, Message
+
+OPTIONAL = ("completion_ids", "log_extra", "log_metric")
+"""Arguments that a function gets if it names them, or takes any."""
+TRAINER_STATE = "trainer_state"
+OURS = frozenset({"prompts", "completions", "environments", *OPTIONAL, TRAINER_STATE})
+"""Arguments of reward functions, besides the columns."""
+
+
+class CompletionIds:
+    """The tokens after the first prompt of an episode: those that the policy sampled, and those between them where a
+    prompt begins with the first one.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._first: tuple[int, ...] | None = None
+
+    def add(self, decision: Decision) -> None:
+        """Add those of the next decision."""
+        prompt = decision.prompt_ids
+        if self._first is None:
+            self._first = prompt
+        if prompt[: len(self._first)] == self._first:
+            self.ids = list(prompt[len(self._first) :])
+        self.ids += decision.token_ids
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """`messages` in TRL's form: an assistant's calls are `tool_calls`, and a tool's result has its name."""
+    written = []
+    for message in messages:
+        line: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.calls:
+            line["content"] = words_before_any_call(message.content, [call.name for call in message.calls])
+            line["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.calls
+            ]
+        if message.role == "tool":
+            line = {"role": "tool", "name": message.name or "unknown", "content": message.content}
+        written.append(line)
+    return written
+
+
+@cache
+def reward_function(spec: str) -> tuple[str, Any, float]:
+    """The name, the function and the weight of a `--reward`. Raises ConfigError."""
+    target, _, weight = spec.partition("=")
+    function = resolve("reward function", target, {})
+    name = getattr(function, "__name__", target.rpartition(":")[2])
+    try:
+        number = float(weight or 1)
+    except ValueError:
+        number = math.nan
+    if not callable(function) or not math.isfinite(number):
+        raise ConfigError(f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g. my.py:exact=0.5")
+    state = inspect.signature(function).parameters.get(TRAINER_STATE)
+    if state is not None and state.default is state.empty:
+        raise ConfigError(
+            f"{code_place(function)}: reward function {name} asks for {TRAINER_STATE}, which only TRL's trainer has;"
+            f" make it optional, {TRAINER_STATE}=None"
+        )
+    return name, function, number
+
+
+def waits(specs: Sequence[str]) -> bool:
+    """Whether one of the reward functions `specs` is a coroutine."""
+    functions = [function for _, function, _ in map(reward_function, specs)]
+    return any(map(inspect.iscoroutinefunction, [*functions, *(function.__call__ for function in functions)]))
+
+
+def is_reward(value: object) -> bool:
+    """Whether `value` is a finite number, of Python or a library."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # of an array, or a number beyond a float's range
+        return hasattr(value, "__float__") and math.isfinite(float(value))
+    return False
+
+
+async def score(
+    specs: Sequence[str],
+    row: Mapping[str, Any],
+    completion: Any,
+    ids: Sequence[int],
+    *,
+    own: Sequence[float | None] = (),
+    **more: Any,
+) -> tuple[float, dict[str, Any]]:
+    """(sum of the rewards, info) of an answer to `row`. ids: its tokens; without any, the bytes of its words take their
+    place. own: rewards of an env itself, which come first. more: further arguments of reward functions.
+
+    A reward that is None does not apply. The answer is right if the first reward is at least 1. Raises
+    EnvironmentFailure if none applies, and the episode does not count, as in TRL.
+    """
+    log = _Log()
+    columns = {name: [value] for name, value in row.items() if name != "prompt"}
+    arguments = {"prompts": [row["prompt"]], "completions": [completion], **columns, **more}
+    optional = (list(ids) or _bytes(completion)), log.extra, log.metric
+    total = sum(value for value in own if value is not None)
+    values, figures = [*own], dict[str, float]()
+    for name, function, weight in map(reward_function, specs):
+        returned = outside_loop(function, **_accepted(name, function, arguments, optional))
+        returned = await returned if inspect.isawaitable(returned) else returned
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned  # an array, or a tensor
+        value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
+        if value is not None and not is_reward(value):
+            raise ConfigError(
+                f"{code_place(function)}: reward function {name} returned {returned!r:.60} for one completion; return a"
+                " list with one number, or None where it does not apply"
+            )
+        values.append(None if value is None else float(value))
+        if value is not None:
+            figures[name] = float(value)
+            total += weight * float(value)
+    if not any(value is not None for value in values):
+        raise EnvironmentFailure(f"{UNSCORED}: all are None for {row['prompt']!r:.80}")
+    info: dict[str, Any] = {"success": values[0] is not None and values[0] >= 1}
+    figures |= {name: fmean(logged) for name, logged in log.metrics.items()}
+    return total, info | ({"figures": figures} if figures else {}) | ({"extra": log.columns} if log.columns else {})
+
+
+class _Log:
+    """What reward functions log: metrics, which become figures, and columns, which an episode's record keeps."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, list[float]] = {}
+        self.columns: dict[str, Any] = {}
+
+    def metric(self, name: str, value: Any) -> None:
+        """TRL's `log_metric`. Raises ConfigError for what is no number."""
+        if not is_reward(value):
+            raise ConfigError(f"log_metric({name!r}, {value!r:.60}): a metric is a finite number")
+        self.metrics.setdefault(str(name), []).append(float(value))
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """TRL's `log_extra`. Raises ConfigError unless there is a value for the one completion."""
+        if isinstance(values, str) or len(values) != 1:
+            raise ConfigError(f"log_extra({column!r}, {values!r:.60}): give a list with a value for each completion")
+        (value,) = values
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            value = str(value)
+        self.columns[str(column)] = value
+
+
+def _bytes(completion: Any) -> list[int]:
+    text = completion if isinstance(completion, str) else "".join(message["content"] for message in completion)
+    return list(text.encode(errors="replace"))
+
+
+def _accepted(
+    name: str, function: Any, arguments: Mapping[str, Any], optional: tuple[list[int], Any, Any]
+) -> dict[str, Any]:
+    """`arguments`, and the optional ones that `function` takes. Raises ConfigError for others than these."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    ids, extra, metric = optional
+    values = dict(zip(OPTIONAL, ([ids], extra, metric), strict=True))
+    accepted = {**arguments, **{key: value for key, value in values.items() if takes_any or key in parameters}}
+    try:
+        inspect.signature(function).bind(**accepted)
+    except TypeError as error:
+        missing = "missing" in str(error)
+        fix = "name a column so, or give it a default" if missing else "end its arguments with **kwargs"
+        raise ConfigError(
+            f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(accepted)}: {fix}"
+        ) from None
+    return accepted
