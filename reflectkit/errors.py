@@ -10,6 +10,7 @@ import difflib
 import errno
 import inspect
 import os
+import reprlib
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,6 +92,35 @@ class AgentError(ReflectkitError):
 
 class EnvironmentFailure(ReflectkitError):
     """The engine behind an environment failed. The episode is ABORTED: counted, and never trained on."""
+
+
+class _Brief(reprlib.Repr):
+    """`repr` that shortens the parts of a value, and not its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 40
+        self.maxlist = self.maxtuple = self.maxdict = 8
+
+    def repr_int(self, value: int, level: int) -> str:
+        """The digits of an integer; the number of its bits where Python refuses to write them."""
+        try:
+            return super().repr_int(value, level)
+        except ValueError:
+            return f"an integer of {value.bit_length():,} bits"
+
+
+brief = _Brief().repr
+"""The `repr` of any value for a message, in which long texts, numbers and lists are shortened.
+
+>>> brief(("a" * 1000, float("nan"), True))
+"('aaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaa', nan, True)"
+"""
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """`error`, or the StopIteration that a coroutine turned into it."""
+    return error.__cause__ if isinstance(error.__cause__, StopIteration | StopAsyncIteration) else error
 
 
 def user_code_line(error: BaseException) -> str:

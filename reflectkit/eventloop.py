@@ -123,6 +123,10 @@ async def in_thread(work: Callable[..., Value], *arguments: Any) -> Value:
         future.set_running_or_notify_cancel()
         try:
             future.set_result(work(*arguments))
+        except StopIteration as error:  # which a future cannot hold; a coroutine turns it into the same
+            stopped = RuntimeError("coroutine raised StopIteration")
+            stopped.__cause__ = error
+            future.set_exception(stopped)
         except BaseException as error:
             future.set_exception(error)
 

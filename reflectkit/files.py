@@ -39,8 +39,9 @@ def missing(path: Path) -> DataError:
 
 def stage_of(folder: Path) -> str:
     """The command whose run `folder` is; "" if it is none."""
+    config = folder / "config.json"
     try:
-        stage = json.loads((folder / "config.json").read_bytes())["stage"]
+        stage = json.loads(config.read_bytes())["stage"] if config.is_file() else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     return stage if isinstance(stage, str) else ""

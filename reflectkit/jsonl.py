@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -111,6 +113,7 @@ AGAIN = "fix the file, or delete it and run the command that writes it again"
 
 def text_of(path: Path) -> str:
     """The text in `path`, without a byte order mark. Raises DataError if it is missing, unreadable or not UTF-8."""
+    refuse_device(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -124,8 +127,25 @@ def text_of(path: Path) -> str:
         raise DataError(path, "not UTF-8; save it as UTF-8", line=line) from None
 
 
+def refuse_device(path: Path) -> None:
+    """Raises DataError for a pipe, socket or device: it may never end, or be empty when it is read again."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(path, "is a pipe or a device, not a file; save what it gives in a file, and name that")
+
+
+LARGE = re.compile(r"[eE]\+?\d{3}|\d{308}")
+"""What the text of a number beyond a float's range has."""
+
+
 def _refused(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits:.20} is beyond the range of numbers")
+    return value
 
 
 Constant = Callable[[str], Any]
@@ -133,9 +153,13 @@ Constant = Callable[[str], Any]
 
 
 def _parsed(text: str, path: Path, line: int | None, fix: str, constant: Constant) -> Any:
+    # a number beyond a float's range is read as infinity, which is refused where Infinity is
+    refuse_large = constant is _refused and LARGE.search(text)
     try:
-        return json.loads(text, parse_constant=constant)
-    except (RecursionError, ValueError) as error:  # cut off, nested too deep, NaN, or a number of too many digits
+        return json.loads(text, parse_constant=constant, parse_float=_finite if refuse_large else None)
+    except RecursionError:
+        raise DataError(path, f"not JSON: it is nested too deep; {fix}", line=line) from None
+    except ValueError as error:  # cut off, NaN, or a number of too many digits
         where = getattr(error, "lineno", None) if line is None else line
         raise DataError(path, f"not JSON: {getattr(error, 'msg', error)}; {fix}", line=where) from None
 
@@ -213,7 +237,8 @@ def _is(value: object, kind: Any) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of the bytes of `path`, read in blocks."""
+    """Hex digest of the bytes of `path`, read in blocks. Raises DataError for what is no file."""
+    refuse_device(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

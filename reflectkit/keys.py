@@ -39,8 +39,9 @@ def check_address(name: str, address: str, key: str, example: str) -> None:
     key: the variable with the server's key. example: an address.
     """
     try:
-        parts = urlsplit(address)
+        parts = urlsplit(address)  # drops line breaks, which a client would not
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        valid = valid and address.isprintable() and " " not in address
     except ValueError:
         valid = False
     if not valid:

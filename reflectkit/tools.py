@@ -432,7 +432,7 @@ def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool 
         arguments = _typed(by_name[name], arguments)
     from referencing.exceptions import Unresolvable
 
-    validator = _validator(name, _dump(by_name[name].parameters))  # references to the network are never resolved
+    validator = _validator(name, _schema(by_name[name]))  # references to the network are never resolved
     try:
         wrong = list(map(_problem, itertools.islice(validator.iter_errors(arguments), MAX_PROBLEMS)))
     except Unresolvable as error:
@@ -445,8 +445,8 @@ def _call(piece: _Call | _Wrong, by_name: dict[str, ToolSpec], *, untyped: bool 
 
 
 def check_tool(tool: ToolSpec) -> None:
-    """Raises ConfigError if its parameters are no JSON schema."""
-    _validator(tool.name, _dump(tool.parameters))
+    """Raises ConfigError if its parameters are no JSON schema of an object."""
+    _validator(tool.name, _schema(tool))
 
 
 def json_schema(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -535,7 +535,7 @@ def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
         except (Unresolvable, RecursionError):
             return set()
 
-    validator = _validator(tool.name, _dump(tool.parameters))
+    validator = _validator(tool.name, _schema(tool))
     nulls = dict.fromkeys(key for key, value in arguments.items() if value in NULLS)
     arguments = arguments | dict.fromkeys(nulls.keys() - refused(arguments | nulls))
     for key in refused(arguments) & arguments.keys():
@@ -546,6 +546,17 @@ def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def _schema(tool: ToolSpec) -> str:
+    """The parameters of `tool` as JSON. Raises ConfigError if they are none."""
+    try:
+        return _dump(tool.parameters)
+    except RecursionError:
+        reason = "they are nested too deep"
+    except (TypeError, ValueError) as error:  # a Python object, NaN or infinity
+        reason = str(error)
+    raise ConfigError(f"tool {tool.name!r}: its parameters are no JSON: {_error_line(reason)}")
+
+
 @lru_cache(maxsize=1024)
 def _validator(name: str, schema_json: str) -> Any:
     """The validator of a tool's arguments. A schema that does not mention additional arguments allows none."""
@@ -554,12 +565,17 @@ def _validator(name: str, schema_json: str) -> Any:
     from referencing import Registry
 
     schema = json.loads(schema_json)
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise ConfigError(f"tool {name!r}: its parameters must be a JSON schema of type object, not {schema_json:.80}")
     schema = {"type": "object"} | ({} if OPEN_ENDED & set(schema) else {"additionalProperties": False}) | schema
     schema.pop("$schema", None)
     try:
-        Draft202012Validator.check_schema(schema)
+        # with its formats, of which regular expressions are one
+        Draft202012Validator.check_schema(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
     except SchemaError as error:
         raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: {_error_line(error.message)}") from None
+    except RecursionError:
+        raise ConfigError(f"tool {name!r}: its parameters are nested too deep") from None
     return Draft202012Validator(schema, registry=Registry())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reflectkit.eventloop import LoopThread, outside_loop, run_sync
+from reflectkit.eventloop import LoopThread, in_thread, outside_loop, run_sync
 
 
 async def current() -> asyncio.AbstractEventLoop:
@@ -148,3 +148,9 @@ os.waitpid(child, 0)
 run_sync(waits())
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_stop_iteration_in_a_thread_ends_what_waits_for_it() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run_sync(in_thread(lambda: next(iter(()))))
+    assert isinstance(caught.value.__cause__, StopIteration)

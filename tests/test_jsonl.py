@@ -27,6 +27,8 @@ def test_round_trip_with_awkward_text(tmp_path: Path) -> None:
         (b'[{"a": 1}, {"b"', "not JSON"),
         (b"[" * 100_000, "unreadable JSON|not JSON"),
         (b"[NaN]", "not JSON"),
+        (b"[-1e999]", "-1e999 is beyond the range"),
+        (b"[1" + b"0" * 400 + b".5]", "beyond the range"),
     ],
 )
 def test_unreadable_json_names_the_file(tmp_path: Path, content: bytes | None, message: str) -> None:
@@ -66,3 +68,17 @@ def test_not_a_number_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         jsonl.write_jsonl(tmp_path / "x.jsonl", [{"loss": float("nan")}])
     assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    pipe = tmp_path / "checksums.json"
+    os.mkfifo(pipe)
+    readers = (jsonl.read_json, jsonl.text_of, jsonl.sha256, lambda path: list(jsonl.read_jsonl(path)))
+    for read in readers:
+        with pytest.raises(DataError, match="is a pipe or a device"):
+            read(pipe)
+
+
+def test_numbers_that_fit_are_read(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[1e300, 123456789e-400, "1e999"]')
+    assert jsonl.read_json(tmp_path / "x.json") == [1e300, 0.0, "1e999"]

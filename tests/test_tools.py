@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reflectkit.agents.scripted import AnyAction
+from reflectkit.env import Context
+from reflectkit.envs import make
+from reflectkit.errors import ConfigError
+from reflectkit.eventloop import run_sync
 from reflectkit.models.call_forms import CALL_FORMS
 from reflectkit.prompts import policy_prompt
 from reflectkit.tools import (
@@ -20,12 +26,14 @@ from reflectkit.tools import (
     MAX_ERROR,
     PLAIN,
     Form,
+    check_call,
+    check_tool,
     form_text,
     parse,
     plain_text,
     tools_text,
 )
-from reflectkit.types import Message, Observation, ToolCall, ToolSpec
+from reflectkit.types import Message, Observation, ToolCall, ToolSpec, ToolUse
 
 FORMS = (PLAIN, HERMES, LLAMA, *CALL_FORMS)
 
@@ -177,3 +185,25 @@ def test_a_name_with_a_colon_is_read_in_each_form(form: Any) -> None:
     schema = {"properties": {"title": {"type": "string"}}, "required": ["title"]}
     use = parse(form_text([call], form), [ToolSpec("shop:find", "Finds a book.", schema)], form)
     assert (use.calls, use.errors) == ((call,), ())
+
+
+@pytest.mark.parametrize("schema", [True, ["city"], {"type": "string"}, {"properties": ["city"]},
+    {"properties": {"city": {"maximum": math.inf}}}, {"properties": {"city": {"enum": {1}}}},
+    {"properties": {"city": {"pattern": "("}}}])  # fmt: skip
+def test_a_schema_that_cannot_be_used_is_refused(schema: Any) -> None:
+    with pytest.raises(ConfigError, match="tool 'weather': its parameters"):
+        check_tool(ToolSpec("weather", "", schema))
+
+
+def test_a_tool_is_described_and_called_at_random_by_any_schema() -> None:
+    properties = {"any": True, "either": {"type": ["null", "integer"]}, "list": {"type": "array", "items": True}}
+    tools = (ToolSpec("weather", "Tells it.", {"properties": properties}), ToolSpec("wait", "", {}))
+    assert tools_text(tools) == ("weather(any?: any, either?: null | integer, list?: array of any): Tells it.\nwait()")
+    observation, player = Observation((Message("user", "Go on."),), tools=tools), AnyAction()
+    names = set()
+    for seed in range(20):
+        use = run_sync(player.decide(observation, Context(seed, make("corridor")))).action
+        assert isinstance(use, ToolUse)
+        assert all(check_call(call, tools) is None for call in use.calls)
+        names |= {call.name for call in use.calls}
+    assert names == {"weather", "wait"}

@@ -179,18 +179,24 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
     calls = []
     for _ in range(chance.randrange(2 if observation.replies else 3) if observation.tools else 0):
         tool = chance.choice(observation.tools)
-        arguments = {name: _any_value(schema, seen, chance) for name, schema in tool.parameters["properties"].items()}
+        properties = tool.parameters.get("properties", {})
+        arguments = {name: _any_value(schema, seen, chance) for name, schema in properties.items()}
         calls.append(ToolCall(tool.name, arguments))
     if observation.replies and not calls:
         return Decision(ToolUse(_any_words(seen, chance)))
     return Decision(use_of(calls))
 
 
-def _any_value(schema: Mapping[str, Any], seen: Sequence[str], chance: random.Random) -> Any:
-    """A value of the schema's type."""
-    if "enum" in schema:
+def _any_value(schema: Mapping[str, Any] | bool, seen: Sequence[str], chance: random.Random) -> Any:
+    """A value of the schema's type; text where it allows any."""
+    if isinstance(schema, bool):
+        schema = {}
+    if schema.get("enum"):
         return chance.choice(schema["enum"])
     kind = schema.get("type", "string")
+    kind = chance.choice(kind) if isinstance(kind, list) and kind else kind
+    if kind == "null":
+        return None
     if kind == "array":
         return [_any_value(schema.get("items", {}), seen, chance)]
     simple = {"integer": 1, "number": 1.0, "boolean": True, "object": {}}

@@ -119,7 +119,7 @@ class _Form:
             messages = without_system(messages)
         return {
             "model": model,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            "messages": [{"role": message.role, "content": _encodable(message.content)} for message in messages],
             self.limit: limit if self.room else least,
         } | ({"temperature": temperature} if self.temperature else {})
 
@@ -355,3 +355,8 @@ def _check_listening(base_url: str) -> None:
         raise ApiError(
             f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
         ) from None
+
+
+def _encodable(text: str) -> str:
+    """`text` with a question mark for each half of a surrogate pair, which cannot be sent."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -33,7 +33,15 @@ from typer.core import TyperGroup
 
 from reflectkit.commands import STAGES, config_class, is_own, stage_module, summary
 from reflectkit.console import Bar, Progress, Report, Table, process_number, visible
-from reflectkit.errors import NO_ROOM, ConfigError, DataError, ReflectkitError, UnknownNameError, user_code_line
+from reflectkit.errors import (
+    NO_ROOM,
+    ConfigError,
+    DataError,
+    ReflectkitError,
+    UnknownNameError,
+    cause_of,
+    user_code_line,
+)
 from reflectkit.version import VERSION
 
 if TYPE_CHECKING:
@@ -502,7 +510,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def prepare() -> None:
-    """Make the standard streams accept any text. A stream that was closed at the start becomes the null device."""
+    """Make the standard streams accept any text. A stream that was closed at the start becomes the null device. Some
+    shells set COLUMNS to 0 where no terminal is, which rich would take for the width.
+    """
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -548,6 +560,7 @@ def _explain(error: BaseException, *, with_traceback: bool) -> int:
         return print_error(f"{path}: {error.strerror}; choose another location or change its permissions", 2)
     if isinstance(error, MemoryError):
         return print_error("out of memory; close other programs or use smaller settings", 2)
+    error = cause_of(error)
     summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
     if line := user_code_line(error):
         return print_error(f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2)

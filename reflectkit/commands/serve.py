@@ -23,7 +23,7 @@ from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import LoopThread
-from reflectkit.jsonl import dumps
+from reflectkit.jsonl import dumps, refuse_device
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
@@ -74,6 +74,7 @@ class _Served(Env):
 def run(config: ServeConfig, progress: Progress) -> Report:
     """Serve until interrupted. Raises CheckpointError, and ConfigError if the address or --record cannot be used."""
     if config.record is not None:
+        refuse_device(config.record)
         try:
             config.record.open("a").close()
         except OSError as error:

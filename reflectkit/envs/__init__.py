@@ -17,8 +17,8 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstraints, ValidationError
 
 from reflectkit.config import NoSettings, check_own_settings
-from reflectkit.env import Env
-from reflectkit.errors import ConfigError
+from reflectkit.env import Env, Teacher
+from reflectkit.errors import ConfigError, brief
 from reflectkit.registry import plugins, resolve
 from reflectkit.types import Task
 
@@ -108,6 +108,10 @@ def _checked(kind: Any, name: str) -> Any:
         kind.name = kind.__name__.lower()
     if inspect.isfunction(inspect.getattr_static(kind, "tasks", None)):
         raise ConfigError(f"{name}: its tasks() is asked of the class; write @classmethod above it")
+    if not (isinstance(kind.teacher_type, type) and issubclass(kind.teacher_type, Teacher)):
+        raise ConfigError(
+            f"{name}: its teacher_type is {brief(kind.teacher_type)}; name a subclass of reflectkit.Teacher"
+        )
     if kind.teacher_type.has("mistakes") and not kind.teacher_type.has("note"):
         raise ConfigError(f"{name}: its teacher has mistakes() but no note(), which marks them; add it")
     values = {trait: getattr(kind, trait, None) for trait in ("name", "levels", "horizons", "max_concurrency")}

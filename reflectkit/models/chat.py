@@ -256,7 +256,15 @@ class Dialogue:
         return thought.removesuffix(closed).removeprefix(opened).strip()
 
     def _tool(self, tool: ToolSpec) -> dict[str, Any]:
-        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        parameters = dict(tool.parameters)
+        if "properties" in parameters:
+            # templates read a property's type, which the schemas true and false lack
+            alike: dict[Any, Any] = {True: {}, False: {"not": {}}}
+            parameters["properties"] = {
+                name: alike[schema] if isinstance(schema, bool) else schema
+                for name, schema in parameters["properties"].items()
+            }
+        function = {"name": tool.name, "description": tool.description, "parameters": parameters}
         return {"type": "function", "function": _neutral_json(function, self._marks)}
 
     def _two_sided(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.env import DEFAULT_HORIZON, Action, Env, StepResult, Wrapper
-from reflectkit.errors import ConfigError, IllegalActionError, is_user_code
+from reflectkit.errors import ConfigError, IllegalActionError, brief, is_user_code
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.seeding import generator
 from reflectkit.text import pluralize
-from reflectkit.tools import NAME
+from reflectkit.tools import NAME, check_tool
 from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -106,7 +106,7 @@ class Checked(Wrapper):
         if not fits:
             if inspect.iscoroutine(value):
                 value.close()  # otherwise Python warns that it was never awaited
-            raise ConfigError(f"{self._place}env '{self.name}': {returned} {value!r:.60}; return {wanted}")
+            raise ConfigError(f"{self._place}env '{self.name}': {returned} {brief(value)}; return {wanted}")
 
     @property
     def _place(self) -> str:
@@ -146,8 +146,11 @@ class Checked(Wrapper):
             self.need(fits, "the observation offers the choice", choice, "a text of one line")
         self.need(len(set(seen.choices)) == len(seen.choices), "choices are", seen.choices, "choices that all differ")
         for tool in seen.tools:
-            fits = isinstance(tool, ToolSpec) and re.fullmatch(NAME, tool.name) is not None
-            self.need(fits, "the observation offers the tool", tool, "a ToolSpec whose name has letters, digits, _ - .")
+            fits = isinstance(tool, ToolSpec) and isinstance(tool.name, str) and isinstance(tool.description, str)
+            self.need(fits, "the observation offers the tool", tool, "a ToolSpec with a name and a description")
+            fits = re.fullmatch(NAME, tool.name) is not None
+            self.need(fits, "a tool is named", tool.name, "a name of letters, digits, _ - . :")
+            check_tool(tool)
         names = [tool.name for tool in seen.tools]
         self.need(len(set(names)) == len(names), "tools are named", names, "tools whose names differ")
 
@@ -159,9 +162,9 @@ class Checked(Wrapper):
             self.need(is_flag(flag := getattr(result, name)), f"'{name}' is", flag, "True or False")
         try:
             json.dumps([result.reward, info], allow_nan=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{self._place}env '{self.name}': reward {result.reward!r:.40} or info {info!r:.200} is not valid JSON"
+                f"{self._place}env '{self.name}': reward {brief(result.reward)} or info {brief(info)} is not valid JSON"
                 f" ({error}); return Python's own finite numbers, texts, True or False, e.g. float(reward),"
                 " bool(success)"
             ) from None
@@ -170,7 +173,8 @@ class Checked(Wrapper):
             isinstance(figures, dict), "'figures' are", figures, 'a dict of numbers by name, e.g. {"points": 0.5}'
         )
         for name, value in [("reward", result.reward), *figures.items()]:
-            self.need(bool(name.strip()) and name not in TAKEN, "a figure is named", name, "another name")
+            fits = isinstance(name, str) and name.isprintable() and bool(name.strip()) and name not in TAKEN
+            self.need(fits, "a figure is named", name, "another name")
             self.need(_is_number(value), f"'{name}' is", value, NUMBER)
         if result.terminated:
             success = info.get("success", False)

@@ -39,6 +39,7 @@ from reflectkit.jsonl import (
     is_locked,
     locked,
     read_json,
+    refuse_device,
     sha256,
     sweep,
     write_json,
@@ -483,8 +484,11 @@ def verify(folder: Path) -> None:
 
 def refuse_damage(folder: Path) -> None:
     """Raises CheckpointError, naming the file, if one of `folder` has another checksum than the one it was sealed with,
-    there or as a part of the folder above. Files that are missing, or were never sealed, are not looked at.
+    there or as a part of the folder above. Files that are missing, or were never sealed, are not looked at. Raises
+    DataError for a pipe or a device in the folder, which would be read without an end.
     """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        refuse_device(path)
     for place in (folder, folder.parent):
         for name, expected in _recorded(place).items() if (place / CHECKSUMS).is_file() else ():
             path = place / name

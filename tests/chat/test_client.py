@@ -179,6 +179,11 @@ def test_a_killed_journal_keeps_its_whole_lines(server: Server, tmp_path: Path) 
         assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
+def test_half_a_surrogate_pair_is_sent_as_a_question_mark(server: Server, tmp_path: Path) -> None:
+    answers, _ = ask(server, tmp_path, requests(prefix="\ud800"))
+    assert [answer.value for answer in answers] == ["echo ?0"]
+
+
 def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with open_journal(path), pytest.raises(ConfigError, match="another process"), open_journal(path):
@@ -508,6 +513,7 @@ def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: p
         ("local:m", f"http://x/v1?key={KEY}"),
         ("local:m", f"http://x/{KEY}/v1"),
         ("local:m", "http://x/0a1b2c3d4e5f60718293/v1"),
+        ("local:m", "http://x/v1\r\nX-Key: 1"),
     ],
 )
 def test_unknown_teachers_and_bad_addresses_are_refused_without_a_key(

@@ -204,3 +204,11 @@ def test_control_characters_and_wide_letters_fit(capsys: pytest.CaptureFixture[s
     assert "".join(lines).count("漢") >= 20
     hostile = Table("t", ("\x1b[2J", "b"), (("x\x07", "\u202e" * 50),))
     assert not set("".join(lines_of(hostile, 40, capsys))) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_a_shell_without_columns_sees_everything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert main(["evaluate", "--help"]) == 0
+    assert "--policy" in capsys.readouterr().out

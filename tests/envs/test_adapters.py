@@ -792,6 +792,54 @@ class Draws(gymnasium.Env):
 
 class Said(Base):
     def step(self, choice): return "?", 0.0, True, {"success": "no"}
+
+class Long(Base):
+    def step(self, choice): return "?" * 500, float("nan"), True
+
+class Huge(Base):
+    def step(self, choice): return "?", 10**5000, True
+
+class Fourth(Base):
+    def step(self, choice): return "?", 0.0, True, "won"
+
+class Figures(Base):
+    def step(self, choice): return "?", 0.0, True, {"figures": {1: 2.0}}
+
+class Half(Base):
+    def step(self, choice): return "?", 0.0, True, {"figures": {"\\ud800": 2.0}}
+
+class Stops(Base):
+    def step(self, choice): return next(iter(()))
+
+class Taught(Base):
+    teacher_type = dict
+
+class Game(gymnasium.Env):
+    action_space, observation_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Text(9)
+    def reset(self, *, seed=None, options=None): return "?", {}
+    def step(self, action): return "?", 0.0, True, False, {}
+
+class Four(Game):
+    def step(self, action): return "?", 0.0, True, {}
+
+class Bare(Game):
+    def reset(self, *, seed=None, options=None): return "?"
+
+class Seedless(Game):
+    def reset(self): return "?", {}
+
+class Spaceless(Game):
+    observation_space = None
+
+class Blank(Game):
+    observation_space, metadata = gymnasium.spaces.Discrete(2), {"render_modes": ["ansi"]}
+    def __init__(self, render_mode=None): self.render_mode = render_mode
+    def render(self): return None
+
+class Named(Game):
+    def get_action_meanings(self): return ["left"]
+
+if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four)
 """
 
 
@@ -802,6 +850,20 @@ class Said(Base):
         ("Raises", ".py, line 13: ZeroDivisionError"),
         ("Draws", ".py, line 18: step() of Draws returned"),
         ("Said", "its 'success' must be True or False"),
+        ("Long", "its reward is nan; return a finite number"),
+        ("Huge", "its reward is an integer of 16,610 bits"),
+        ("Fourth", "its last value is 'won'"),
+        ("Figures", "a figure is named 1"),
+        ("Half", "a figure is named '\\ud800'"),
+        ("Stops", ".py, line 39: StopIteration"),
+        ("Taught", "its teacher_type is <class 'dict'>"),
+        ("Four", "step() of Four: it returned ('?', 0.0, True, {})"),
+        ("gymnasium:FILE:Four-v0", "step() of Four-v0: not enough values to unpack (expected 5, got 4)"),
+        ("Bare", "reset() of Bare: it returned '?'; write reset(self, *, seed=None, options=None)"),
+        ("Seedless", "unexpected keyword argument 'seed'; write reset(self, *, seed=None, options=None)"),
+        ("Spaceless", "Spaceless has no observation_space"),
+        ("Blank", "render() of Blank returned None"),
+        ("Named", "get_action_meanings() of Named returned ['left']; return a list of 2 names"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -809,10 +871,8 @@ def test_mistakes_are_one_line(
 ) -> None:
     file = f"{own_module(request.node)}.py"
     Path(file).write_text(BAD, encoding="utf-8")
-    write_json(
-        Path("tasks.json"), [{"id": "1", "env": name.lower(), "level": "all", "group": "1", "data": {"seed": 1}}]
-    )
-    command = ["evaluate", "--env", f"{file}:{name}", "--task-file", "tasks.json", "--policy", "random"]
+    env = name.replace("FILE", file) if ":" in name else f"{file}:{name}"
+    command = ["evaluate", "--env", env, "--policy", "random", "--problems", "2"]
     assert main(command) == 2
     error = capsys.readouterr().err
     assert message in error

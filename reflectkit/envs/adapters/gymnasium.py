@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from gymnasium.error import Error
 
 from reflectkit.env import Env, Teacher
 from reflectkit.envs.adapters.plain import Choices, settings_of, wrapped
-from reflectkit.errors import ConfigError, code_place, unknown_name
+from reflectkit.errors import ConfigError, brief, code_place, unknown_name
 from reflectkit.registry import import_module
 from reflectkit.rollouts.wrappers import TranslatedTeacher
 
@@ -30,8 +32,16 @@ ACTIONS = {
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
 FITS = (
-    "an environment fits if its action space is Discrete and it shows a text: a Text observation, or render mode ansi"
+    "an environment fits if its action space is Discrete and it shows a text: a Text observation, or render mode ansi;"
+    " docs/more-environments.md has a wrapper that shows other observations as a text"
 )
+RETURNS = {
+    "reset": ("reset(self, *, seed=None, options=None)", "(observation, info)"),
+    "step": ("step(self, action)", "(observation, reward, terminated, truncated, info)"),
+}
+"""The methods of a game in Gymnasium's present form, each with what it returns."""
+CHECKERS = (Path(gymnasium.__file__).parent, Path(__file__))
+"""Where the code is that unpacks what a game returned."""
 
 
 KEPT: dict[str, Callable[[Any], bool]] = {
@@ -111,34 +121,70 @@ class GymnasiumGame:
 
     def __init__(self, **settings: Any) -> None:
         self.env = type(self).make(**settings)
+        name, bare = type(self).__name__, self.env.unwrapped
+        for space in ("action_space", "observation_space"):
+            if not isinstance(getattr(bare, space, None), spaces.Space):
+                raise ConfigError(f"{code_place(type(bare))}: {name} has no {space}, a space of Gymnasium; {FITS}")
         self.renders = not isinstance(self.env.observation_space, spaces.Text)
-        if self.renders and "ansi" in self.env.metadata.get("render_modes", ()):
+        if self.renders and "ansi" in ((self.env.metadata or {}).get("render_modes") or ()):
             self.env.close()
             try:
                 self.env = type(self).make(**settings, render_mode="ansi")
             except TypeError as error:
-                raise ConfigError(f"{type(self).__name__} shows text by `render_mode`, but: {error}") from None
+                raise ConfigError(f"{name} shows text by `render_mode`, but: {error}") from None
         actions = self.env.action_space
         if not isinstance(actions, spaces.Discrete) or (self.renders and self.env.render_mode != "ansi"):
             seen = type(self.env.observation_space).__name__
-            raise ConfigError(f"{type(self).__name__}: actions {actions}, observations {seen}, no text; {FITS}")
-        bare = self.env.unwrapped
-        meanings = getattr(bare, "get_action_meanings", lambda: ACTIONS.get(type(bare).__name__))()
-        self.names = [str(name).lower() for name in meanings or range(actions.n)]
+            raise ConfigError(f"{name}: actions {actions}, observations {seen}, no text; {FITS}")
+        bare, meanings = self.env.unwrapped, None
+        if self.env.has_wrapper_attr("get_action_meanings"):
+            meanings = self.env.get_wrapper_attr("get_action_meanings")()
+        elif type(bare).__name__ in ACTIONS:
+            meanings = ACTIONS[type(bare).__name__]
+        if meanings is None:
+            meanings = range(actions.n)
+        if not isinstance(meanings, list | tuple | range) or len(meanings) != actions.n:
+            raise ConfigError(
+                f"{code_place(type(bare))}: get_action_meanings() of {name} returned {brief(meanings)}; return a list"
+                f" of {actions.n} names"
+            )
+        self.names = [str(meaning).lower() for meaning in meanings]
 
     def reset(self, seed: int) -> str:
         """The first text."""
-        seen, info = self.env.reset(seed=seed % 2**32)
+        seen, info = self._returned("reset", seed=seed % 2**32)
         self.choices = self._legal(info)
         return self._text(seen)
 
     def step(self, choice: str) -> tuple[str, Any, Any, Any, dict[str, Any]]:
         """Take the action of this name."""
-        seen, reward, terminated, truncated, info = self.env.step(
-            self.env.action_space.start + self.names.index(choice)
-        )
+        action = self.env.action_space.start + self.names.index(choice)
+        seen, reward, terminated, truncated, info = self._returned("step", action)
         self.choices = self._legal(info)
         return self._text(seen), reward, terminated, truncated, info
+
+    def _returned(self, method: str, *arguments: Any, **named: Any) -> tuple[Any, ...]:
+        """What `method` of the game returns. Raises ConfigError unless it has the form in RETURNS, whether it is found
+        here or by Gymnasium's own wrappers.
+        """
+        form, values = RETURNS[method]
+        try:
+            returned = getattr(self.env, method)(*arguments, **named)
+        except (AssertionError, TypeError, ValueError) as error:
+            raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+            if not any(place in (raised_in, *raised_in.parents) for place in CHECKERS):
+                raise  # by the game's own code
+            fault = str(error)
+        else:
+            if (
+                isinstance(returned, tuple)
+                and len(returned) == values.count(",") + 1
+                and isinstance(returned[-1], dict)
+            ):
+                return returned
+            fault = f"it returned {brief(returned)}"
+        place = code_place(getattr(type(self.env.unwrapped), method))
+        raise ConfigError(f"{place}: {method}() of {type(self).__name__}: {fault}; write {form}, and return {values}")
 
     def _legal(self, info: dict[str, Any]) -> list[str]:
         """The names of the actions that `info["action_mask"]` allows, as in Gymnasium's Taxi; without one, all."""
@@ -148,7 +194,7 @@ class GymnasiumGame:
         if np.shape(mask) != (len(self.names),):
             place = code_place(type(self.env.unwrapped))
             raise ConfigError(
-                f"{place}: action_mask is {mask!r:.60}; give 0 or 1 for each of {len(self.names)} actions"
+                f"{place}: action_mask is {brief(mask)}; give 0 or 1 for each of {len(self.names)} actions"
             )
         return [name for name, legal in zip(self.names, mask, strict=True) if legal]
 
@@ -156,7 +202,11 @@ class GymnasiumGame:
         """What the env shows as text; the places of coloured characters follow in words, where a line each."""
         if not self.renders:
             return str(seen)
-        shown, plain, notes = self.env.render().strip("\n"), "", []
+        rendered = self.env.render()
+        if not isinstance(rendered, str):
+            place = code_place(type(self.env.unwrapped).render)
+            raise ConfigError(f"{place}: render() of {type(self).__name__} returned {brief(rendered)}; return a text")
+        shown, plain, notes = rendered.strip("\n"), "", []
         before = 0
         for match in COLOURED.finditer(shown):
             plain += shown[before : match.start()]

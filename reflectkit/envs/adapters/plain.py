@@ -17,7 +17,7 @@ from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choi
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
 from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, is_reward, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
-from reflectkit.errors import ConfigError, code_place
+from reflectkit.errors import ConfigError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.tool_errors import RAISED, code_error
 from reflectkit.rollouts.wrappers import is_flag
@@ -136,7 +136,7 @@ class Plain(Env):
 
     def _wrong(self, method: str, returned: object, wanted: str) -> ConfigError:
         place = code_place(getattr(type(self.written), method))
-        return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {returned!r:.60}; {wanted}")
+        return ConfigError(f"{place}: {method}() of {self.plain_type.__name__} returned {brief(returned)}; {wanted}")
 
 
 def _states(seed: int) -> tuple[Any, Any]:
@@ -178,8 +178,15 @@ class Choices(Plain):
         text, reward, terminated, *more = returned
         info = more.pop() if more else {}
         truncated = more[0] if more else False
-        if not isinstance(info, dict) or not is_reward(reward) or not all(map(is_flag, (terminated, truncated))):
-            raise self._wrong("step", returned, FORM)
+        if not is_reward(reward):
+            raise self._wrong("step", returned, f"its reward is {brief(reward)}; return a finite number")
+        for flag in (terminated, truncated):
+            if not is_flag(flag):
+                raise self._wrong("step", returned, f"whether it is done is {brief(flag)}; return True or False")
+        if not isinstance(info, dict):
+            raise self._wrong(
+                "step", returned, f"its last value is {brief(info)}; return a dict there, or leave it out"
+            )
         over = bool(terminated or truncated)
         if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(info["success"]):
             raise self._wrong("step", returned, "its 'success' must be True or False")
@@ -194,7 +201,7 @@ class Choices(Plain):
         choices = choices() if callable(choices) else choices
         if not isinstance(choices, list | tuple) or not (choices or over):
             place = code_place(self.plain_type)
-            raise ConfigError(f"{place}: the choices are {choices!r:.60}; give a list of texts, or end the episode")
+            raise ConfigError(f"{place}: the choices are {brief(choices)}; give a list of texts, or end the episode")
         self._offered: Sequence[Any] = choices
         return Observation((Message("user", text),), tuple(map(str, choices)))
 

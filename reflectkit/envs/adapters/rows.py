@@ -20,7 +20,7 @@ from typing import Any
 
 from reflectkit.errors import ConfigError, DataError, refuse
 from reflectkit.files import missing
-from reflectkit.jsonl import read_json, read_jsonl, text_of
+from reflectkit.jsonl import read_json, read_jsonl, refuse_device, text_of
 
 FILES = (".json", ".jsonl", ".csv", ".parquet")
 DELIMITERS = ",;\t"
@@ -88,6 +88,7 @@ def json_value(value: Any) -> Any:
 def _read_file(path: Path) -> list[Any]:
     if not path.exists():
         raise missing(path)
+    refuse_device(path)
     if path.suffix == ".csv":
         return list(_read_csv(path))
     if path.suffix == ".jsonl":
