@@ -15,14 +15,8 @@ from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters.rewards import OURS, CompletionIds, reward_function, score
 from reflectkit.envs.adapters.rows import FILES, read_rows
-<<<<<<< HEAD
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
 from reflectkit.registry import code_files
-=======
-from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief, code_place
-from reflectkit.eventloop import outside_loop
-from reflectkit.registry import code_files, resolve
->>>>>>> 5410f4e4 (Answer what users' code returns and files hold with one line)
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.types import Decision, Message, Observation, Task, ToolUse
 
@@ -128,75 +122,6 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-<<<<<<< HEAD
-=======
-@cache
-def _reward(spec: str) -> tuple[str, Any, float]:
-    """The name, the function and the weight of a `--reward`. Raises ConfigError."""
-    target, _, weight = spec.partition("=")
-    function = resolve("reward function", target, {})
-    name = getattr(function, "__name__", target.rpartition(":")[2])
-    try:
-        number = float(weight or 1)
-    except ValueError:
-        number = math.nan
-    if not callable(function) or not math.isfinite(number):
-        raise ConfigError(f"--reward {spec}: write FILE.py:FUNCTION or FILE.py:FUNCTION=WEIGHT, e.g. my.py:exact=0.5")
-    return name, function, number
-
-
-def waits(specs: Sequence[str]) -> bool:
-    """Whether one of the reward functions `specs` is a coroutine."""
-    functions = [function for _, function, _ in map(_reward, specs)]
-    return any(map(inspect.iscoroutinefunction, [*functions, *(function.__call__ for function in functions)]))
-
-
-def is_reward(value: object) -> bool:
-    """Whether `value` is a finite number, of Python or a library."""
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # of an array, or a number beyond a float's range
-        return hasattr(value, "__float__") and math.isfinite(float(value))
-    return False
-
-
-async def score(
-    specs: Sequence[str], row: Mapping[str, Any], completion: Any, *, own: Sequence[float] = (), **more: Any
-) -> tuple[float, dict[str, Any]]:
-    """(sum of the rewards, info) of an answer to `row`. own: rewards of an env itself, which come first. more: further
-    arguments of reward functions.
-
-    A reward that is None does not apply. The answer is right if the first reward is at least 1.
-    """
-    columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    arguments = {"prompts": [row["prompt"]], "completions": [completion], **columns, **more}
-    total, values, figures = sum(own), list[float | None](own), {}
-    for name, function, weight in map(_reward, specs):
-        try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            raise ConfigError(
-                f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(arguments)}, so"
-                " end its arguments with **kwargs"
-            ) from None
-        returned = outside_loop(function, **arguments)
-        returned = await returned if inspect.isawaitable(returned) else returned
-        returned = returned.tolist() if hasattr(returned, "tolist") else returned  # an array, or a tensor
-        value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
-        if value is not None and not is_reward(value):
-            raise ConfigError(
-                f"{code_place(function)}: reward function {name} returned {brief(returned)} for one completion;"
-                " return a list with one number, or None where it does not apply"
-            )
-        values.append(None if value is None else float(value))
-        if value is not None:
-            figures[name] = float(value)
-            total += weight * float(value)
-    if not any(value is not None for value in values):
-        raise ConfigError(f"no reward function applies to {row['prompt']!r:.80}; one must return a number")
-    info = {"success": values[0] is not None and values[0] >= 1}
-    return total, info | ({"figures": figures} if figures else {})
-
-
->>>>>>> 5410f4e4 (Answer what users' code returns and files hold with one line)
 class Prompts(Env):
     """Answer the prompt."""
 
