@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from reflectkit.errors import ConfigError, IllegalActionError
 from reflectkit.text import headed
-from reflectkit.types import ToolCall, ToolSpec, ToolUse
+from reflectkit.types import Message, ToolCall, ToolSpec, ToolUse
 
 PLAIN: Literal["plain"] = "plain"
 HERMES: Literal["hermes"] = "hermes"
@@ -259,6 +259,19 @@ def _call_parts(names: tuple[str, ...]) -> re.Pattern[str]:
 def plain_text(calls: Sequence[ToolCall]) -> str:
     """`calls` in the plain form."""
     return "\n".join(f"{call.name} {_dump(call.arguments)}" for call in calls) or NO_CALLS
+
+
+def written_message(words: str, calls: Sequence[ToolCall]) -> Message:
+    """What an assistant elsewhere said and called, with its calls in the plain form, as its text holds them here."""
+    text = "\n".join(filter(None, (words.strip(), plain_text(calls)))) if calls else words
+    return Message("assistant", text, tuple(calls))
+
+
+def words_beside_calls(message: Message) -> str:
+    """The words of a `written_message`; otherwise all of the message's text."""
+    if message.calls and message.content.endswith(plain := plain_text(message.calls)):
+        return message.content.removesuffix(plain).rstrip()
+    return message.content
 
 
 def use_of(calls: Sequence[ToolCall]) -> ToolUse:

@@ -32,8 +32,9 @@ from reflectkit.tools import (
     looks_like_call,
     parse,
     tools_of_calls,
-    use_of,
     words_before_calls,
+    words_beside_calls,
+    written_message,
 )
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn, from_json
 
@@ -274,7 +275,7 @@ def _read_messages(
     waiting: list[str] = []
     for message in messages:
         if message.role == "assistant":
-            words = without_thoughts(message.content).strip()
+            words = without_thoughts(words_beside_calls(message)).strip()
             logged = _read_answer(words, message.calls, tools)
             waiting = [call.name for call in logged.message.calls]
             yield logged
@@ -299,7 +300,7 @@ def _read_answer(words: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec
         fault = None if words else Unusable("neither words nor a call")
         return _LoggedMessage(Message("assistant", words), fault=fault)
     calls = tuple(drop_foreign_nulls(call, tools) for call in calls)
-    message = Message("assistant", use_of(calls).text, calls)
+    message = written_message("", calls)
     for call in calls:
         if tools and (wrong := check_call(call, tools)):
             return _LoggedMessage(message, fault=Unusable(REFUSED, wrong))

@@ -46,6 +46,7 @@ from reflectkit.tools import (
     reads_as_calls,
     thought_marks,
     tools_text,
+    words_beside_calls,
 )
 from reflectkit.types import THINKING, Message, Observation, ToolSpec, ToolUse
 
@@ -222,16 +223,21 @@ class Dialogue:
         return self._render(self._two_sided(messages), [])
 
     def _message(self, message: Message) -> dict[str, Any]:
-        """The message as templates expect it. An assistant's calls are part of its text, or are added to it, or are
-        parts of the message.
-        """
+        """The message as templates expect it. An assistant's calls are part of its text, or parts of the message."""
         if message.role != "assistant":
             named = {"name": message.name} if message.name else {}
             content = message.content if message.role == "system" else as_data(message.content)
             return {"role": message.role, "content": _neutral(content, self._marks), **named}
         if self._family:
             return self._parts(message)
-        content = message.content or (form_text(message.calls, self.form) if message.calls else "")
+        content = message.content
+        words = words_beside_calls(message)
+        if self.form != PLAIN and words != content:  # not this model's own
+            calls = form_text(message.calls, self.form)
+            if self.form == LLAMA:  # whose calls have no words
+                content = calls
+            else:
+                content = f"{words}\n{calls}".lstrip() if self.form == HERMES else words + calls
         if self.thinking == "hidden":
             content = after_thought(content, self.form).lstrip()
         return {"role": "assistant", "content": _neutral(content, self._foreign_marks)}
@@ -239,7 +245,7 @@ class Dialogue:
     def _parts(self, message: Message) -> dict[str, Any]:
         """An assistant's message as its thought, words and calls. Words that call, but not validly, are words."""
         assert self._family is not None
-        rest = after_thought(message.content, self.form)
+        rest = after_thought(words_beside_calls(message), self.form)
         words = self._family.words(rest) if message.calls or not reads_as_calls(rest, self.form) else rest
         thought = self._thought(message.content) if self.thinking != "hidden" else ""
         calls = [

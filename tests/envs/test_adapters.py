@@ -443,6 +443,21 @@ def test_arrays_are_rewards_and_texts_in_parts_are_prompts(rewards: str) -> None
         answered((f"{rewards}:as_array", f"{rewards}:as_array=2"))
 
 
+def test_calls_in_a_prompt_are_shown_with_their_results(rewards: str) -> None:
+    function = {"name": "add", "arguments": '{"a": 2, "b": 3}'}
+    messages: list[Any] = [{"role": "user", "content": "2 + 3?", "tool_calls": None}]
+    messages += [{"role": "assistant", "content": None, "tool_calls": [{"id": None, "function": function}]}]
+    messages += [{"role": "tool", "content": "5", "name": "add"}, {"role": "user", "content": "2 + 3 ="}]
+    env: Any = env_class("prompts")(reward=(f"{rewards}:as_array",))
+    seen = env.reset(Task("1", "prompts", "all", "1", {"prompt": messages}), 0)
+    assert seen.text == 'User: 2 + 3?\nAgent: add {"a": 2, "b": 3}\nTool add: 5\nUser: 2 + 3 ='
+    with pytest.raises(DataError, match="no JSON object"):
+        answered(
+            (f"{rewards}:as_array",),
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "["}}]}],
+        )
+
+
 def test_reward_functions_see_the_environments(rewards: str) -> None:
     env = make(Desk, reward=(f"{rewards}:of_desk=2",))
     env.reset(task_of(env), 3)

@@ -20,6 +20,7 @@ from reflectkit.cli.main import main
 from reflectkit.data.logs import logged_lessons
 from reflectkit.data.sft_rows import lessons
 from reflectkit.envs import make
+from reflectkit.envs.adapters.endpoint import Conversations
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import read_json, write_jsonl
@@ -266,6 +267,18 @@ def test_the_programs_own_log_teaches_what_the_episode_does(play: Play, tmp_path
     logged, _ = logged_lessons(tmp_path / "log")
     assert logged == lessons([episode.turns])
     assert [lesson.completion for lesson in logged] == [' look {"box": 2}', ' look {"box": 2}', " Box 2."]
+
+
+def test_calls_that_another_model_made_are_shown_with_their_results_in_order() -> None:
+    calls = [{"id": key, "function": {"name": "look", "arguments": json.dumps({"box": key})}} for key in "ab"]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Where?", "name": None}]
+    messages += [{"role": "assistant", "content": "I look.", "tool_calls": calls, "function_call": None}]
+    messages += [{"role": "tool", "tool_call_id": key, "content": f"{key} is empty"} for key in "ba"]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "dict", "properties": None}}}]
+    read = Conversations().read(json.dumps({"model": "", "messages": messages, "tools": tools}).encode())
+    said = ["User: Where?", "Agent:", " I look.", ' look {"box": "a"}', ' look {"box": "b"}']
+    assert read.observation.text.split("\n") == [*said, "Tool look: a is empty", "Tool look: b is empty"]
+    assert read.observation.tools[0].parameters == {"type": "object"}
 
 
 def test_conversations_without_a_name_stay_apart_in_a_served_log(tmp_path: Path) -> None:

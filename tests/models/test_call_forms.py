@@ -21,7 +21,7 @@ from transformers.models.llama4.processing_llama4 import chat_template as llama4
 from reflectkit.envs.conversation import spoken
 from reflectkit.models.chat import SWITCH, Dialogue
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.tools import PLAIN, form_text, parse, thought_marks
+from reflectkit.tools import LLAMA, PLAIN, form_text, parse, plain_text, thought_marks, written_message
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
@@ -296,3 +296,16 @@ def test_what_a_call_has_too_much_is_told_and_costs_no_other(name: str, wrong: s
     use = parse(f"{turn.answer}{turn.end if name == 'gptoss' else ''}{wrong}", TOOLS, turn.dialogue.form)
     assert use.calls == turn.calls
     assert len(use.errors) == 1
+
+
+@pytest.mark.parametrize("name", [row[0] for row in ROWS])
+def test_a_call_that_was_made_elsewhere_is_shown_in_the_models_form(name: str) -> None:
+    """Also where there are words before it, which were all that was shown."""
+    dialogue = Dialogue(tokenizer_of(name))
+    message = written_message("I keep it.", (EASY,))
+    text = dialogue.text(Observation((*HISTORY, message, FOUND), tools=TOOLS))
+    assert plain_text((EASY,)) not in text
+    assert text.count("a b") == 1
+    if dialogue.form != LLAMA and name != DROPS_CALLS:
+        messages = [*map(raw, HISTORY), raw(Message("assistant", "I keep it."), (EASY,)), raw(FOUND)]
+        assert text == rendered(dialogue, messages, prompt=True)

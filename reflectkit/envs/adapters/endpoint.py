@@ -33,7 +33,7 @@ from reflectkit.envs.conversation import spoken
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
-from reflectkit.tools import NAME, check_tool, json_schema
+from reflectkit.tools import NAME, check_tool, json_schema, written_message
 from reflectkit.types import Decision, Message, Observation, ToolCall, ToolSpec, ToolUse, Turn
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -214,10 +214,13 @@ class Conversations:
                 turns.append(Turn(Observation(tuple(messages)), Decision(answer.action, answer.comment), 0.0))
                 messages.append(Message("assistant", answer.action.text, answer.action.calls))
                 continue
-            unmatched += message.role == "assistant"
+            if message.role == "assistant":
+                unmatched += 1
+                calls = [_call(call.function) for call in message.tool_calls or ()]
+                messages.append(written_message(message.text, calls))
+                continue
             role: Any = "system" if message.role == "developer" else message.role
-            calls = tuple(_call(call.function) for call in message.tool_calls or ())
-            messages.append(Message(role, message.text, calls, name))
+            messages.append(Message(role, message.text, name=name))
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         return ChatRequest(
             Observation(tuple(messages), tools=_tools(asked), replies=True),

@@ -16,6 +16,8 @@ from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters.rewards import OURS, CompletionIds, reward_function, score
 from reflectkit.envs.adapters.rows import FILES, read_rows
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
+from reflectkit.jsonl import dumps
+from reflectkit.prompts import one_line
 from reflectkit.registry import code_files
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.types import Decision, Message, Observation, Task, ToolUse
@@ -107,19 +109,33 @@ def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
         return (Message("user", prompt),)
     if not isinstance(prompt, list) or not prompt:
         raise DataError(where, f"{prompt!r:.60} is no prompt; {NO_MESSAGES}", field="prompt")
-    messages = []
-    for message in prompt:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list) and all(
-            isinstance(part, Mapping) and part.get("type") == "text" for part in content
-        ):
-            content = "".join(str(part.get("text", "")) for part in content)
-        if not isinstance(content, str) or message.get("role") not in ROLES:
-            raise DataError(where, f"{message!r:.60} is no message; {NO_MESSAGES}", field="prompt")
-        messages.append(Message(message["role"], content))
+    calls = any(isinstance(message, Mapping) and message.get("tool_calls") for message in prompt)
+    messages = _with_calls(prompt, where) if calls else [_message(message, where) for message in prompt]
     if messages[-1].role == "assistant":
         raise DataError(where, "ends with the assistant's message, which is not continued; drop it", field="prompt")
     return tuple(messages)
+
+
+def _message(message: Any, where: str) -> Message:
+    """A message without calls. Raises DataError."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str) or message.get("role") not in ROLES:
+        raise DataError(where, f"{message!r:.60} is no message; {NO_MESSAGES}", field="prompt")
+    name = one_line(str(message.get("name") or "")) if message["role"] == "tool" else ""
+    return Message(message["role"], content, name=name)
+
+
+def _with_calls(prompt: Any, where: str) -> list[Message]:
+    """Messages with calls in OpenAI's form. Raises DataError."""
+    from reflectkit.envs.adapters.endpoint import Conversations, RequestError  # costs a server's imports
+
+    try:
+        request = dumps({"model": "", "messages": prompt}).encode()
+        return list(Conversations().read(request).observation.messages)
+    except (RequestError, ValueError, TypeError) as error:
+        raise DataError(where, f"{error}; {NO_MESSAGES}", field="prompt") from None
 
 
 class Prompts(Env):
