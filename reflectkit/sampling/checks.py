@@ -26,20 +26,43 @@ HIGH_LIMIT = 1.0
 """Maximum difference, in nats, of the best-agreeing SHARE of the tokens; there it was 0.13."""
 
 
-def disagreement(difference_N: torch.Tensor, temperature: float = 1.0) -> str:
+USUAL_NOISE = 0.13
+"""That difference of the best-agreeing SHARE. The limits of single answers are wider for a noisier server."""
+
+
+def disagreement(difference_N: torch.Tensor, temperature: float = 1.0, lengths: Sequence[int] = ()) -> str:
     """Which limit the differences exceed, with the figure; "" if none. The limit of a mean over N tokens is 1 + 2 / √N
     times as large. temperature: of the log-probabilities; a lower one enlarges the differences of the logits.
+
+    lengths: of the answers, in tokens, that the differences belong to. Then each answer has limits, too, which a single
+    wrong token exceeds.
     """
     if not len(difference_N):
         return ""
     distance_N, count, scale = difference_N.abs().double(), len(difference_N), max(1.0, 1 / temperature)
+    high = float(distance_N.quantile(SHARE, interpolation="lower"))
     for what, figure, limit in (
         ("on average over", float(distance_N.mean()), MEAN_LIMIT * (1 + 2 / math.sqrt(count))),
-        (f"at the {SHARE:.0%} quantile of", float(distance_N.quantile(SHARE, interpolation="lower")), HIGH_LIMIT),
+        (f"at the {SHARE:.0%} quantile of", high, HIGH_LIMIT),
     ):
         if not figure <= limit * scale:
             return f"by {figure:.3g} nats {what} {pluralize(count, 'token')} (limit {limit * scale:.3g})"
+
+    noise = max(scale, high / USUAL_NOISE)
+    for answer_N in distance_N.split(list(lengths)) if lengths else ():
+        size = pluralize(len(answer_N), "token")
+        for what, figure, limit in (
+            ("at a token of", float(answer_N.max()), _answer_limit(1)),
+            ("on average over", float(answer_N.mean()), _answer_limit(len(answer_N))),
+        ):
+            if figure > limit * noise:
+                return f"by {figure:.3g} nats {what} an answer of {size} (limit {limit * noise:.3g})"
     return ""
+
+
+def _answer_limit(count: int) -> float:
+    """Maximum mean difference over `count` tokens of one answer, in nats: 5 for one, and near HIGH_LIMIT for many."""
+    return HIGH_LIMIT * (1 + 4 / math.sqrt(count))
 
 
 LEAST_DRAWN = math.log(2.0**-149)

@@ -245,10 +245,10 @@ class Settings:
     of the divergence from the starting policy. critic_rate: Adam's learning rate for the critic. value_clip: see
     `value_loss`. mean: over all trained tokens ("token"), or over those of each row and then over rows ("row").
     temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights that
-    learn; log-probabilities beyond the limits of `sampling.checks` end the update (empty: they may differ). mismatch:
-    whether to report `algorithms.mismatch` of the first minibatch, a random part of the rows, before its step.
-    share_prefixes: what rows begin with is read once, if the model allows, which changes the order of sums; None: where
-    that saves enough (`saves`).
+    learn; log-probabilities beyond the limits of `sampling.checks`, in all or in one answer, end the update (empty:
+    they may differ). mismatch: whether to report `algorithms.mismatch` of the first minibatch, a random part of the
+    rows, before its step. share_prefixes: what rows begin with is read once, if the model allows, which changes the
+    order of sums; None: where that saves enough (`saves`).
     """
 
     learning_rate: float
@@ -321,7 +321,7 @@ class Learner:
         self.shares = False
         self.observed: dict[tuple[int, ...], float] = {}
         """Values of prompts that were read with the current weights."""
-        self._changes: list[torch.Tensor] | None = None
+        self._changes: list[tuple[torch.Tensor, list[int]]] | None = None
         self._mismatch: dict[str, float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
@@ -472,17 +472,22 @@ class Learner:
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
 
-    def _compare(self, changes: Sequence[torch.Tensor]) -> None:
-        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError."""
-        everyone = self.processes.gather(torch.cat(list(changes)).cpu() if changes else None)
-        change_N = torch.cat([part for part in everyone if part is not None])
+    def _compare(self, changes: Sequence[tuple[torch.Tensor, list[int]]]) -> None:
+        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError.
+
+        changes: the learner's log-probabilities less the sampler's, and the tokens of each answer among them.
+        """
+        mine_N = torch.cat([change_N for change_N, _ in changes]).cpu() if changes else torch.zeros(0)
+        everyone = self.processes.gather((mine_N, [length for _, lengths in changes for length in lengths]))
+        change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
+        lengths = [length for _, theirs in everyone for length in theirs]
         self._mismatch = algorithms.mismatch(change_N)
         sampler = self.settings.agrees_with
         if not sampler:
             return
         from reflectkit.sampling.checks import disagreement
 
-        if apart := disagreement(change_N, self.settings.temperature):
+        if apart := disagreement(change_N, self.settings.temperature, lengths):
             raise MismatchError(
                 f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
                 " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
@@ -615,7 +620,8 @@ class Learner:
         with torch.no_grad():
             moved_N = (scored.logprob_N - old_N)[~replayed_N]
             if self._changes is not None:
-                self._changes.append(moved_N.clone())
+                _, lengths_D = torch.unique_consecutive(decision_N[~replayed_N], return_counts=True)
+                self._changes.append((moved_N.clone(), lengths_D.tolist()))
             distance_to_sampler = float((torch.exp(moved_N) - 1 - moved_N).sum())
             figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
             figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0

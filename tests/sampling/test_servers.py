@@ -331,3 +331,20 @@ def test_what_is_compressed_is_not_read() -> None:
 )
 def test_limits(differences: list[float], temperature: float, figure: str) -> None:
     assert disagreement(torch.tensor(differences), temperature) == figure
+
+
+@pytest.mark.parametrize(
+    ("usual", "answer", "figure"),
+    [
+        (0.05, [0.0] * 9 + [4.9], ""),
+        (0.05, [0.0] * 9 + [5.1], "by 5.1 nats at a token of an answer of 10 tokens (limit 5)"),  # 1 + 4 / √1
+        (0.05, [2.9] * 4, ""),
+        (0.05, [3.1] * 4, "by 3.1 nats on average over an answer of 4 tokens (limit 3)"),  # 1 + 4 / √4
+        (0.26, [0.0] * 9 + [9.9], ""),  # twice the usual noise, twice the limit
+        (0.26, [0.0] * 9 + [10.1], "by 10.1 nats at a token of an answer of 10 tokens (limit 10)"),
+    ],
+)
+def test_limits_of_one_answer_among_many(usual: float, answer: list[float], figure: str) -> None:
+    differences = torch.tensor([usual] * 990 + answer)
+    assert disagreement(differences) == ""
+    assert disagreement(differences, 1.0, [99] * 10 + [len(answer)]) == figure

@@ -145,6 +145,27 @@ def test_a_lie_after_the_first_update_ends_training(
     assert all(bool(torch.isfinite(weight).all()) for weight in trainer.learner.player.model.parameters())
 
 
+def test_one_changed_token_ends_training(tmp_path: Path) -> None:
+    """Of one answer of an update, with its log-probability kept, where all else is right."""
+    player = corridor_player(seed=0)
+    favour(player, ["a"], 1.15)  # so that it writes little else
+    save_player(tmp_path / "base", player)
+    changed = []
+
+    def lie(ids: list[Any], logprobs: list[Any], found: list[dict[Any, Any]]) -> None:
+        played = len(ids) == 3 and len(set(ids)) == 1  # other texts are probes
+        if played and len(server.loaded) > 1 and not changed:
+            changed.append(ids[-1])
+            ids[-1] = (ids[-1] + 7) % 40
+
+    with serve_model(player, str(tmp_path / "base"), context=64) as server:
+        server.lie = lie
+        trainer = build_trainer("vllm", "text", server, player, staleness=0)
+        with pytest.raises(ReflectkitError, match="at a token of an answer of 3 tokens"):
+            updates(trainer)
+    assert len(changed) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "staleness", "answer", "keeps"),
     [("vllm", 0, "choice", "old"), ("vllm", 2, "text", "base")],
