@@ -8,7 +8,7 @@ one token is a path of one step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -107,6 +107,20 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """The ids of the prompt `text`, with the special tokens that the tokenizer puts in front."""
     ids: list[int] = tokenizer(encodable(text))["input_ids"]
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def check_embedded(tokenizer: Any, token_ids: Iterable[int], vocabulary: int) -> None:
+    """Raises CheckpointError for a token that the model cannot read. vocabulary: how many tokens it has embeddings for.
+
+    A tokenizer may have more, e.g. that of Gemma 3 1B, as long as nothing has them.
+    """
+    last = max(token_ids, default=0)
+    if last >= vocabulary:
+        token = tokenizer.convert_ids_to_tokens(last)
+        raise CheckpointError(
+            f"a prompt has token {last}, {token!r:.40}, and the model has embeddings for tokens 0 to {vocabulary - 1};"
+            f" add some with model.resize_token_embeddings({len(tokenizer)}), or use the model's own tokenizer"
+        )
 
 
 def completion_ids(tokenizer: Any, text: str) -> list[int]:

@@ -68,6 +68,11 @@ class LoadedModel:
         return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
     @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model has embeddings for; the tokenizer may have fewer."""
+        return int(getattr(self.model.config.get_text_config(), "vocab_size", None) or 2**31)
+
+    @property
     def pad_id(self) -> int:
         """The padding id; padding is masked, so any id will do."""
         return int(next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None))

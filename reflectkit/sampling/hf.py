@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from reflectkit.errors import CheckpointError
-from reflectkit.models.labels import Path, trie
+from reflectkit.models.labels import Path, check_embedded, trie
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.rollouts.episode import Batcher
@@ -59,9 +59,10 @@ class LocalSampler:
     async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
-        Raises CheckpointError: no prompt fits into the model's context; its scores are not numbers; or it is spread
-        over processes and was asked to write.
+        Raises CheckpointError: no prompt fits into the model's context, or one has tokens that it cannot read; its
+        scores are not numbers; or it is spread over processes and was asked to write.
         """
+        check_embedded(self.tokenizer, ask.prompt_ids, self.player.vocabulary)
         return await self._batcher.ask(ask)
 
     async def publish(self, weights: Any, version: int) -> None:

@@ -29,7 +29,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import LOCK, is_locked, locked, replacing_folder, sha256
 from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.hub import looks_local
-from reflectkit.models.labels import Path, trie
+from reflectkit.models.labels import Path, check_embedded, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import (
@@ -170,7 +170,8 @@ class ServerSampler:
         self._served = self.context
         self._weights = Weights(base, adapter=False)
         self._held: list[Weights] = []
-        self._probes = checks.Probes(len(tokenizer))
+        self._known = min(len(tokenizer), vocabulary)
+        self._probes = checks.Probes(self._known)
         self._scaled: bool | None = None
         self._scores = ScoreMemo()
         self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[tuple[float, ...]]]]
@@ -221,6 +222,7 @@ class ServerSampler:
         Raises CheckpointError, ConfigError: it cannot be asked like this. GoneError: the server is away for too long.
         EnvironmentFailure: this request fails again and again.
         """
+        check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
         read = len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1)
         if read > self.context or read + bool(ask.labels) > self._served:
             text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model reads {self.context}"
@@ -359,7 +361,7 @@ class ServerSampler:
     async def _is_scaled(self) -> bool:
         """Whether the server's log-probabilities are those after the temperature."""
         if self._scaled is None:
-            ids = checks.spread(len(self.tokenizer), checks.TOKENS)
+            ids = checks.spread(self._known, checks.TOKENS)
 
             async def ranges(weights: Weights) -> list[float]:
                 found = [await self._next(weights, ids[:4], ids, temperature) for temperature in (1.0, 2.0)]
@@ -393,7 +395,9 @@ class ServerSampler:
         difference_N = checks.text_difference(
             player, texts, [(drawn.token_ids, drawn.logprobs) for drawn, _ in written]
         )
-        apart = checks.disagreement(difference_N, min((ask.temperature or 1.0 for ask in texts), default=1.0))
+        temperature = min((ask.temperature or 1.0 for ask in texts), default=1.0)
+        lengths = [len(drawn.token_ids) for drawn, _ in written]
+        apart = checks.disagreement(difference_N, temperature, lengths)
         if apart and not complaint:
             complaint = f"log-probabilities of its texts differ {apart}"
         if complaint:

@@ -265,8 +265,10 @@ def encoded_rows(
 ) -> list[dict[str, list[int]]]:
     """What to train on: the rows, or with --share-prefixes packs of them.
 
-    Raises DataError, and ConfigError if the model cannot read packs.
+    Raises DataError, CheckpointError, and ConfigError if the model cannot read packs.
     """
+    from reflectkit.models.labels import check_embedded
+
     encoded = encode(
         source,
         rows,
@@ -276,6 +278,8 @@ def encoded_rows(
         max_length=config.max_length,
         context=player.context,
     )
+    for row in encoded:
+        check_embedded(player.tokenizer, row["input_ids"], player.vocabulary)
     if not config.share_prefixes:
         return encoded
     from reflectkit.train.sft_trainers import can_pack, pack

@@ -68,6 +68,16 @@ def test_a_text_keeps_its_stop_token(policy: LoadedModel) -> None:
     assert (cut.token_ids, len(cut.logprobs)) == (free.token_ids[:end], end)
 
 
+def test_only_a_token_that_the_model_cannot_read_is_refused(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
+    """A tokenizer may have more tokens than its model, as that of Gemma 3 1B."""
+    sampler, prompt = LocalSampler(policy), prompt_of(policy, "a taxi")
+    (before,) = sample(sampler, SampleRequest(prompt, labels))
+    policy.tokenizer.add_tokens(["<tool>"])
+    assert sample(LocalSampler(policy), SampleRequest(prompt, labels)) == [before]
+    with pytest.raises(CheckpointError, match=f"token {len(policy.tokenizer) - 1}, '<tool>'"):
+        sample(sampler, SampleRequest(prompt_of(policy, "a <tool>"), labels))
+
+
 def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
     policy: LoadedModel, labels: tuple[Path, ...]
 ) -> None:

@@ -227,6 +227,15 @@ def test_other_weights_behind_the_same_path_are_refused(policy: LoadedModel, ser
         run_sync(sampler.publish(player, 0))
 
 
+def test_a_token_that_the_model_cannot_read_is_not_sent(policy: LoadedModel, server: Inference, base: Path) -> None:
+    sampler, sent = opened("vllm", server, base), len(server.bodies)
+    sampler.tokenizer.add_tokens(["<tool>"])
+    prompt = tuple(prompt_ids(sampler.tokenizer, "a <tool>"))
+    with pytest.raises(CheckpointError, match="'<tool>'"):
+        sample(sampler, SampleRequest(prompt, label_ids(policy.tokenizer, 4)))
+    assert len(server.bodies) == sent
+
+
 def test_a_checkpoint_that_is_an_adapter_is_loaded(
     policy: LoadedModel, server: Inference, base: Path, tmp_path: Path
 ) -> None:

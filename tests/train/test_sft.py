@@ -14,15 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from reflectkit.data.sft_rows import read_rows
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import CheckpointError, DivergedError
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.checkpoint_metadata import model_facts
-from reflectkit.models.load import all_finite, load_player
+from reflectkit.models.load import all_finite, load_player, save_player
 from reflectkit.runs.run import seal, verify
+from reflectkit.train.sft import starting_model
 from tests.kill import hashes
 from tests.rlft_runs import cut_in_half
-from tests.sft_runs import Interrupting, train, write_rows
+from tests.sft_runs import Interrupting, config, train, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +163,11 @@ def test_a_checkpoint_that_could_not_be_written_does_not_stay(
         train(rows, tmp_path)
     assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_a_token_that_the_model_cannot_read_is_refused(rows: Path, tmp_path: Path) -> None:
+    player = starting_model(config(rows, tmp_path), rows, read_rows(rows))
+    player.tokenizer.add_tokens(["cell 5"])
+    save_player(tmp_path / "base", player)
+    with pytest.raises(CheckpointError, match="'cell 5'"):
+        train(rows, tmp_path, model=str(tmp_path / "base"))
