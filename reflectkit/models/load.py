@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -125,6 +126,7 @@ def load_player(
 
             base, report = AutoModelForCausalLM.from_pretrained(base_name, output_loading_info=True, **options)
             _refuse_missing(base_name, report["missing_keys"])
+            _resize_embeddings(base, folder)
             model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
             model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
             _refuse_missing_adapter(model, folder)
@@ -145,6 +147,38 @@ def load_player(
             if hasattr(module, REPACKS):
                 setattr(module, REPACKS, False)
     return LoadedModel(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
+
+
+def _resize_embeddings(base: Any, folder: Path) -> None:
+    """Give `base` as many embeddings as the adapter in `folder` was trained with; it brings the weights of new ones."""
+    from peft import PeftConfig
+
+    layers = {base.get_input_embeddings(), base.get_output_embeddings()}
+    names = [f"base_model.model.{name}" for name, module in base.named_modules() if module in layers]
+    axes = {"weight": 0, "base_layer.weight": 0, "lora_embedding_A": 1, "lora_B.weight": 0}
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+        keys = set(file.keys())
+        sizes = {
+            file.get_slice(f"{name}.{suffix}").get_shape()[axis]
+            for name in names
+            for suffix, axis in axes.items()
+            if f"{name}.{suffix}" in keys
+        }
+    rows = base.get_input_embeddings().weight.shape[0]
+    if sizes:
+        wanted = max(sizes)
+    else:
+        last = max(_trained_tokens(PeftConfig.from_pretrained(str(folder))), default=0)
+        wanted = max(rows, last + 1)
+    if wanted != rows:
+        with torch.random.fork_rng():
+            base.resize_token_embeddings(wanted, mean_resizing=False)
+
+
+def _trained_tokens(config: Any) -> list[int]:
+    """The tokens whose embeddings alone an adapter with this `config` of peft's trains."""
+    tokens = getattr(config, "trainable_token_indices", None) or []
+    return list(itertools.chain(*tokens.values())) if isinstance(tokens, dict) else list(tokens)
 
 
 def with_adapter(
@@ -373,17 +407,88 @@ def save_player(
 def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> LoadedModel:
     """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised weights of `dtype`.
 
-    card: text of the model card. facts: saved with the role. Raises CheckpointError; see `load_player`.
+    card: text of the model card. facts: saved with the role.
+
+    Raises CheckpointError: see `load_player`; or merging the adapter would change what the model says.
     """
     player = load_player(source, device="cpu", dtype=dtype, quantize="none")
-    model = player.model
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
+    model, adapter = player.model, hasattr(player.model, "peft_config")
+    if adapter:
+        token_ids = _probe_ids(player)
+        expected_TV = _logits(model, token_ids)
+        _untie(model)
+        try:
+            model = model.merge_and_unload()
+        except NotImplementedError as error:  # aLoRA, which acts on a part of the tokens
+            raise CheckpointError(
+                f"{source}: an adapter of this kind cannot be merged ({first_line(error)}); use it as it is, an adapter"
+                " on its base"
+            ) from None
     if player.role is not None:  # it learned from plain text
         player.tokenizer.chat_template = None
     whole = LoadedModel(model, player.tokenizer, player.role, dtype, answer=player.answer)
-    save_player(target, whole, dict(facts), beside=lambda staging: write_text(staging / "README.md", card))
+
+    def write_card_and_check(staging: Path) -> None:
+        write_text(staging / "README.md", card)
+        if adapter:
+            model.to("meta")  # the weights are in the folder now
+            _refuse_difference(staging, token_ids, expected_TV, dtype)
+
+    save_player(target, whole, dict(facts), beside=write_card_and_check)
     return whole
+
+
+PROBED = 64
+"""Tokens whose logits are compared before and after an adapter is merged."""
+ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+"""How far merging may move a logit by rounding, as a share of the largest."""
+
+
+def _probe_ids(player: LoadedModel) -> torch.Tensor:
+    """Token ids (1, T): those whose embeddings alone the adapter trained, and others, spread over the vocabulary."""
+    trained_ids = _trained_tokens(player.model.peft_config[POLICY_ADAPTER])
+    count = min(PROBED, player.context)
+    last = player.model.get_input_embeddings().weight.shape[0] - 1
+    spread = [number * last // (count - 1) for number in range(count)]
+    return torch.tensor([[*trained_ids, *spread][:count]])
+
+
+@torch.no_grad()
+def _logits(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    """Float32 logits (T, V) after each of `token_ids` (1, T)."""
+    return model.eval()(token_ids, use_cache=False).logits[0].float()
+
+
+def _untie(model: Any) -> None:
+    """Give the head of `model` weights of its own where it shares those of the embeddings and its adapter changes one
+    of the two: merged into shared weights, the change would be in both.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not any(isinstance(layer, BaseTunerLayer) for layer in layers):
+        return
+    embedding, head = (layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers)
+    if head is not None and head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.get_text_config().tie_word_embeddings = False
+        model.config.tie_word_embeddings = False
+
+
+def _refuse_difference(folder: Path, token_ids: torch.Tensor, expected_TV: torch.Tensor, dtype: str) -> None:
+    """Raises CheckpointError if the model in `folder` has other logits than those expected."""
+    from transformers import AutoModelForCausalLM
+
+    merged = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+    )
+    difference = float((_logits(merged, token_ids) - expected_TV).abs().max())
+    limit = ROUNDING[dtype] * max(1.0, float(expected_TV.abs().max()))
+    if not difference <= limit:
+        raise CheckpointError(
+            f"merging this adapter changes what the model says (a logit by {difference:.3g}, of which rounding explains"
+            f" {limit:.2g}), so nothing was written; use the checkpoint as it is, an adapter on its base"
+        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, LoraModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reflectkit.cli.main import main
@@ -49,6 +51,76 @@ def test_a_merged_adapter_says_the_same(
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert read_json(tmp_path / "out" / "reflectkit.json")["role"] == "policy"
     assert load_player(tmp_path / "out", "policy", device="cpu").role == "policy"
+
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "head": {"target_modules": ["lm_head"]},
+    "embeddings": {"target_modules": ["wte", "c_attn"]},
+    "head and embeddings": {"target_modules": ["wte", "lm_head"]},
+    "whole head": {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]},
+    "some tokens": {"target_modules": ["c_attn"], "trainable_token_indices": [3, 7]},
+    "new tokens in whole layers": {"added": 3, "target_modules": ["c_attn"], "modules_to_save": ["wte", "lm_head"]},
+    "new tokens": {"added": 3, "target_modules": ["c_attn"]},
+    "new tokens in LoRA": {"added": 3, "target_modules": ["wte", "lm_head"]},
+    "new tokens alone": {"added": 3, "target_modules": ["c_attn"], "trainable_token_indices": "added"},
+}
+"""As users of peft make them, on a model with tied embeddings."""
+
+
+def logits(model: Any) -> torch.Tensor:
+    last = model.get_input_embeddings().weight.shape[0] - 1
+    with torch.no_grad():
+        return model.eval()(torch.tensor([[5, 3, 7, last - 2, last - 1, last]])).logits
+
+
+def made_by_peft(base: Path, folder: Path, added: int = 0, **settings: Any) -> torch.Tensor:
+    """The logits of a LoRA adapter, which is written to `folder`. added: tokens that the base does not have."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if added:
+            tokenizer.add_tokens([f"<tool_{number}>" for number in range(added)])
+            model.resize_token_embeddings(len(tokenizer))
+        if settings.get("trainable_token_indices") == "added":
+            settings["trainable_token_indices"] = list(range(len(tokenizer) - added, len(tokenizer)))
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **settings))
+        with torch.no_grad():
+            for weight in adapted.parameters():
+                if weight.requires_grad:
+                    weight.add_(torch.randn_like(weight) * 0.05)
+    adapted.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return logits(adapted)
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters_of_tied_embeddings_and_new_tokens(kind: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """They load as peft loads them, are saved and loaded again, and merge exactly."""
+    expected = made_by_peft(checkpoints["plain"], tmp_path / "adapter", **ADAPTERS[kind])
+    loaded = load_player(tmp_path / "adapter", device="cpu")
+    torch.testing.assert_close(logits(loaded.model), expected)
+    save_player(tmp_path / "again", loaded)
+    torch.testing.assert_close(logits(load_player(tmp_path / "again", device="cpu").model), expected)
+    assert main(["export", "--policy", str(tmp_path / "adapter"), "--out-dir", "out"]) == 0
+    exported = AutoModelForCausalLM.from_pretrained("out")
+    torch.testing.assert_close(logits(exported), expected, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_that_does_not_merge_exactly_is_refused(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)  # a merge that drops the adapter
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out"]) == 2
+    assert "merging this adapter changes what the model says" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_by_peft(checkpoints["plain"], tmp_path / "adapter", target_modules=["lm_head"], alora_invocation_tokens=[5])
+    assert main(["export", "--policy", "adapter", "--out-dir", "out"]) == 2
+    assert "cannot be merged" in capsys.readouterr().err
 
 
 def test_a_policy_that_chooses_says_so_and_asks_for_choices(checkpoints: dict[str, Path], tmp_path: Path) -> None:
