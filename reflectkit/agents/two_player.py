@@ -11,9 +11,9 @@ import asyncio
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from reflectkit.env import Context, teacher_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
@@ -69,6 +69,8 @@ class ShuffledComments:
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
 COMMENT_TOKENS = 100  # at most, in a comment
+NEVER_END = 0.95
+"""Share of answers without an end from which on the end of the model's turns may be unknown."""
 
 
 class Reflector:
@@ -192,7 +194,6 @@ class TwoPlayerAgent:
         self.thinks = policy.role == "think"
         own = "the policy was trained with --role think and writes its own comments; drop the reflector"
         refuse(self.thinks and commentator is not None, own)
-        self._stop_ids = _line_ends(policy)
         self._tokenised: dict[str, tuple[int, ...]] = {}
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
@@ -285,6 +286,11 @@ class TwoPlayerAgent:
     def _acting_ids(self) -> tuple[int, ...]:
         """What a policy reads between its comment and its action."""
         return tuple(completion_ids(self.policy.tokenizer, THEN_ACT))
+
+    @functools.cached_property
+    def _stop_ids(self) -> frozenset[int]:
+        """The tokens that end a line."""
+        return _line_ends(self.policy)
 
     async def _choose(
         self, observation: Observation, prompt: tuple[int, ...], comment: str | None, context: Context
@@ -381,11 +387,29 @@ def _comments(observation: Observation, turns: Sequence[Turn], *, hinted: bool =
     return comments
 
 
+def cut_report(cut: int, answers: int, limit: int, tokenizer: Callable[[], Any], role: str | None) -> str:
+    """What to tell about `cut` of the `answers`, which reached their `limit` in tokens; "" unless these are most.
+
+    tokenizer: loads the policy's. role: what the policy was fine-tuned for.
+    """
+    if 2 * cut <= answers:
+        return ""
+    told = f"{cut} of {answers} answers were cut at --max-new-tokens {limit}"
+    if cut < NEVER_END * answers:
+        return told
+    stop_tokens = Dialogue(tokenizer(), plain=role is not None).stop_tokens
+    ends = ", ".join(stop_tokens) or "none is known"
+    return (
+        f"warning: {told} without an end token ({ends}); raise it, or add the token with which the model ends its turns"
+        " to eos_token_id in its generation_config.json"
+    )
+
+
 def _line_ends(sampler: Sampler) -> frozenset[int]:
-    """The tokens that end a line: the tokenizer's end of text, and a newline where that is one token."""
+    """The tokens that end a line: those that end the model's answers, and a newline where that is one token."""
     newline = completion_ids(sampler.tokenizer, "\n")
-    ends = [sampler.tokenizer.eos_token_id, newline[0] if len(newline) == 1 else None]
-    return frozenset(end for end in ends if end is not None)
+    ends = Dialogue(sampler.tokenizer, plain=sampler.role is not None).stop_ids
+    return ends | set(newline) if len(newline) == 1 else ends
 
 
 def _text_ids(sampled: SampleOutput, stop_ids: frozenset[int]) -> list[int]:

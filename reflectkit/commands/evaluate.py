@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -41,6 +41,7 @@ from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory
 from reflectkit.evals import tables
 from reflectkit.eventloop import followed
 from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
+from reflectkit.models.checkpoint_metadata import load_tokenizer, model_facts
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import Run, RunConfig, differing_settings, digest, open_run, read_record
@@ -339,9 +340,12 @@ def play(
     if greedy and len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
         progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
     written = sum((line["turns"] for line in lines), Counter[str]())
-    if 2 * written["cut"] > written["turns"]:
-        told = f"{written['cut']} of {written['turns']} answers were cut at --max-new-tokens"
-        progress.news(f"{title}: {told} {config.max_new_tokens}")
+    if player.policy is not None and written["cut"]:
+        from reflectkit.agents.two_player import cut_report
+
+        load, role = partial(load_tokenizer, player.policy), model_facts(player.policy).get("role")
+        if report := cut_report(written["cut"], written["turns"], config.max_new_tokens, load, role):
+            progress.news(f"{title}: {report}")
     limit = setup.horizon_at(level)
     unusual = config.rollout.horizon or level not in setup.kind.horizons
     if unusual and not any(line["success"] or line["turns"]["turns"] < limit for line in lines):

@@ -112,6 +112,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
 
 def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
     """What training takes, by arithmetic."""
+    from reflectkit.models.chat import Dialogue
+
     player = starting_model(config, source, rows)
     lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
     tokens = config.batch_size // config.gradient_accumulation * max(lengths)
@@ -131,6 +133,7 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
             "steps": steps,
             "tokens": round(steps * config.batch_size * mean),
         },
+        stop_tokens=Dialogue(player.tokenizer, plain=True).stop_tokens,
     )
 
 

@@ -51,7 +51,8 @@ from reflectkit.tools import (
 from reflectkit.types import THINKING, Message, Observation, ToolSpec, ToolUse
 
 MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+LLAMA_STOPS = ("<|eom_id|>",)
+"""What Llama 3.1 writes after calls of its built-in tools, where its template writes `<|eot_id|>`."""
 SWITCH = "enable_thinking"  # the variable with which Qwen3's template and others turn thinking off
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
@@ -70,7 +71,9 @@ class Dialogue:
     plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it to the template
     whether the model thinks and what it later sees of it; "off" asks the template for no thinking; "hidden" shows no
     earlier thoughts. form: the form of calls (see `tools.py`) that the template teaches; "plain" if it has no tools or
-    another form. context: a prompt of more tokens is not remembered. stop_ids: an answer ends with any of these.
+    another form. context: a prompt of more tokens is not remembered. stop_ids: an answer ends with any of these: the
+    tokenizer's end token, those of the model's generation config, what the template writes after an answer, and those
+    of the form of calls.
 
     Raises CheckpointError if thinking is to be off and the template has no switch for it.
     """
@@ -92,14 +95,19 @@ class Dialogue:
         own = family.own_marks if family else {OPENED, CLOSED, *PYTHON_MARKS, *THOUGHT}
         self._foreign_marks = _pattern(marks - own)
         self._family = family if family and family.parts else None
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        stops = (*TURN_ENDS, *(family.stops if family else ()))
-        ends = [tokenizer.convert_tokens_to_ids(end) for end in stops if end in special]
-        self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)
+        self.stop_ids = self._find_stops(family, own)
+        self._strip_right = {token for token, added in tokenizer.added_tokens_decoder.items() if added.rstrip}
+        """Tokens that include the white space after them, such as Phi-3's `<|end|>`."""
         system = {"role": "system", "content": PROBE.name}
         self._takes_system = self.template and PROBE.name in self._probe([system, _user("-")], [])
         self._texts: OrderedDict[bytes, tuple[str, Observation, str | None]] = OrderedDict()
         self._sampled: OrderedDict[tuple[tuple[str, ...], str], array[int]] = OrderedDict()
+
+    @property
+    def stop_tokens(self) -> tuple[str, ...]:
+        """The tokens of `stop_ids`, the tokenizer's end token first."""
+        order = sorted(self.stop_ids, key=lambda stop: (stop != self.tokenizer.eos_token_id, stop))
+        return tuple(self.words([stop]) for stop in order)
 
     def text(self, observation: Observation, comment: str | None = None) -> str:
         """The prompt; `comment` is added to the last message that is not the model's own.
@@ -125,7 +133,8 @@ class Dialogue:
         begun = [key for key in self._sampled if text.startswith(key[1]) and answers[: len(key[0])] == key[0]]
         if begun:
             beginning = max(begun, key=lambda key: len(key[1]))
-            ids = (*self._sampled[beginning], *self._tokenise(text[len(beginning[1]) :]))
+            sampled, rest = self._sampled[beginning], text[len(beginning[1]) :]
+            ids = (*sampled, *self._tokenise(rest.lstrip() if sampled[-1] in self._strip_right else rest))
         else:
             ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
         if len(ids) <= self.context:
@@ -288,10 +297,10 @@ class Dialogue:
                 sided.append({"role": role, "content": content})
         return sided
 
-    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        """The prompt; "" if the template rejects the messages."""
+    def _probe(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, answered: bool = False) -> str:
+        """See `_render`; "" if the template rejects the messages."""
         try:
-            return self._render(messages, tools)
+            return self._render(messages, tools, answered=answered)
         except CheckpointError:
             return ""
 
@@ -305,6 +314,32 @@ class Dialogue:
         said = {"role": "assistant", "content": "", "tool_calls": [call]}
         shown += self._probe([_user("-"), said], [self._tool(PROBE)])
         return next((form for form in CALL_FORMS if re.search(form.sign, shown)), PLAIN)
+
+    def _find_stops(self, family: CallForm | None, own_marks: set[str]) -> frozenset[int]:
+        """See `stop_ids`. own_marks: what the assistant writes within a turn, which never ends one."""
+        tokenizer = self.tokenizer
+        tokens = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
+        named = (*(LLAMA_STOPS if self.form == LLAMA else ()), *(family.stops if family else ()))
+        stops = [stop for stop in named if stop in tokens]
+        if self.template:
+            stops += self._written_after_answer(tokens - own_marks)
+        ids = [tokenizer.eos_token_id, *getattr(tokenizer, "generation_end_ids", ())]
+        ids += map(tokenizer.convert_tokens_to_ids, stops)
+        return frozenset(stop for stop in ids if stop is not None)
+
+    def _written_after_answer(self, tokens: set[str]) -> list[str]:
+        """Which of `tokens` the template writes after an assistant's words; if there is none, as in GLM's, which it
+        writes before the next message.
+        """
+        longest_first = sorted(filter(str.strip, tokens), key=len, reverse=True)
+        token = re.compile(rf"\s*({'|'.join(map(re.escape, longest_first))})")
+        conversation = [_user("-"), {"role": "assistant", "content": PROBE.name}]
+        for messages in (conversation, [*conversation, _user("-")]):
+            _, answer, after = self._probe(messages, [], answered=True).rpartition(PROBE.name)
+            first = token.match(after) if answer and longest_first else None
+            if first:
+                return [first[1]]
+        return []
 
     def _render(
         self,

@@ -175,7 +175,11 @@ def _refuse_kernels(source: str | Path, part: Any, setting: str = "") -> None:
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
+    """The tokenizer of folder or hub id `source`, with the attribute `generation_end_ids`, which a tokenizer does not
+    have of itself: the tokens with which the model's answers end by its generation config.
+
+    Raises CheckpointError.
+    """
     if looks_local(source):
         checked_facts(Path(source), None)
         if not has_tokenizer(Path(source)):
@@ -188,7 +192,34 @@ def load_tokenizer(source: str | Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
     except Exception as error:  # the library raises many types where there is no usable tokenizer
         raise unusable(source, "no usable tokenizer", error) from None
+    tokenizer.generation_end_ids = _generation_end_ids(base_of(Path(source)) or source)
     return wherever_read(tokenizer)
+
+
+def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
+    """The end tokens in the generation config of model `source`, or in its config, which older models have alone.
+
+    Raises CheckpointError: they are not token ids.
+    """
+    from transformers.utils import cached_file
+
+    fetching = hub_options(source)
+    for name in ("generation_config.json", "config.json"):
+        path = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **fetching)
+        if path is None:
+            continue
+        try:
+            listed = read_json(Path(path))["eos_token_id"]
+        except (DataError, TypeError):
+            raise CheckpointError(f"{path} is damaged; restore it") from None
+        except KeyError:
+            continue
+        ids = listed if isinstance(listed, list) else [listed] if listed is not None else []
+        if not all(type(token) is int for token in ids):
+            raise CheckpointError(f"{path}: eos_token_id is {listed!r:.60}, expected token ids; restore the file")
+        if ids:
+            return tuple(ids)
+    return ()
 
 
 def wherever_read(tokenizer: Any) -> Any:

@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from reflectkit.errors import CheckpointError, ConfigError, DivergedError
 from reflectkit.jsonl import replacing_folder, write_json, write_text
+from reflectkit.models.chat import Dialogue
 from reflectkit.models.checkpoint_metadata import (
     ROLE_FILE,
     base_fact,
@@ -407,7 +408,7 @@ def save_player(
 def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> LoadedModel:
     """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised weights of `dtype`.
 
-    card: text of the model card. facts: saved with the role.
+    card: text of the model card. facts: saved with the role. The generation config lists all tokens that end an answer.
 
     Raises CheckpointError: see `load_player`; or merging the adapter would change what the model says.
     """
@@ -424,6 +425,9 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
                 f"{source}: an adapter of this kind cannot be merged ({first_line(error)}); use it as it is, an adapter"
                 " on its base"
             ) from None
+    stop_ids = Dialogue(player.tokenizer, plain=player.role is not None).stop_ids
+    if stop_ids and model.can_generate():
+        model.generation_config.eos_token_id = sorted(stop_ids)
     if player.role is not None:  # it learned from plain text
         player.tokenizer.chat_template = None
     whole = LoadedModel(model, player.tokenizer, player.role, dtype, answer=player.answer)

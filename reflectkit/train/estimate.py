@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +79,14 @@ def plan_report(
     *,
     recompute: bool,
     tokens: dict[str, int],
+    stop_tokens: Sequence[str] = (),
 ) -> Report:
     """The estimate as a table.
 
     models: the one that is trained first, then frozen ones. batch_tokens: of the largest forward and backward pass.
     logits: how many of these have logits at once. recompute: whether activations are recomputed (gradient
-    checkpointing). tokens: further counts, by what they count. A weight packed into bytes by quantisation counts as
-    often as it has bytes.
+    checkpointing). tokens: further counts, by what they count. stop_tokens: those that end what the model
+    writes, if it writes. A weight packed into bytes by quantisation counts as often as it has bytes.
     """
     models = list(models)
     trained, frozen = split_parameters(models)
@@ -103,8 +104,12 @@ def plan_report(
         *((name, shown_bytes(value)) for name, value in memory.items()),
         *((name.replace("_", " "), f"{value:,}") for name, value in tokens.items()),
     ]
+    figures: dict[str, Any] = {**counts, **memory, **tokens}
+    if stop_tokens:
+        rows.append(("stop tokens", ", ".join(stop_tokens)))
+        figures["stop_tokens"] = list(stop_tokens)
     table = Table(f"Plan of {stage}, estimated", ("what", "value"), tuple(rows))
-    return Report(stage, results, {**counts, **memory, **tokens}, tables=(table,))
+    return Report(stage, results, figures, tables=(table,))
 
 
 def shown_bytes(count: float) -> str:

@@ -672,7 +672,8 @@ def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: 
     learner, reflector = trainer.learner, trainer.agent.reflector
     reflecting = getattr(reflector and reflector.sampler, "player", None)
     others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
-    chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not trainer.agent.thinks
+    agent = trainer.agent
+    chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not agent.thinks
     logits = 0 if chooses else logits_at_once(learner.player.model, learner.max_tokens)
     return plan_report(
         "rlft",
@@ -683,4 +684,5 @@ def plan(config: RLConfig, levels: list[Level], processes: Processes, progress: 
         logits,
         recompute=config.gradient_checkpointing,
         tokens={"tokens_a_pass": learner.max_tokens, "episodes": config.max_steps * config.episodes},
+        stop_tokens=() if chooses else agent.dialogue.stop_tokens,
     )

@@ -145,7 +145,7 @@ def encode(
     the model reads.
 
     Raises DataError: a row has more than `max_length` or `context` tokens, or an answer of several tokens is not
-    listed.
+    listed. CheckpointError: a text is to end, and the tokenizer has no end token.
     """
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.labels import answer_ids, completion_ids, prompt_ids
@@ -166,6 +166,11 @@ def encode(
             before = completion_ids(tokenizer, text) if input_ids else prompt_ids(tokenizer, text)
             after = completion_ids(tokenizer, completion)
             if prompt.endswith(REFLECTION_MARKER) or role == "reflection" or _in_words(listing):
+                if tokenizer.eos_token_id is None:
+                    raise CheckpointError(
+                        "the model's tokenizer has no end token, so its answers would never end; set eos_token in"
+                        " tokenizer_config.json"
+                    )
                 after = [*after, tokenizer.eos_token_id]
             elif completion in (legal := listed_answers(listing, row.form)):
                 after = list(answer_ids(tokenizer, legal)[legal.index(completion)])

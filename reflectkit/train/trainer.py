@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.agents.two_player import TwoPlayerAgent, cut_report
 from reflectkit.env import Env
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
@@ -265,9 +265,12 @@ class Trainer:
         if texts:
             row["answer_tokens"] = statistics.fmean(len(text.token_ids) for text in texts)
             row["cut_answers"] = statistics.fmean(text.cut for text in texts)
-            if row["cut_answers"] > 0.5:
-                count, all_of_them = sum(text.cut for text in texts), f"{len(texts)} answers"
-                self._tell_once("were cut", count, all_of_them, "they reached --max-new-tokens")
+            cut_answers = sum(text.cut for text in texts)
+            policy, limit = self.agent.policy, self.agent.max_new_tokens
+            report = cut_report(cut_answers, len(texts), limit, lambda: policy.tokenizer, policy.role)
+            if report and "were cut" not in self._told:
+                self._told.add("were cut")
+                self.learner.notify(f"update {self.step}: {report}")
         return row | env_figures(played)
 
     def forget_comments(self) -> None:

@@ -123,6 +123,18 @@ def test_an_adapter_that_cannot_be_merged_is_refused(
     assert "cannot be merged" in capsys.readouterr().err
 
 
+def test_an_exported_folder_lists_the_tokens_that_end_answers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Also the one that the chat template writes, for programs that read the folder alone."""
+    chat = load_player(checkpoints["plain"], device="cpu")
+    chat.tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
+    chat.model.resize_token_embeddings(len(chat.tokenizer))
+    chat.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    save_player(tmp_path / "chat", LoadedModel(chat.model, chat.tokenizer, None))
+    assert main(["export", "--policy", "chat", "--out-dir", "out"]) == 0
+    ends = [chat.tokenizer.eos_token_id, chat.tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert AutoModelForCausalLM.from_pretrained("out").generation_config.eos_token_id == ends
+
+
 def test_a_policy_that_chooses_says_so_and_asks_for_choices(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     policy = load_player(checkpoints["policy"], device="cpu")
     save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "not_here.py:Game", "acts": "choice"})

@@ -11,6 +11,7 @@ from reflectkit.cli.main import main
 from reflectkit.commands import rlft, sft
 from reflectkit.console import Quiet
 from reflectkit.models.load import LoadedModel
+from reflectkit.models.tiny import END
 from reflectkit.train import estimate
 from reflectkit.train.estimate import activation_size, tokens_a_pass
 from tests.rlft_runs import arguments
@@ -40,6 +41,7 @@ def test_sft_plans_without_writing(rows: Path, tmp_path: Path, capsys: pytest.Ca
     assert large["activations"] == 4 * small["activations"]
     assert large["tokens_an_update"] == pytest.approx(4 * small["tokens_an_update"], abs=4)
     assert small["steps"] == 7
+    assert small["stop_tokens"] == [END]
     assert sft.run(config(rows, results, plan=True, epochs=3), Quiet()).figures["steps"] == 9
     line = ["sft", "--env", "corridor", "--role", "plain", "--task-file", str(rows), "--results-dir", str(results)]
     assert main([*line, "--batch-size", "2", "--max-length", "64", "--plan"]) == 0

@@ -181,6 +181,26 @@ def test_a_conversation_is_rendered_as_the_template_does(
     assert facts == [calls, loop, user]
 
 
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("cohere", ["<|END_OF_TURN_TOKEN|>"]),
+        ("gemma3", ["<end_of_turn>"]),
+        ("gemma4_v5", ["<turn|>", "<|tool_response>"]),
+        ("glm4moe", ["<|observation|>", "<|user|>"]),  # which its template writes before the next message
+        ("gptoss", ["<|call|>", "<|return|>"]),  # `<|end|>` ends its reasoning
+        ("llama3_1", ["<|eom_id|>", "<|eot_id|>"]),
+        ("phi3_5", ["<|end|>"]),
+        ("qwen3", ["<|im_end|>"]),
+    ],
+)
+def test_a_turn_ends_where_the_template_ends_it(name: str, ends: list[str]) -> None:
+    tokenizer = deepcopy(tokenizer_of(name))
+    tokenizer.eos_token = "<s>"
+    assert sorted(Dialogue(tokenizer).stop_tokens) == sorted(["<s>", *ends])
+    assert Dialogue(tokenizer, plain=True).stop_tokens == ("<s>",)
+
+
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_the_templates_calls_are_read(name: str) -> None:
     """What the template makes of two calls with awkward arguments, as far as it can tell them."""

@@ -15,15 +15,17 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from reflectkit.agents.scripted import Demonstrator
-from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent, cut_report
 from reflectkit.data.sft_rows import joined, lessons, plain_row, policy_row, read_rows
 from reflectkit.env import Context
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.shop import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.errors import CheckpointError
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.load import LoadedModel
+from reflectkit.models.checkpoint_metadata import load_tokenizer
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
@@ -288,6 +290,80 @@ class Dictated:
 
     async def publish(self, weights: Any, version: int) -> None:
         pass
+
+
+PHI = """\
+{% for message in messages %}<|{{ message.role }}|>
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% else %}{{ eos_token }}{% endif %}"""
+
+
+def test_white_space_that_an_end_token_includes_is_not_read_again() -> None:
+    """`<|end|>` of Phi-3 includes the newline after it, so no token of its own may follow what was sampled."""
+    tokenizer = make_tokenizer(None)
+    tokenizer.chat_template = PHI
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=True, rstrip=True, normalized=False)], special_tokens=True)
+    dialogue = Dialogue(tokenizer)
+    prompt = dialogue.ids(Observation((REQUEST,), replies=True))
+    written = [*tokenizer("Calls")["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert written[-1] in dialogue.stop_ids
+    dialogue.remember(prompt, written)
+    then = Observation((REQUEST, Message("assistant", "Calls"), REQUEST), replies=True)
+    assert dialogue.ids(then) == tuple(tokenizer(dialogue.text(then), add_special_tokens=False)["input_ids"])
+
+
+class Asked(Dictated):
+    """Keeps the requests."""
+
+    def __init__(self, player: LoadedModel) -> None:
+        super().__init__(player, ["calls"] * 3)
+        self.asks: list[SampleRequest] = []
+
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
+        self.asks.append(ask)
+        return await super().sample(ask)
+
+
+def test_all_that_a_model_writes_ends_with_the_tokens_of_its_generation_config(tmp_path: Path) -> None:
+    """Conversations, lines and comments; of a folder, and of an adapter on it."""
+    tokenizer = make_tokenizer("mistral")
+    model = build_model(tokenizer, 64, 0)
+    listed, written = [tokenizer.convert_tokens_to_ids(mark) for mark in ("<|eom_id|>", "<|im_end|>")], "</s>"
+    model.generation_config.eos_token_id = listed
+    save_player(tmp_path / "base", LoadedModel(model, tokenizer, None))
+    save_player(tmp_path / "adapter", with_adapter(load_player(tmp_path / "base", device="cpu"), 2, 4, seed=0))
+    for folder in ("base", "adapter"):
+        sampler = Asked(LoadedModel(model, load_tokenizer(tmp_path / folder), None))
+        agent = TwoPlayerAgent(sampler, Reflector(sampler))
+        decide_all(agent, [Observation((REQUEST,), replies=True)], [Context(0, None)])
+        decide_all(TwoPlayerAgent(sampler), [Observation((REQUEST,))], [Context(0, None)])
+        ends = {*listed, tokenizer.convert_tokens_to_ids(written)}
+        newline = set(tokenizer("\n")["input_ids"])
+        comment, answer, line = (set(ask.stop_ids) for ask in sampler.asks)
+        assert (comment, answer, line) == (ends | newline, ends, ends | newline)
+
+
+def test_the_end_tokens_of_a_config_are_used_where_no_generation_config_lists_any(tmp_path: Path) -> None:
+    save_player(tmp_path / "model", player_of("qwen", None))
+    (tmp_path / "model" / "generation_config.json").unlink()
+    config = read_json(tmp_path / "model" / "config.json")
+    write_json(tmp_path / "model" / "config.json", config | {"eos_token_id": 5})
+    tokenizer = load_tokenizer(tmp_path / "model")
+    assert Dialogue(tokenizer).stop_ids == {5, tokenizer.eos_token_id}
+    write_json(tmp_path / "model" / "generation_config.json", {"eos_token_id": "</s>"})
+    with pytest.raises(CheckpointError, match="eos_token_id is '</s>'"):
+        load_tokenizer(tmp_path / "model")
+
+
+def test_answers_that_hardly_ever_end_are_told_with_the_tokens_that_would_end_them() -> None:
+    def report(cut: int, answers: int) -> str:
+        return cut_report(cut, answers, 64, lambda: make_tokenizer("qwen"), None)
+
+    assert report(10, 20) == ""
+    assert "11 of 20 answers" in report(11, 20)
+    assert "<|im_end|>" not in report(18, 20)
+    assert "<|im_end|>" in report(19, 20)
 
 
 CALL = {None: " list_products {}", "qwen": '<tool_call>\n{"name": "list_products", "arguments": {}}\n</tool_call>'}

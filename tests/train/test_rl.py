@@ -20,7 +20,7 @@ from reflectkit.train.critic import Critic
 from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw, summary
 from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.examples import own_module
-from tests.train.training import build_trainer, corridor_player, objective
+from tests.train.training import Spelling, build_trainer, corridor_player, favour, objective
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,19 @@ def test_groups_without_spread_are_dropped_and_counted() -> None:
     figures = trainer.train_step()
     assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
     assert all(torch.equal(old, new) for old, new in zip(before, player.model.parameters(), strict=True))
+
+
+def test_answers_that_never_end_are_told_once() -> None:
+    words = [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")]
+    player, told = corridor_player(seed=0), list[str]()
+    favour(player, ["a"], 9.0)
+    trainer = build_trainer(player, objective("grpo"), 2, [Level("all", words, Spelling)])
+    trainer.agent.max_new_tokens = 3
+    trainer.learner.notify = told.append
+    figures = [trainer.train_step() for _ in range(2)]
+    assert [row["cut_answers"] for row in figures] == [1.0, 1.0]
+    assert len(told) == 1
+    assert player.tokenizer.eos_token in told[0]
 
 
 def test_a_group_starts_alike_and_plays_apart() -> None:

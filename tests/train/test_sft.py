@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import CheckpointError, DivergedError
-from reflectkit.jsonl import read_json, write_json
+from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player, save_player
 from reflectkit.runs.run import seal, verify
@@ -163,6 +163,16 @@ def test_a_checkpoint_that_could_not_be_written_does_not_stay(
         train(rows, tmp_path)
     assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_a_text_needs_an_end_token(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path)
+    player = starting_model(config(rows, tmp_path), rows, read_rows(rows))
+    player.tokenizer.eos_token = None
+    save_player(tmp_path / "base", player)
+    write_jsonl(rows, [{"prompt": "cell 1\nAction:", "completion": " of 9"}])
+    with pytest.raises(CheckpointError, match="no end token"):
+        train(rows, tmp_path, model=str(tmp_path / "base"))
 
 
 def test_a_token_that_the_model_cannot_read_is_refused(rows: Path, tmp_path: Path) -> None:
