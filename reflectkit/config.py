@@ -438,7 +438,11 @@ def check_own_settings(own: Any, whose: str) -> None:
     """
     if not (isinstance(own, type) and issubclass(own, Config)):
         raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {own!r:.80}")
-    own.model_rebuild()
+    try:
+        own.model_rebuild()
+    except NameError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{whose}: its settings: {reason}; import it outside of `if TYPE_CHECKING`") from None
     for name, field in own.model_fields.items():
         kinds = alternatives(field.annotation)
         simple = (str, int, float, bool, Path, tuple[str, ...], tuple[Path, ...])

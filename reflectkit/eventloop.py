@@ -43,7 +43,7 @@ def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
             raise
 
 
-def outside_loop(function: Callable[..., Value], *arguments: Any, **named: Any) -> Value:
+def outside_loop(function: Callable[..., Value], /, *arguments: Any, **named: Any) -> Value:
     """What `function` returns, called as if no event loop ran in this thread: it may start one. What it returns may be
     awaited in the running loop.
     """

@@ -91,7 +91,7 @@ RIGHT = (
 )
 
 ANALYSED = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>.+)", re.IGNORECASE | re.DOTALL)
-CHOSEN = re.compile(r"\**\bchoice\W*?[:\-]\s*(?P<choice>\S[^\n]*)", re.IGNORECASE)
+CHOSEN = re.compile(r"\bchoice\W*?[:\-]\s*(?P<choice>\S[^\n]*)", re.IGNORECASE)
 FENCE = re.compile(r"^```\w*\s*$", re.MULTILINE)
 MARKS = "*_`\"'[](){}<>.,;:! "
 """Around an action as models write it."""

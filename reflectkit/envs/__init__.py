@@ -98,6 +98,7 @@ def _checked(kind: Any, name: str) -> Any:
     from reflectkit.envs.adapters.plain import settings_of
 
     has_methods = hasattr(kind, "step") and "task" in inspect.signature(kind.reset).parameters
+    has_methods = has_methods and not hasattr(kind, "get_reward")  # whose task is a column, and whose step is a tool
     if not issubclass(kind, Env) and not has_methods:
         kind = adapted(kind)
     if not issubclass(kind, Env):

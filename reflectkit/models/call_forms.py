@@ -4,6 +4,7 @@ by the parser of transformers, which also describes functions as tools.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -18,8 +19,13 @@ def tool_of(function: Callable[..., Any]) -> ToolSpec:
     """A function as a tool, from its type hints and docstring. Raises ValueError where these do not describe it."""
     from transformers.utils import get_json_schema
 
+    @functools.wraps(function)
+    def described(*arguments: Any, **named: Any) -> Any:
+        """Without the type of what it returns, which only type checkers may know."""
+
+    described.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
     try:
-        schema = get_json_schema(function)["function"]
+        schema = get_json_schema(described)["function"]
     except Exception as error:  # there is one for each part of a docstring
         raise ValueError(f"{' '.join(str(error).split()):.200}") from None
     return ToolSpec(schema["name"], schema["description"], schema["parameters"])

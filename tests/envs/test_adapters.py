@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import dataclasses
 import inspect
@@ -559,6 +560,156 @@ def test_a_tool_a_score_and_a_reward_function_may_start_a_loop(rewards: str) -> 
 def test_somebody_elses_loop_may_play_an_episode_of_such_a_class() -> None:
     """As slime's does."""
     assert asyncio.run(play(EPISODE, make(Asking), Oracle())).total_return == 1.0
+
+
+class Keeps:
+    """Keeps its row, and has a tool with the name of a method of environments."""
+
+    def reset(self, **row: Any) -> None:
+        self.row = row
+
+    def step(self, box: int) -> str:
+        """Look.
+
+        Args:
+            box: Which.
+        """
+        return str(box)
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class TakesTask(Keeps):
+    def reset(self, prompt: str, task: str) -> None:  # type: ignore[override]
+        self.row = {"prompt": prompt, "task": task}
+
+
+@pytest.mark.parametrize("seed", ["abc", 7, [1], None])
+def test_a_column_may_have_any_name(seed: Any) -> None:
+    row = {"prompt": "Hi", "seed": seed, "task": "t", "method": "m", "function": "f", "own": "o"}
+    env = make(Keeps)
+    env.reset(task_of(env, **row), 5)
+    assert env.plain.row == row
+
+
+def test_a_column_called_task_is_no_problem_of_an_env(request: pytest.FixtureRequest) -> None:
+    file = f"{own_module(request.node)}.py"
+    code = f"from typing import Any\n\n{inspect.getsource(Keeps)}\n\n{inspect.getsource(TakesTask)}"
+    Path(file).write_text(code, encoding="utf-8")
+    env: Any = make_env(f"{file}:TakesTask")
+    env.reset(task_of(env, prompt="Hi", task="t"), 0)
+    assert env.plain.row["task"] == "t"
+
+
+def test_a_column_that_no_method_can_get_is_told(rewards: str) -> None:
+    env = make(Keeps)
+    with pytest.raises(DataError, match="the column 'self' cannot be an argument of reset"):
+        env.reset(task_of(env, prompt="Hi", self="s"), 5)
+    Path(f"{rewards}_method.py").write_text(
+        "class Judge:\n    def __call__(self, completions, **row):\n        return [1.0]\n\n\njudge = Judge()\n\n\n"
+        "def free(completions, **row):\n    return [float(row['self'] == ['s'] and row['function'] == ['f'])]\n"
+    )
+    for name, problem in (("free", ""), ("judge", "cannot get the column 'self'; rename it")):
+        answered: Any = Checked(env_class("prompts")(reward=(f"{rewards}_method.py:{name}",)))
+        answered.reset(task_of(answered, prompt="Hi", self="s", function="f"), 0)
+        with pytest.raises(ConfigError, match=problem) if problem else contextlib.nullcontext():
+            assert step(answered, ToolUse("x")).reward == 1
+
+
+def test_the_folder_of_a_reward_function_may_hold_an_equals_sign(rewards: str) -> None:
+    Path("lr=1").mkdir()
+    Path("lr=1/r.py").write_text("def half(completions, **row):\n    return [0.5]\n")
+    env: Any = Checked(env_class("prompts")(reward=("lr=1/r.py:half=0.5",)))
+    env.reset(task_of(env, prompt="Hi"), 0)
+    assert step(env, ToolUse("x")).reward == 0.25
+
+
+CHECKED_TYPES = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+from reflectkit import ChoiceEnv, Config, option
+
+if TYPE_CHECKING:
+    from nowhere import Result, Thing
+
+
+class Doors:
+    choices = ("left", "right")
+
+    def __init__(self, size: int = 3, thing: Thing | None = None):
+        self.size = size
+
+    def reset(self, seed: int) -> Result:
+        return "doors"
+
+    def step(self, choice: str) -> Result:
+        return "over", float(self.size), True
+
+
+class Shop:
+    def __init__(self, size: int = 3, thing: Thing | None = None):
+        pass
+
+    def reset(self, **row: Thing) -> Result:
+        return "Buy."
+
+    def buy(self, count: int) -> Result:
+        '''Buy.
+
+        Args:
+            count: How many.
+        '''
+
+    def get_reward(self) -> Result:
+        return 1.0
+
+
+class Needs(Doors):
+    def __init__(self, thing: Thing):
+        pass
+
+
+class Unknown(Shop):
+    def sell(self, what: Thing):
+        '''Sell.
+
+        Args:
+            what: What.
+        '''
+
+
+class Own(ChoiceEnv):
+    choices = ("left", "right")
+
+    class Settings(Config):
+        thing: Thing = option(1, help="A thing.")
+
+    def _text(self):
+        return "doors"
+"""
+
+
+def test_types_that_only_checkers_know_are_understood_where_they_matter(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(CHECKED_TYPES, encoding="utf-8")
+    env: Any = make_env(f"{file}:Doors", size=5)
+    env.reset(task_of(env), 0)
+    assert step(env, 0).reward == 5
+    env = make_env(f"{file}:Shop")
+    (tool,) = env.reset(task_of(env), 0).tools
+    assert tool.parameters["properties"]["count"]["type"] == "integer"
+    for name, told in (
+        ("Needs", "constructor's argument 'thing' cannot be a flag"),
+        ("Unknown", "sell() cannot be a tool: name 'Thing' is not defined"),
+        ("Own", "its settings: name 'Thing' is not defined"),
+    ):
+        assert main(["evaluate", "--env", f"{file}:{name}", "--policy", "random", "--problems", "1"]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
 
 
 ROWS = [{"prompt": "1 + 1 =", "answer": 2}, {"prompt": "2 + 2 =", "answer": 4}, {"prompt": "1 + 1 =", "answer": 2}]

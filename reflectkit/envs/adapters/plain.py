@@ -17,7 +17,7 @@ from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choi
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
 from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, is_reward, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
-from reflectkit.errors import ConfigError, brief, code_place
+from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.tool_errors import RAISED, code_error
 from reflectkit.rollouts.wrappers import is_flag
@@ -58,7 +58,7 @@ def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> typ
     ConfigError for one of another type without a default.
     """
     fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(kind, eval_str=True).parameters.items():
+    for name, parameter in signature_of(kind).parameters.items():
         if name in (*without, "horizon") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         default, hint = defaults.get(name, parameter.default), parameter.annotation
@@ -75,6 +75,23 @@ def settings_of(kind: Callable[..., Any], *without: str, **defaults: Any) -> typ
                 " default"
             )
     return create_model("Settings", __base__=Config, **fields) if fields else NoSettings
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Its signature, with types in the place of their names. A name that only type checkers import stays a text."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError:
+        signature = inspect.signature(function)
+    code = function.__init__ if inspect.isclass(function) else function
+    known = getattr(inspect.unwrap(code), "__globals__", {})
+    parameters = []
+    for parameter in signature.parameters.values():
+        hint = parameter.annotation
+        with contextlib.suppress(NameError):
+            hint = eval(hint, known) if isinstance(hint, str) else hint
+        parameters.append(parameter.replace(annotation=hint))
+    return signature.replace(parameters=parameters)
 
 
 class Plain(Env):
@@ -117,13 +134,14 @@ class Plain(Env):
             numpy.random.set_state(outside[1])
 
     def _begin(self, task: Task, seed: int) -> int:
-        """The problem's own seed, or the episode's."""
+        """The problem's own seed, or the episode's; a column called so may hold something else."""
         check_task(task, self.name, self.levels)
-        seed = int(task.data.get("seed", seed))
+        own = task.data.get("seed")
+        seed = own if isinstance(own, int) else seed
         self._random = _states(seed)
         return seed
 
-    def _call(self, method: str, *given: Any, **named: Any) -> Any:
+    def _call(self, method: str, /, *given: Any, **named: Any) -> Any:
         """What a method of the instance returns. Raises ConfigError if it takes other arguments."""
         own = getattr(self.plain, method)
         try:
@@ -240,8 +258,10 @@ class Tools(Plain):
         seed = self._begin(task, seed)
         parameters = inspect.signature(self.plain.reset).parameters
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        row = {key: value for key, value in task.data.items() if key != "seed"}
-        arguments = row | ({"seed": seed} if "seed" in parameters or open_ended else {})
+        row = {} if task.data.keys() <= {"seed"} else dict(task.data)
+        if "self" in row:
+            raise DataError(f"row {task.id}", "the column 'self' cannot be an argument of reset(); rename it")
+        arguments = ({"seed": seed} if "seed" in parameters or open_ended else {}) | row
         with self._own_random():
             shown = self._call("reset", **arguments)
         messages = list(prompt_messages(row["prompt"], task.id)) if "prompt" in row else []

@@ -339,7 +339,7 @@ class Program(Env):
             "OPENAI_API_KEY": "reflectkit",
             "REFLECTKIT_URL": url,
             "REFLECTKIT_REWARD_FILE": str(self._reward_file),
-            "REFLECTKIT_SEED": str(values["seed"]),
+            "REFLECTKIT_SEED": str(values["seed"] if isinstance(values["seed"], int) else seed),
         }
         hide_environment()
         await self._run.start(command, environment, self.settings.program_memory_mb << 20)

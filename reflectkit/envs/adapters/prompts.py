@@ -13,7 +13,7 @@ from pydantic import field_validator
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
-from reflectkit.envs.adapters.rewards import OURS, CompletionIds, reward_function, score
+from reflectkit.envs.adapters.rewards import OURS, CompletionIds, reward_function, score, target_of
 from reflectkit.envs.adapters.rows import FILES, read_rows
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
 from reflectkit.jsonl import dumps
@@ -45,7 +45,7 @@ class DatasetSettings(Config):
     @field_validator("reward")
     @classmethod
     def _each_once(cls, reward: tuple[str, ...]) -> tuple[str, ...]:
-        names = [spec.partition("=")[0] for spec in reward]
+        names = [target_of(spec)[0] for spec in reward]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"{name} is given twice; give it once, with the sum of the weights")

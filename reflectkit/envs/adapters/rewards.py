@@ -61,10 +61,17 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return written
 
 
+def target_of(spec: str) -> tuple[str, str]:
+    """(FILE.py:FUNCTION, weight or "") of a `--reward`; the name of a folder may hold "="."""
+    place, colon, function = spec.rpartition(":")
+    name, _, weight = function.partition("=")
+    return place + colon + name, weight
+
+
 @cache
 def reward_function(spec: str) -> tuple[str, Any, float]:
     """The name, the function and the weight of a `--reward`. Raises ConfigError."""
-    target, _, weight = spec.partition("=")
+    target, weight = target_of(spec)
     function = resolve("reward function", target, {})
     name = getattr(function, "__name__", target.rpartition(":")[2])
     try:
@@ -184,4 +191,6 @@ def _accepted(
         raise ConfigError(
             f"{code_place(function)}: reward function {name}: {error}; it is called with {', '.join(accepted)}: {fix}"
         ) from None
+    if "self" in accepted and not inspect.isfunction(function):
+        raise ConfigError(f"{code_place(function)}: reward function {name} cannot get the column 'self'; rename it")
     return accepted
