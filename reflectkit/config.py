@@ -49,6 +49,13 @@ RENAMED_IN_RL = {
     "reward_funcs": "reward", "dataset_name": "dataset", "warmup_ratio": "warmup_steps",
 }  # fmt: skip
 """TRL's names of settings of RL, with ours, some of which have another unit."""
+COMMON = {
+    "lr": ("learning_rate",), "bs": ("batch_size", "episodes"), "steps": ("max_steps",), "num_steps": ("max_steps",),
+    "rank": ("lora_r",), "lora_rank": ("lora_r",), "alpha": ("lora_alpha",), "temp": ("temperature",),
+    "wd": ("weight_decay",), "max_tokens": ("max_new_tokens",), "output_dir": ("out_dir", "name"),
+    "run_name": ("name",), "gpu": ("device",), "environment": ("env",),
+}  # fmt: skip
+"""Names that settings have elsewhere, each with ours in the commands."""
 VALUES = {"use_8bit": "8bit", "use_4bit": "4bit", "fp16": "float16", "bf16": "bfloat16"}
 """What to give where a former setting had no value."""
 NOT_NEEDED = (
@@ -326,6 +333,8 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
         return ConfigError(f"{where}: {told}" if where else told)
     if renamed := [new for new in RENAMED.get(name, ()) if new in known]:
         return ConfigError(f"{flag(name)} is now {flag(renamed[0])} {VALUES.get(name, '')}".rstrip())
+    if meant := [ours for ours in COMMON.get(name, ()) if ours in known]:
+        return ConfigError(f"no such setting as {flag(name)}; it is {flag(meant[0])} here")
     if name in NOT_NEEDED:
         return ConfigError(f"{flag(name)} is not needed here; leave it out")
     if name == "reflector" and "policy" in names:

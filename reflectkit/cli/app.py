@@ -473,6 +473,8 @@ def show(console: Screen, report: Report) -> None:
             if len(table.rows) == 1:  # becomes one of two columns
                 columns = list(zip(*columns, strict=True))
             same = [cells for cells in columns[1:] if len(table.rows) > 1 and len(set(cells[1:])) == 1]
+            if len(same) == len(columns) - 1:  # names alone would say nothing
+                same = []
             if same:
                 console.say("in all rows: " + ", ".join(f"{cells[0]} {cells[1]}" for cells in same))
             console.print(*_parts(console, [cells for cells in columns if cells not in same]), sep="")

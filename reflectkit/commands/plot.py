@@ -38,7 +38,7 @@ class PlotConfig(Config):
     """Settings of plot."""
 
     runs: tuple[str, ...] = option(
-        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name).", essential=True
+        (), help="RUN or NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name).", essential=True
     )
     evals: tuple[Path, ...] = option(
         (), help="Evaluation runs, for bars by level instead of curves (repeat the flag).", essential=True
@@ -70,11 +70,16 @@ class PlotConfig(Config):
 
 
 def parse_run(text: str) -> tuple[str, Path]:
-    """(name, metrics file) of a value of --runs; a checkpoint's path means its run. Raises ConfigError."""
+    """(name, metrics file) of a value of --runs; a checkpoint's path means its run, and a run alone is named like its
+    folder. Raises ConfigError.
+    """
     name, equals, folder = text.partition("=")
-    refuse(not (name and equals and folder), f"--runs {text!r}: write NAME=FOLDER")
+    if not equals or Path(text).is_dir():
+        name, folder = "", text
+    refuse(not folder or (equals and not (name or Path(text).is_dir())), f"--runs {text!r}: write RUN or NAME=RUN")
     path = Path(folder)
-    return name, (path.parent if path.name.startswith("checkpoint-") else path) / "metrics.jsonl"
+    path = path.parent if path.name.startswith("checkpoint-") else path
+    return name or path.name, path / "metrics.jsonl"
 
 
 def run(config: PlotConfig, progress: Progress) -> Report:

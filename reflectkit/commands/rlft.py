@@ -11,13 +11,16 @@ from contextlib import closing
 from statistics import fmean
 from typing import Any
 
+from reflectkit.agents.scripted import AnyAction
 from reflectkit.chat.config import key_of
 from reflectkit.commands import Traits
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.problems import digest_of
+from reflectkit.envs.setup import chat_settings
 from reflectkit.errors import memory_explained
 from reflectkit.models.hub import PACKAGED, TINY, hub_options
+from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import digest
 from reflectkit.text import pluralize
 from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
@@ -40,6 +43,17 @@ EXAMPLES = (
 TRAITS = Traits(trains=True, makes_arm=True)
 
 
+def play_once(config: RLConfig, level: str) -> None:
+    """A random player plays a problem of a user's own environment: what it returns wrongly is refused before torch is
+    imported. An env that is in another process, or asks a chat model, is not started for this.
+    """
+    setup = config.setup
+    if not setup.code_files or setup.kind.remote or chat_settings(setup.settings):
+        return
+    task = config.problems.tasks("train", level, "--curriculum")[0]
+    rollout([Episode(task, config.run.seed)], setup.maker(level), AnyAction())
+
+
 @memory_explained("lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
 def run(config: RLConfig, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
@@ -56,6 +70,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         config = with_values(config, curriculum=tuple(having))
     if config.policy.model not in (*PACKAGED, *TINY):
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
+    play_once(config, having[0])
     progress.news(f"rlft ({config.algo.name}): loading torch")
     from reflectkit.train import rl
 
@@ -88,7 +103,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
         hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
         holds_out = config.problems.file("train") is not None or config.problems.holds_out(hardest)
         if not holds_out:
-            why = "ignores the seed of reset" if config.problems.by_seed else "lists too few different problems"
+            why = "lists too few different problems"
+            if config.problems.by_seed:
+                why = "ignores the seed of reset, or begins in several ways with one seed"
             progress.news(f"env '{config.env.name}' {why}: its held-out problems are its training problems")
         elif held_out and {task.id for level in levels for task in level.tasks} & {task.id for task in held_out.tasks}:
             holds_out = False

@@ -26,6 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lines, read_jsonl
+from reflectkit.tools import tools_text
 from reflectkit.types import LARGEST, Decision, Observation, ToolUse, Trajectory, Turn, from_json
 
 
@@ -75,6 +76,9 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     if turn.observation.replies:
         calls = decision.action.calls if isinstance(decision.action, ToolUse) else ()
         shown = _new_messages(turn.observation, before)
+        offered = turn.observation.tools
+        if offered and (before is None or offered != before.observation.tools):
+            shown["tools"] = tools_text(offered)
         shown["calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls] or None
     row = shown | {
         "reflection": decision.reflection,
@@ -164,6 +168,7 @@ class PlayedTurn(EpisodePart):
     tokens: int | None = None
     info: JsonObject | None = None
     messages: list[PlayedMessage] | None = None
+    tools: str | None = None
     anew: bool = False
     calls: list[PlayedCall] | None = None
 

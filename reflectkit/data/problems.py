@@ -24,7 +24,7 @@ from reflectkit.envs.setup import EnvSetup, at_level
 from reflectkit.errors import DataError
 from reflectkit.jsonl import dumps, lone_surrogate, read_json_list
 from reflectkit.seeding import generator
-from reflectkit.types import Status, Task, Trajectory, from_json, to_json
+from reflectkit.types import Observation, Status, Task, Trajectory, from_json, to_json
 
 SHARES = (7, 2, 1)
 Note = Literal["positive", "mistake", "correction"]
@@ -294,18 +294,28 @@ class Problems:
         return str(self.file(split) or own)
 
     def _ignores_seed(self, level: str) -> bool:
-        """Whether the same actions give the same episodes with each seed. False where actions were refused."""
+        """Whether the same actions give the same episodes with each seed, or one seed begins in several ways. False
+        where actions were refused.
+        """
         from reflectkit.agents.scripted import AnyAction
         from reflectkit.rollouts.episode import Episode, rollout
 
         tasks = self.tasks("train", level, seeds=COMPARED)
         episodes = [Episode(task, seed) for seed in range(COMPARED) for task in tasks]
         played = rollout(episodes, self.setup.maker(level), AnyAction(), width=1)
+        again = rollout([*reversed(episodes[:COMPARED])], self.setup.maker(level), AnyAction(), width=1)
+        if any(_beginning(one) != _beginning(two) for one, two in zip(played, reversed(again), strict=False)):
+            return True
         seen = [[one.final, *((turn.observation, turn.reward) for turn in one.turns)] for one in played]
         unclear = any(
             one.status is Status.ABORTED or any(turn.info.get("refused") for turn in one.turns) for one in played
         )
         return not unclear and all(episode == seen[place - place % COMPARED] for place, episode in enumerate(seen))
+
+
+def _beginning(trajectory: Trajectory) -> Observation | None:
+    """The first observation; None if no episode began."""
+    return trajectory.turns[0].observation if trajectory.turns else trajectory.final
 
 
 def digest_of(tasks: Sequence[Task]) -> str:

@@ -25,7 +25,7 @@ TURN_CHARACTERS = 60  # approximate size of a turn without its texts
 COLUMNS = ("run", "player", "env", "level", "outcome", "task", "total_return", "steps")
 TURN_FIELDS = (
     "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens",
-    "info", "messages", "anew", "calls",
+    "info", "messages", "anew", "calls", "tools",
 )  # fmt: skip
 EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data", "ending")
 

@@ -252,6 +252,15 @@ class CurriculumConfig(Config):
         return [*levels[:kept], rest] if rest else levels
 
 
+def words_needed(model: str, env: str) -> str:
+    """Why a model with random weights cannot play `env`, which takes words, and which ones can."""
+    return (
+        f"--model {model} starts from random weights, which learn to choose but not to write, and env '{env}' has"
+        " states without choices; give --model FOLDER_OR_ID, --model smollm2-135m, which needs no hub"
+        " (`make smollm2`), or as --policy what `reflectkit sft` made of demonstrations"
+    )
+
+
 class RLConfig(Config):
     """Settings of rlft."""
 
@@ -333,6 +342,8 @@ class RLConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        writes = self.env.kind.action_kind(self.env.settings) != "choice"
+        refuse(self.policy.model in TINY and writes, words_needed(self.policy.model, self.env.name))
         sampler, reflector, lora, chat = self.sampler, self.reflector, self.lora, self.chat_reflector
         stale, repeats, several = (
             self.staleness.max_staleness,

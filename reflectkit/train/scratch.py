@@ -17,7 +17,7 @@ from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, con
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
-from reflectkit.train.rl_config import RLConfig
+from reflectkit.train.rl_config import RLConfig, words_needed
 from reflectkit.train.trainer import Level
 from reflectkit.types import ANSWERS, Observation
 
@@ -33,15 +33,10 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
-    writes = config.env.kind.action_kind(config.env.settings) != "choice"
-    played = [] if writes else [_explored(level, config.run.seed) for level in levels]
+    played = [_explored(level, config.run.seed) for level in levels]
     seen = [observation for episodes in played for episode in episodes for observation in episode]
-    if writes or not all(observation.choices for observation in seen):
-        raise ConfigError(
-            f"--model {config.policy.model} starts from random weights, which learn to choose but not to write, and env"
-            f" '{config.env.name}' has states without choices; give --model FOLDER_OR_ID,"
-            " or as --policy what `reflectkit sft` made of demonstrations"
-        )
+    if not all(observation.choices for observation in seen):
+        raise ConfigError(words_needed(config.policy.model, config.env.name))
     prompts = sorted({policy_prompt(observation, None, form) for observation in seen})
     most = max(len(observation.choices) for observation in seen)
     fixed = len({len(observation.choices) for observation in seen}) == 1

@@ -212,3 +212,10 @@ def test_a_shell_without_columns_sees_everything(
     monkeypatch.setenv("COLUMNS", "0")
     assert main(["evaluate", "--help"]) == 0
     assert "--policy" in capsys.readouterr().out
+
+
+def test_columns_that_are_all_alike_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = ("0 %", "0 % to 4 %", "a long figure " * 5)
+    rows = tuple((name, *figures) for name in ("before training", "after 60 updates"))
+    lines = "\n".join(lines_of(Table("a title", ("player", "success", "interval", "more"), rows), 60, capsys))
+    assert lines.count("0 % to 4 %") == 2

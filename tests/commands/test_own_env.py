@@ -193,3 +193,22 @@ def test_code_next_to_the_package_is_the_users() -> None:
     assert is_user_code(str(package.with_name("maze.py")))
     assert is_user_code(str(package.with_name("reflectkit_maze.py")))
     assert not is_user_code(str(package / "env.py"))
+
+
+BROKEN = """
+class Broken:
+    choices = ("a", "b")
+    def reset(self, seed): return "?"
+    def step(self, choice): return "?", 1.0
+"""
+
+
+def test_an_environment_is_tried_before_torch_is_loaded(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = f"{own_module(request.node)}.py"
+    Path(file).write_text(BROKEN)
+    assert main(["rlft", "--env", file, "--model", "tiny"]) == 2
+    told = capsys.readouterr()
+    assert "step() of Broken returned ('?', 1.0)" in told.err
+    assert "torch" not in told.out

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.commands.plot import parse_run
 from reflectkit.evals.plot import read_curves
 from reflectkit.jsonl import write_json, write_jsonl
 
@@ -78,3 +79,10 @@ def test_a_damaged_evaluation_is_drawn_or_named(name: str, value: Any, capsys: p
     number = name in ("high", "success")
     assert main(["plot", "--evals", "damaged"]) == (2 if number else 0)
     assert ("is not a result of evaluate" in capsys.readouterr().err) is number
+
+
+def test_a_run_alone_is_named_like_its_folder(tmp_path: Path) -> None:
+    odd = made(tmp_path / "lr=1e-4", range(1, 3))
+    assert parse_run("results/shop/checkpoint-60") == ("shop", Path("results/shop/metrics.jsonl"))
+    assert parse_run("ours=results/shop") == ("ours", Path("results/shop/metrics.jsonl"))
+    assert parse_run(str(odd)) == ("lr=1e-4", odd / "metrics.jsonl")

@@ -20,6 +20,7 @@ from reflectkit.data.episodes import episode_to_json
 from reflectkit.envs.support.env import Support
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked
+from reflectkit.tools import tools_text
 from reflectkit.types import Status, Trajectory
 from tests.episodes import HOSTILE, episode, write
 
@@ -162,6 +163,8 @@ def test_what_was_seen_can_be_put_together_again() -> None:
         assert "anew" not in line
     assert trajectory.final is not None
     ending = [(one["role"], one["content"], one.get("name", "")) for one in row["ending"]]
+    offered = [line.get("tools") for line in row["turns"]]
+    assert offered == [tools_text(trajectory.turns[0].observation.tools), *[None] * (len(offered) - 1)]
     assert read + ending == [(one.role, one.content, one.name) for one in trajectory.final.messages]
     assert row["ending"][-1]["role"] == "user"  # who says goodbye
     calls = [line["calls"] for line in row["turns"] if "calls" in line]

@@ -64,6 +64,21 @@ class Safe:
         return 0.0
 
 
+class Unseeded:
+    """Each instance draws from a generator of its own."""
+
+    choices = ("left", "right")
+
+    def __init__(self) -> None:
+        self.generator = random.Random(7)
+
+    def reset(self) -> str:
+        return f"The coin shows {self.generator.randrange(1000)}."
+
+    def step(self, choice: str) -> tuple[str, float, bool]:
+        return "Over.", 1.0, True
+
+
 def problems(env: str, folder: Path) -> Problems:
     return Problems(EnvSetup(env, folder))
 
@@ -101,6 +116,7 @@ def test_an_ignored_seed_is_noticed_and_a_hidden_state_is_not_mistaken_for_it(tm
     safe = f"{__name__}:Safe"
     assert Problems(EnvSetup(safe, tmp_path, env_class(safe).Settings())).holds_out("all")
     assert not problems(f"{__name__}:OneSided", tmp_path).holds_out("all")
+    assert not problems(f"{__name__}:Unseeded", tmp_path).holds_out("all")
     assert Problems(EnvSetup("program:no-such-program {seed}", tmp_path, ProgramSettings())).holds_out("all")
 
 

@@ -105,6 +105,7 @@ function exchange(episode, at, room) {
   const read = turn.seen !== null ? fit("pre", turn.seen, room) : messages(incoming(episode, at), room);
   return make("section", { class: "exchange", "data-turn": at, "aria-label": `Turn ${at + 1}` },
     make("div", { class: "exchange-head" }, make("h4", null, `Turn ${at + 1}`), numbers.children.length ? numbers : null),
+    turn.tools ? folded("Tools", fit("pre", turn.tools, room)) : null,
     turn.anew ? folded("The agent read the conversation anew", read) : read,
     turn.reflection === null ? null : make("aside", { class: "comment", "aria-label": "Reflection" }, make("p", { class: "speaker" }, "Reflection"), fit("div", turn.reflection, room)),
     turn.choices?.length ? choices(turn) : null,

@@ -54,7 +54,7 @@ function blockOf(episode) {
 }
 
 const LISTS = new Set(["choices", "probabilities"]);
-const TEXTS = new Set(["seen", "reflection", "said", "group", "seed", "status", "reason"]);
+const TEXTS = new Set(["seen", "reflection", "said", "group", "seed", "status", "reason", "tools"]);
 const JSONS = new Set(["info", "figures", "data"]);
 const ROWS = {
   messages: ([role, content, name]) => ({ role, content, name }),
@@ -461,7 +461,8 @@ function drawTurn(episode, turn) {
   const at = episode.turns.indexOf(turn);
   const view = Object.hasOwn(VIEWS, episode.env) ? VIEWS[episode.env] : {};
   const chosen = turn.choices && turn.action !== null ? turn.choices[turn.action] : undefined;
-  const info = isObject(turn.info) ? Object.entries(turn.info).filter(([name]) => !(view.tells ?? []).includes(name)) : [];
+  const untold = [...(view.tells ?? []), ...(at < episode.turns.length - 1 ? ["success"] : [])]; // it is of the end
+  const info = isObject(turn.info) ? Object.entries(turn.info).filter(([name]) => !untold.includes(name)) : [];
   const numbers = facts([["reward", number(turn.reward)], ["value", number(turn.value)], ["advantage", number(turn.advantage)], ["tokens", number(turn.tokens)]]);
   return make("section", { class: "turn", "aria-label": `Turn ${at + 1}` },
     make("h3", null, `Turn ${at + 1}`),
