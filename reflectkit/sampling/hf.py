@@ -6,7 +6,7 @@ Greedy texts and scores are functions of their prompt, so equal requests in a ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ class LocalSampler:
         self.scorer = scorer or player.model
         self.tokenizer, self.role, self.context = player.tokenizer, player.role, player.context
         self.tokens = self.version = 0
+        self.reads: dict[int, int] | None = None
+        """Number of tokens by request, of those since this was emptied; None: not needed."""
         if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
             player.model.requires_grad_(False)
         self.kept = PrefixCache()
@@ -123,7 +125,7 @@ class LocalSampler:
             pad_id=self.player.pad_id,
             temperature=temperature or 1.0,
         )
-        self.tokens += sum(map(len, prompts)) + sum(sum(map(len, trie(labels).chains)) for labels, _, _ in part)
+        self._count({hash(key): len(key[1]) + sum(map(len, trie(key[0]).chains)) for key in part})
         if self.watch is not None:
             self.watch(hidden_BD, prompts)
         mine = logprobs_BK.tolist()[: len(share)]
@@ -160,10 +162,18 @@ class LocalSampler:
                 width=self.batch,
                 kept=self.kept,
             )
-            self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
+            self._count(
+                {hash(ask): len(ask.prompt_ids) + len(row.token_ids) for ask, row in zip(part, rows, strict=True)}
+            )
             for ask, row in zip(part, rows, strict=True):
                 texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
         return texts
+
+    def _count(self, tokens: Mapping[int, int]) -> None:
+        """Count the tokens of requests, by their hash, which is the same in all processes as it is made of numbers."""
+        self.tokens += sum(tokens.values())
+        if self.reads is not None:
+            self.reads |= tokens
 
     def _too_long(self, tokens: int) -> str:
         return (

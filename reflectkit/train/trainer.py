@@ -188,6 +188,8 @@ class Trainer:
         self._tool_errors = ToolErrors(learner.notify)
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
+        for sampler in self._local_samplers() if self.processes.count > 1 else ():
+            sampler.reads = {}
 
     def train_step(self) -> dict[str, object]:
         """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
@@ -197,15 +199,23 @@ class Trainer:
         """
         started = time.perf_counter()
         before = self._counts()
+        for sampler in self._local_samplers():
+            if sampler.reads is not None:
+                sampler.reads.clear()
         if self.curriculum.begin(self.step):
             self.replay.clear()
         level = self.config.levels[self.curriculum.level]
         self._publish()
         self.playing = True
         played, ages = self._play_ahead() if self.config.staleness.max_staleness else (self._play(level), {})
-        self._share_comments()
+        written_twice = self._share_comments()
         counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
         tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
+        tokens -= self._tokens_read_twice()
+        if self.processes.sharded:  # all have asked for all comments
+            _, asked, hits = counts
+        else:
+            hits += written_twice
         played_s = time.perf_counter() - started
 
         failed = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
@@ -391,21 +401,40 @@ class Trainer:
         if self.rollouts is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
             return self.rollouts.result(playing)
         mine = run_sync(playing)
-        for sampler in (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler):
-            if isinstance(sampler, LocalSampler):  # memory for the update, and a resumed run has nothing kept either
-                sampler.forget()
+        for sampler in self._local_samplers():  # memory for the update, and a resumed run has nothing kept either
+            sampler.forget()
         if valued:
             mine = self.learner.valued(mine)
         return mine if sharded else self.processes.gather_shares(mine)
 
-    def _share_comments(self) -> None:
-        """Share new comments among the processes, so that all have the same memo."""
+    def _local_samplers(self) -> list[LocalSampler]:
+        """The models that are sampled in this process."""
+        samplers = (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler)
+        return [sampler for sampler in samplers if isinstance(sampler, LocalSampler)]
+
+    def _share_comments(self) -> int:
+        """Share new comments among the processes, so that all have the same memo. Returns how many were written by
+        another process, too.
+        """
         reflector = self.agent.reflector
         if reflector is None:
-            return
-        for new in self.processes.gather(reflector.new_comments()):
+            return 0
+        shares = self.processes.gather(reflector.new_comments())
+        for new in shares:
             for key, comment in new.items():
                 reflector.memo.setdefault(key, comment)
+        return sum(map(len, shares)) - len(set().union(*shares))
+
+    def _tokens_read_twice(self) -> int:
+        """Number of tokens in this update's requests that another process has read, too."""
+        if self.processes.count == 1:
+            return 0
+        total = 0
+        for sampler in self._local_samplers():
+            shares = self.processes.gather(sampler.reads)
+            once = {request: tokens for share in shares for request, tokens in share.items()}
+            total += sum(sum(share.values()) for share in shares) - sum(once.values())
+        return total
 
     def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
         """Training rows of fresh and replayed episodes, without those of groups without spread."""
