@@ -82,7 +82,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         if config.chat.dry_run:
             return rl.comments_estimate(config, config.chat_reflector, levels, validation, progress)
         key_of(config.chat_reflector)
-    processes = start_processes(config.policy.device, config.run.threads)
+    processes = start_processes("rlft", config.policy.device, config.run.threads)
     rl.check_processes(config, processes)
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():

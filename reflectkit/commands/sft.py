@@ -1,11 +1,13 @@
 """sft: supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the completions only.
 
 Rows are tokenised by the same functions as prompts at inference; a row that is too long is an error rather than cut
-off. A killed run resumes from its last trainer checkpoint with valid checksums.
+off. A killed run resumes from its last trainer checkpoint with valid checksums. With `--processes N`, or under torchrun
+or `accelerate launch`, several processes train together, with the same result.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,17 +16,18 @@ from pathlib import Path
 from reflectkit.agents.players import newest_name
 from reflectkit.commands import Traits
 from reflectkit.config import with_values
-from reflectkit.console import Progress, Report, figures_table
+from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.sft_rows import ROWS_SETTINGS, VERSION, Row, form_of, read_rows
 from reflectkit.envs import env_class
-from reflectkit.errors import memory_explained
+from reflectkit.errors import memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.models.packaged import model_source
 from reflectkit.prompts import REFLECTION_MARKER, listed_answers
-from reflectkit.runs.run import open_run, seal
+from reflectkit.runs.run import seal
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
+from reflectkit.train.processes import Processes, check_launch, launch, shared_run, start_processes
 from reflectkit.train.settings import require_trackers
 from reflectkit.train.sft import SFTConfig as SFTConfig
 from reflectkit.train.sft import encoded_rows, inputs_of, last_checkpoint, starting_model, train
@@ -47,16 +50,30 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     DataError: a row is too long. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became
     NaN or infinite. ReflectkitError: out of memory.
     """
+    check_launch(config.processes)
+    if config.processes > 1 and not config.checkpoints.plan:
+        return launch("sft", config, run)
+
+    # 1. The processes, the rows and the model to start from
     require_trackers(config.checkpoints.report_to)
     source = config.rows_file
     config.setup.require(source)
     rows = read_rows(source)
     form = "" if config.role == "reflection" else form_of(source, rows)
     start = config.model if config.model in TINY else newest_name(config.model)
-    config = with_values(config, model=model_source(start, config.run.data_dir, progress))
+    launched = "RANK" in os.environ  # by torchrun, accelerate or `launch`
+    processes = start_processes("sft", config.device, config.run.threads) if launched else Processes()
+    progress = progress if processes.first else Quiet()
+    with processes.first_then_rest():
+        config = with_values(config, model=model_source(start, config.run.data_dir, progress))
     if config.checkpoints.plan:
         return _plan(config, source, rows, progress)
-    with open_run("sft", config, inputs_of(config, source)) as current:
+    whole = (
+        f"--optimizer {config.optim.optimizer} needs the whole model in each process, which FSDP2 spreads; use adamw"
+    )
+    refuse(processes.sharded and config.optim.optimizer != "adamw", whole)
+
+    with shared_run("sft", config, inputs_of(config, source), processes) as current:
         if current.done:
             return current.done
         progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
@@ -69,9 +86,13 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
 
-        resume = last_checkpoint(current.folder / "trainer", progress)
+        # 2. Train
+        with processes.first_then_rest():
+            resume = last_checkpoint(current.folder / "trainer", progress)
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
+            if processes.count > 1:
+                config = with_values(config, device=str(processes.accelerator.device))
             player = replace(starting_model(config, source, rows), answer=form)
             if player.tokenizer.chat_template:
                 progress.news("the rows are plain text: from here on, the model's chat template is not used")
@@ -79,6 +100,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
             longest = max(len(row["input_ids"]) for row in encoded)
+            parameters = sum(weight.numel() for weight in player.model.parameters())
             if not config.max_length:
                 progress.news(f"the longest row has {longest:,} tokens, of {player.context:,} that the model reads")
             config = with_values(config, max_steps=_steps(config, len(encoded)))
@@ -89,23 +111,27 @@ def run(config: SFTConfig, progress: Progress) -> Report:
                     teach_copying(
                         player.model, config.tiny.copy_steps, config.run.seed, lambda loss: bar.advance(1, loss=loss)
                     )
-            log = train(config, current.folder / "trainer", resume, player, encoded, progress)
+            log = train(config, current.folder / "trainer", resume, player, encoded, progress, processes)
 
+        # 3. Save
         target = current.folder / f"checkpoint-{config.max_steps}"
+        weights = processes.whole_weights(player.model)
+        figures = {
+            "rows": len(rows),
+            "parameters": parameters,
+            "longest_group" if config.share_prefixes else "longest_row": longest,
+            "loss": log[-1]["loss"] if log else None,
+        }
+        if not processes.first:
+            return Report("sft", current.folder, figures, (target,))
         facts |= {"env": config.env, "prompts": version, "model": config.model}
         if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
             facts["acts"] = "choice"
         if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
             facts["acts_alone"] = True  # some rows have no comment
-        save_player(target, player, facts | {"step": config.max_steps}, seal)
+        save_player(target, player, facts | {"step": config.max_steps}, seal, weights)
         write_jsonl(current.folder / "metrics.jsonl", log)
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)
-        figures = {
-            "rows": len(rows),
-            "parameters": sum(weight.numel() for weight in player.model.parameters()),
-            "longest_group" if config.share_prefixes else "longest_row": longest,
-            "loss": log[-1]["loss"] if log else None,
-        }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [target])
 

@@ -363,8 +363,11 @@ def checkpoint_gradients(model: Any) -> None:
 
 @torch.no_grad()
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights, are skipped."""
-    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights, are skipped, and so
+    are the parts of sharded ones that other processes have.
+    """
+    parts: list[Any] = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    floats = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
     return math.isfinite(
         torch.nn.utils.get_total_norm(floats, norm_type=math.inf)
     )  # the largest magnitude; NaN stays NaN

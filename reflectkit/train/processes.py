@@ -107,6 +107,17 @@ class Processes:
             if self.first:
                 self.wait()
 
+    def whole_weights(self, model: Any) -> dict[str, torch.Tensor] | None:
+        """The full weights of `model` if they are sharded; None if it holds them. All processes must call this."""
+        if not self.sharded:
+            return None
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        whole: Any = get_model_state_dict(model, options=options)
+        once = {name for name, _ in model.named_parameters()}  # tied weights have two names in a state dict
+        return {name: value for name, value in whole.items() if name in once}
+
     def wait(self) -> None:
         """Wait for all processes."""
         if self.count > 1:
@@ -200,8 +211,8 @@ def _failure(place: str, code: int, log: Path) -> Exception:
     return RuntimeError(f"{place} ended with exit code {code}\n{text}")
 
 
-def start_processes(device: str, threads: int = 1) -> Processes:
-    """The processes of this launch, or this one alone. Raises ConfigError if rlft does not support the launch."""
+def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
+    """The processes of this launch, or this one alone. Raises ConfigError if `stage` does not support the launch."""
     if LAUNCHED in os.environ:
 
         def watch() -> None:
@@ -218,12 +229,13 @@ def start_processes(device: str, threads: int = 1) -> Processes:
 
     silence_libraries()
     accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
-    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
+    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", *(["DEEPSPEED"] if stage == "rlft" else []))
     kind = accelerator.distributed_type
-    unknown = f"rlft does not support {kind}; `reflectkit list --configs` lists what it supports"
+    name = str(kind).rpartition(".")[2]
+    unknown = f"{stage} does not support {name}; use a config of `reflectkit list --configs`, such as fsdp2"
     refuse(kind not in map(DistributedType, supported), unknown)
     old = kind == DistributedType.FSDP and not accelerator.is_fsdp2
-    refuse(old, f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
+    refuse(old, f"{stage} supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
     return Processes(accelerator)
 
 

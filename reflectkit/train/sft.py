@@ -25,7 +25,7 @@ from reflectkit.models.hub import PASSAGE, TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
 from reflectkit.runs.run import CHECKSUMS, RunConfig, checkpoints, verify
 from reflectkit.text import pluralize
-from reflectkit.train.processes import stopped_between
+from reflectkit.train.processes import Processes, stopped_between
 from reflectkit.train.settings import CheckpointConfig, Log, LoraConfig, OptimizerConfig, tracking
 from reflectkit.types import AGENT_MARKER, DType, Quantize
 
@@ -62,7 +62,7 @@ class SFTConfig(Config):
     epochs: int = option(
         0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.", ge=0, essential=True
     )
-    batch_size: int = option(16, help="Rows per gradient step.", ge=1, essential=True)
+    batch_size: int = option(16, help="Rows per gradient step, over all processes.", ge=1, essential=True)
     gradient_accumulation: int = option(
         1, help="Parts in which a batch is read, one after the other, to save memory.", ge=1
     )
@@ -80,6 +80,9 @@ class SFTConfig(Config):
         help="Train on rows that begin alike together, and read what they share once; --batch-size counts such groups.",
     )
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
+    processes: int = option(
+        1, help="Processes on this machine that share the work; changes rounding alone.", ge=1, identity=False
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: DType = option("float32", help="float32, bfloat16 or float16.")
     quantize: Quantize = option(
@@ -321,26 +324,31 @@ def train(
     player: LoadedModel,
     encoded: list[dict[str, list[int]]],
     progress: Progress,
+    processes: Processes,
 ) -> list[dict[str, Any]]:
     """Train `player.model` in place, resuming from trainer checkpoint `resume` if any; returns the log, a record every
-    20 steps.
+    20 steps. All processes must call this.
 
     folder: for trainer checkpoints. Raises DivergedError, and CheckpointError for a checkpoint with code in it;
     incomplete checkpoints are removed.
     """
     done = int(resume.name.rpartition("-")[2]) if resume else 0
+    trackers = config.checkpoints.report_to if processes.first else ()
     with (
         progress.bar(f"SFT {config.role}", config.max_steps, done) as bar,
-        tracking(config.checkpoints.report_to, folder.parent, identifying(config)) as log,
+        tracking(trackers, folder.parent, identifying(config)) as log,
     ):
         try:
-            with stopped_between("step", progress, "RANK" not in os.environ) as stop:
-                trainer = build_trainer(config, folder, player, encoded, bar, log, stop, resume)
+            with stopped_between("step", progress, wanted=True) as stop:
+                trainer = build_trainer(config, folder, player, encoded, bar, log, stop, resume, processes)
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+                if trainer.stopped:  # perhaps another process was told to
+                    raise KeyboardInterrupt
         except BaseException as error:
             full = shutil.disk_usage(folder).free < FULL_DISK_BYTES
             for unfinished in [path for path in checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
-                shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
+                if processes.first:
+                    shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
             if isinstance(error, DivergedError) and (good := checkpoints(folder)):
                 raise DivergedError(f"{error}; its last checkpoint is {good[-1]}") from None
             if isinstance(error, pickle.UnpicklingError):  # the trainer reads tensors and plain values only
@@ -364,9 +372,10 @@ def build_trainer(
     log: Log = lambda figures, step: None,
     stop: Sequence[int] = (),
     resume: Path | None = None,
+    processes: Processes | None = None,
 ) -> Any:
     """TRL's trainer of `player.model`. folder: for its checkpoints. log: for the figures. stop: see `RunCallback`.
-    resume: a checkpoint.
+    resume: a checkpoint. processes: that train together, if there are several.
     """
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -384,7 +393,7 @@ def build_trainer(
     on_cpu = next(player.model.parameters()).device.type == "cpu"
     if player.tokenizer.pad_token_id is None:
         player.tokenizer.pad_token = player.tokenizer.eos_token
-    optim = config.optim
+    optim, experts = config.optim, "expert" in str(player.model.config.to_dict().keys())
     arguments = SFTConfig(
         output_dir=str(folder),
         max_steps=config.max_steps,
@@ -406,12 +415,15 @@ def build_trainer(
         train_sampling_strategy="group_by_length" if config.group_by_length else "random",
         **keeping_activations(),
         router_aux_loss_coef=0.0,  # the balance of experts, which depends on the other rows of a batch
+        ddp_find_unused_parameters=experts,  # those that no row of a share is sent to
         report_to="none",
         disable_tqdm=True,
         dataset_num_proc=None,
         remove_unused_columns=not config.share_prefixes,
         dataset_kwargs={"skip_prepare_dataset": True} if config.share_prefixes else None,
     )
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # or the trainer would split each batch over all GPUs that this process sees
     kind, collator, optimizer = CompletionTrainer, None, None
     if config.share_prefixes:
         kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
@@ -426,7 +438,10 @@ def build_trainer(
         processing_class=player.tokenizer,
         optimizer_cls_and_kwargs=optimizer,
     )
+    processes = processes or Processes()
+    if processes.count > 1:
+        trainer.share(processes)
     trainer.pop_callback(PrinterCallback)
-    guessing = math.log(len(player.tokenizer))
-    trainer.add_callback(RunCallback(trainer, bar, log, config.checkpoints.keep_checkpoints, guessing, stop, resume))
+    keep, guessing = config.checkpoints.keep_checkpoints, math.log(len(player.tokenizer))
+    trainer.add_callback(RunCallback(trainer, bar, log, keep, guessing, stop, resume, processes))
     return trainer

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -37,6 +38,7 @@ from reflectkit.models.scoring import (
     unwrapped,
 )
 from reflectkit.runs.run import checkpoints, seal
+from reflectkit.train.processes import Processes
 from reflectkit.train.settings import Log
 
 Encoded = Mapping[str, Sequence[int]]
@@ -153,7 +155,61 @@ def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
     }
 
 
-class PackTrainer(SFTTrainer):
+class Share:
+    """Collates this process's rows of each batch, which all processes are given whole. Where there are fewer rows than
+    processes, those without one read a single token that is not trained on; `missing` counts them.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], dict[str, Any]], processes: Processes) -> None:
+        self.collate, self.processes = collate, processes
+
+    def __call__(self, rows: list[Any]) -> dict[str, Any]:
+        """The share of `rows` as tensors."""
+        mine = self.processes.share(rows) or [self._unread(rows[0])]
+        return self.collate(mine) | {"missing": max(0, self.processes.count - len(rows))}
+
+    @staticmethod
+    def _unread(row: Encoded) -> dict[str, Sequence[int]]:
+        if "parents" in row:
+            return {"input_ids": row["input_ids"][:1], "parents": [-1], "sources": [], "targets": []}
+        return {"input_ids": row["input_ids"][:1], "labels": [NOT_TRAINED]}
+
+
+class SharingTrainer(SFTTrainer):
+    """SFTTrainer whose batches do not depend on the number of processes: each process takes its share of every batch of
+    one process, also of the last in an epoch, where accelerate would fill up with rows of the first.
+    """
+
+    data_collator: Any
+    stopped = False
+    """Whether one of the processes was told to stop."""
+
+    def share(self, processes: Processes) -> None:
+        """Train in several processes."""
+        self.data_collator = Share(self.data_collator, processes)
+        self.accelerator.gather_for_metrics = self.accelerator.gather  # as there are no rows to leave out
+
+    def get_train_dataloader(self) -> Any:
+        """The batches of one process, for all processes."""
+        loader = super().get_train_dataloader()
+        shard = loader.batch_sampler
+        if isinstance(shard, BatchSamplerShard):
+            shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
+        return loader
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch, or of a share of one."""
+        missing = inputs.pop("missing", 0)
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if missing:
+            self._total_train_tokens -= missing
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return loss
+
+
+class PackTrainer(SharingTrainer):
     """SFTTrainer on packs, which `collate` makes batches of. The loss is the mean over the trained tokens of the rows
     in a batch.
     """
@@ -167,7 +223,7 @@ class PackTrainer(SFTTrainer):
             return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
 
 
-class CompletionTrainer(SFTTrainer):
+class CompletionTrainer(SharingTrainer):
     """SFTTrainer with the same loss, gradients and metrics, up to rounding, for less work: the LM head is applied only
     before trained tokens.
     """
@@ -269,7 +325,7 @@ class RunCallback(TrainerCallback):
 
     log: for the figures. keep: number of checkpoints. guessing: loss of the uniform distribution over tokens, in nats
     per token. stop: not empty once training is to stop after the step, with a checkpoint. resume: the checkpoint that
-    training starts from.
+    training starts from. processes: of which each keeps its own sum of losses, and the first writes.
     """
 
     def __init__(
@@ -281,9 +337,10 @@ class RunCallback(TrainerCallback):
         guessing: float,
         stop: Sequence[int],
         resume: Path | None,
+        processes: Processes,
     ) -> None:
         self.trainer, self.bar, self.log, self.keep, self.guessing = trainer, bar, log, keep, guessing
-        self.stop = stop
+        self.stop, self.processes = stop, processes
         self.resume = resume
         self.order = resume / ORDER if resume is not None and (resume / ORDER).is_file() else None
         self.epoch_state = torch.get_rng_state()
@@ -295,11 +352,14 @@ class RunCallback(TrainerCallback):
             return
         try:
             kept = read_json(self.resume / FIGURES)
-            self.trainer._tr_loss = torch.tensor(float(kept["loss"]), device=args.device)
+            losses = list(map(float, kept["losses"]))
+            same = len(losses) == self.processes.count
+            loss = losses[self.processes.rank] if same else sum(losses) / len(losses)
+            self.trainer._tr_loss = torch.tensor(loss, device=args.device)
             self.trainer._globalstep_last_logged = int(kept["logged"])
             self.trainer._total_train_tokens = kept["tokens"]
             self.trainer._metrics["train"].update(kept["metrics"])
-        except (DataError, KeyError, TypeError, ValueError) as error:
+        except (DataError, ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.resume / FIGURES} is damaged ({error})") from None
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -312,7 +372,8 @@ class RunCallback(TrainerCallback):
             except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
                 raise CheckpointError(f"{self.order} is damaged ({error})") from None
             self.order = None
-        self.epoch_state = torch.get_rng_state()
+        self.epoch_state = self.processes.gather(torch.get_rng_state())[0]
+        torch.set_rng_state(self.epoch_state)  # dropout may have taken more numbers in one process than in another
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Pass the figures on. Raises DivergedError for a loss that no working training comes near."""
@@ -326,29 +387,34 @@ class RunCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Advance the bar. Raises DivergedError for a weight that is not finite."""
-        if not all_finite(weight for weight in model.parameters() if weight.requires_grad):
-            raise _diverged("a weight became NaN or infinite", args, state)
+        finite = all_finite(weight for weight in model.parameters() if weight.requires_grad)
         self.bar.advance(1, **self.figures)
-        if self.stop:
-            control.should_save = control.should_training_stop = True
+        told = self.processes.gather((finite, bool(self.stop)))  # a process alone would let the others wait
+        if not all(finite for finite, _ in told):
+            raise _diverged("a weight became NaN or infinite", args, state)
+        if any(stop for _, stop in told):
+            control.should_save = control.should_training_stop = self.trainer.stopped = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Complete the checkpoint and seal it; only then are older ones removed."""
-        folder = Path(args.output_dir)
-        checkpoint = folder / f"checkpoint-{state.global_step}"
-        ended = state.epoch == int(state.epoch)  # a resumed run begins with the next epoch
-        save_file({"state": torch.get_rng_state() if ended else self.epoch_state}, checkpoint / ORDER)
-        kept = {
-            "loss": self.trainer._tr_loss.item(),
-            "logged": self.trainer._globalstep_last_logged,
-            "tokens": self.trainer._total_train_tokens,
-            "metrics": self.trainer._metrics["train"],
-        }
-        (checkpoint / FIGURES).write_text(json.dumps(kept), encoding="utf-8")  # NaN too
-        (checkpoint / ARGUMENTS).unlink(missing_ok=True)
-        seal(checkpoint)
-        for old in checkpoints(folder)[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        losses = self.processes.gather(self.trainer._tr_loss.item())  # by now, all have written their parts
+        if self.processes.first:
+            folder = Path(args.output_dir)
+            checkpoint = folder / f"checkpoint-{state.global_step}"
+            ended = state.epoch == int(state.epoch)  # a resumed run begins with the next epoch
+            save_file({"state": torch.get_rng_state() if ended else self.epoch_state}, checkpoint / ORDER)
+            kept = {
+                "losses": losses,
+                "logged": self.trainer._globalstep_last_logged,
+                "tokens": self.trainer._total_train_tokens,
+                "metrics": self.trainer._metrics["train"],
+            }
+            (checkpoint / FIGURES).write_text(json.dumps(kept), encoding="utf-8")  # NaN too
+            (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+            seal(checkpoint)
+            for old in checkpoints(folder)[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
+        self.processes.wait()
 
 
 def _diverged(what: str, args: Any, state: Any) -> DivergedError:

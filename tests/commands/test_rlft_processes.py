@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from reflectkit.cli.main import main
 from reflectkit.jsonl import read_json, read_jsonl
+from tests.processes import forked_ranks
 from tests.rlft_runs import command, same, weights
 from tests.train import sharded
 
@@ -37,7 +34,8 @@ def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_p
     found = [next((tmp_path / name).glob("*_rlft")) for name in ("1", "2")]
     one, two = ([row for _, row in read_jsonl(run / "metrics.jsonl")] for run in found)
     for first, second in zip(one, two, strict=True):
-        exact = ("success_rate", "return", "episode_steps", "rows", "replayed_episodes", "level", "episodes")
+        exact = ("success_rate", "return", "episode_steps", "rows", "replayed_episodes", "level", "episodes", "tokens",
+                 "reflector_cache_hits")  # fmt: skip
         assert [first[name] for name in exact] == [second[name] for name in exact]
         assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)
         assert first["divergence"] == pytest.approx(second["divergence"], abs=1e-5)
@@ -154,30 +152,6 @@ def whole(corridor_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     shutil.copytree(corridor_folder / "policy", folder / "policy")
     sharded.main("whole", folder)
     return folder / "whole"
-
-
-def forked_ranks(work: Callable[..., int | None], *arguments: Any) -> None:
-    """`work` in two forks of this process, with what torchrun sets."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=in_rank, args=(address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, work, arguments))
-        for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(300)
-        process.kill()
-    assert [process.exitcode for process in ranks] == [0, 0]
-
-
-def in_rank(variables: dict[str, str], work: Callable[..., int | None], arguments: Sequence[Any]) -> None:
-    os.environ |= variables
-    AcceleratorState._reset_state(reset_partial_state=True)  # of this process's launch, which was another
-    sys.exit(work(*arguments) or 0)
 
 
 def apart(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
