@@ -161,7 +161,10 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
         else:
             too_many = True
             break
-    if tools and (attempt := _attempt("\n".join(words), tuple(by_name), alone=not pieces)):
+    said = "\n".join(words)
+    if not isinstance(form, CallForm):  # a thought with a brace, which may have been part of a call, is still there
+        said = said.rpartition(THOUGHT[1])[2]
+    if tools and (attempt := _attempt(said, tuple(by_name), alone=not pieces)):
         pieces.append(_Wrong(f"{_quote(attempt)} is no call; write {form_text([EXAMPLE], form).strip()}"))
 
     # 2. Check each call.

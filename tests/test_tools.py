@@ -25,12 +25,14 @@ from reflectkit.tools import (
     MAX_CALLS,
     MAX_ERROR,
     PLAIN,
+    THOUGHT,
     Form,
     check_call,
     check_tool,
     form_text,
     parse,
     plain_text,
+    thought_marks,
     tools_text,
 )
 from reflectkit.types import Message, Observation, ToolCall, ToolSpec, ToolUse
@@ -153,6 +155,14 @@ def test_a_bad_call_is_explained(text: str, error: str) -> None:
     assert len(use.errors) == 1
     assert use.errors[0].startswith("call 2: ")
     assert error in use.errors[0]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if thought_marks(form) == THOUGHT])
+@pytest.mark.parametrize("opened", ["<think>", ""])
+def test_a_thought_of_a_call_is_none(form: Form, opened: str) -> None:
+    text = f'{opened}I could write {{"name": "cancel", "arguments": {{}}}} now.</think>Done.'
+    use = parse(text, TOOLS, form, replies=True)
+    assert (use.calls, use.errors) == ((), ())
 
 
 @pytest.mark.parametrize("reference", ["https://example.org/x.json", "#/nowhere", "file:"])

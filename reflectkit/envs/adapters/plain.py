@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_origin
@@ -268,7 +269,7 @@ class Tools(Plain):
         if not isinstance(shown, str | None) or not (shown or messages):
             raise self._wrong("reset", shown, "return the prompt, a text" if not messages else "return a text or None")
         last = messages.pop() if messages else Message("user", "")
-        self._messages = [*messages, Message(last.role, last.content + (shown or ""))]
+        self._messages = [*messages, replace(last, content=last.content + (shown or ""))]
         self._row, self._first, self._steps = row, len(self._messages), 0
         self._ids = CompletionIds()
         return self._observe()
