@@ -61,7 +61,7 @@ CALL_OPENERS = re.compile(
 )
 """How a call begins in some form."""
 CALL_PARTS = (
-    r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>"
+    r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>|<\|constrain\|>"
     r"|\bto=(?!(?:self|user)\b)[\w.:-]+[^<]{0,20}<\|(?:channel|constrain|message)\|>"
     r"|[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.:-]+[\"']\s*,"
     r"\s*[\"'](?:arguments|parameters|args|input)[\"']\s*:"
@@ -249,12 +249,12 @@ def words_before_any_call(text: str, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _call_parts(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches where a text looks like a call, perhaps of one of the tools `names`: as JSON, in Python, or plain."""
+    """Matches where a text looks like a call, perhaps of one of the tools `names`: in JSON, Python, a tag, or plain."""
     named = "|".join(map(re.escape, names))
     of_tool = (
         rf"[\"'](?:name|function|tool|tool_name|action)[\"']\s*:\s*[\"'](?:{named})[\"']"
-        rf"|^[ \t]*\[?(?:print\()?(?:{named})(?:\(| ?\{{)"
-        rf"|\bto=(?:{named})\b"
+        rf"|^[ \t]*\[?(?:\w+ ?= ?)?(?:print\()?(?:call:|\w+\.)?(?:{named})(?:\(| ?\{{)"
+        rf"|\bto=(?:{named})\b|^Action:[ \t]*(?:{named})\b|</?(?:{named})>"
     )
     return re.compile(f"{CALL_OPENERS.pattern}|{CALL_PARTS}|{of_tool}", re.MULTILINE)
 

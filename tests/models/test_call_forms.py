@@ -255,6 +255,11 @@ FOREIGN = (
     "```tool_code\nprint(keep_it(text='a'))\n```",
     '<|channel|>commentary to=keep_it json<|message|>{"text": "a"}',
     'keep_it {"text": "a"}',
+    "I do: \ncall:keep_it{count:1}",
+    "```python\nx = tools.keep_it(text='a')\n```",
+    "<keep_it>a</keep_it>",
+    "Action: keep_it[a]",
+    '<|channel|>final <|constrain|>json<|message|>{"text": "a"}',
     "Thought: keep.\nAction: keep_it\nAction Input: a",
     'OK. [TOOL_CALLS][{"name": "keep_it", "arguments": {"text": "a"}}]',
 )
