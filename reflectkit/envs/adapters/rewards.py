@@ -11,7 +11,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from reflectkit.errors import ConfigError, EnvironmentFailure, code_place
+from reflectkit.errors import ConfigError, EnvironmentFailure, brief, code_place
 from reflectkit.eventloop import outside_loop
 from reflectkit.registry import resolve
 from reflectkit.rollouts.episode import UNSCORED
@@ -130,8 +130,8 @@ async def score(
         value = returned[0] if isinstance(returned, list | tuple) and len(returned) == 1 else returned
         if value is not None and not is_reward(value):
             raise ConfigError(
-                f"{code_place(function)}: reward function {name} returned {returned!r:.60} for one completion; return a"
-                " list with one number, or None where it does not apply"
+                f"{code_place(function)}: reward function {name} returned {brief(returned)} for one completion;"
+                " return a list with one number, or None where it does not apply"
             )
         values.append(None if value is None else float(value))
         if value is not None:
@@ -154,13 +154,13 @@ class _Log:
     def metric(self, name: str, value: Any) -> None:
         """TRL's `log_metric`. Raises ConfigError for what is no number."""
         if not is_reward(value):
-            raise ConfigError(f"log_metric({name!r}, {value!r:.60}): a metric is a finite number")
+            raise ConfigError(f"log_metric({name!r}, {brief(value)}): a metric is a finite number")
         self.metrics.setdefault(str(name), []).append(float(value))
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
         """TRL's `log_extra`. Raises ConfigError unless there is a value for the one completion."""
         if isinstance(values, str) or len(values) != 1:
-            raise ConfigError(f"log_extra({column!r}, {values!r:.60}): give a list with a value for each completion")
+            raise ConfigError(f"log_extra({column!r}, {brief(values)}): give a list with a value for each completion")
         (value,) = values
         try:
             json.dumps(value, allow_nan=False)
