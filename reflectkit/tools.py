@@ -554,7 +554,8 @@ def _typed(tool: ToolSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     validator = _validator(tool.name, _schema(tool))
     nulls = dict.fromkeys(key for key, value in arguments.items() if value in NULLS)
     arguments = arguments | dict.fromkeys(nulls.keys() - refused(arguments | nulls))
-    for key in refused(arguments) & arguments.keys():
+    texts = {key for key, value in arguments.items() if isinstance(value, str)}  # JSON has others
+    for key in refused(arguments) & texts:
         text = CONSTANTS.get(arguments[key], arguments[key])
         with contextlib.suppress(_Wrong):
             value, end = _decode(text, 0)

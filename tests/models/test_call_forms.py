@@ -278,6 +278,13 @@ def test_a_call_in_no_form_of_the_models_is_told_and_stays_as_sampled(name: str)
         assert kept == words_are_kept
 
 
+def test_wrong_types_in_json_are_told_where_arguments_are_tags() -> None:
+    answer = '<tool_call>{"name": "keep_it", "arguments": {"text": 3, "list": {"a": 1}, "count": "2"}}</tool_call>'
+    (error,) = parse(answer, TOOLS, Dialogue(tokenizer_of("qwen3_5_nothink")).form).errors
+    assert "expected string" in error
+    assert "expected array" in error
+
+
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_words_that_tell_of_tools_are_words(name: str) -> None:
     form = Dialogue(tokenizer_of(name)).form
