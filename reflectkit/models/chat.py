@@ -316,16 +316,21 @@ class Dialogue:
         return next((form for form in CALL_FORMS if re.search(form.sign, shown)), PLAIN)
 
     def _find_stops(self, family: CallForm | None, own_marks: set[str]) -> frozenset[int]:
-        """See `stop_ids`. own_marks: what the assistant writes within a turn, which never ends one."""
+        """See `stop_ids`. own_marks: what the assistant writes within a turn, which never ends one.
+
+        Of the tokens in a generation config only special ones count: LlamaConfig lists token 2 where nobody says
+        otherwise, which may be a letter.
+        """
         tokenizer = self.tokenizer
         tokens = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
         named = (*(LLAMA_STOPS if self.form == LLAMA else ()), *(family.stops if family else ()))
         stops = [stop for stop in named if stop in tokens]
         if self.template:
             stops += self._written_after_answer(tokens - own_marks)
-        ids = [tokenizer.eos_token_id, *getattr(tokenizer, "generation_end_ids", ())]
-        ids += map(tokenizer.convert_tokens_to_ids, stops)
-        return frozenset(stop for stop in ids if stop is not None)
+        special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+        listed = special.intersection(getattr(tokenizer, "generation_end_ids", ()))
+        ids = {tokenizer.eos_token_id, *listed, *map(tokenizer.convert_tokens_to_ids, stops)}
+        return frozenset(ids - {None})
 
     def _written_after_answer(self, tokens: set[str]) -> list[str]:
         """Which of `tokens` the template writes after an assistant's words; if there is none, as in GLM's, which it

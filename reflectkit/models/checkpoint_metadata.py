@@ -205,7 +205,10 @@ def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
 
     fetching = hub_options(source)
     for name in ("generation_config.json", "config.json"):
-        path = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **fetching)
+        try:
+            path = cached_file(str(source), name, _raise_exceptions_for_missing_entries=False, **fetching)
+        except OSError as error:  # the hub did not answer
+            raise unusable(source, f"no usable {name}", error) from None
         if path is None:
             continue
         try:
@@ -214,11 +217,12 @@ def _generation_end_ids(source: str | Path) -> tuple[int, ...]:
             raise CheckpointError(f"{path} is damaged; restore it") from None
         except KeyError:
             continue
-        ids = listed if isinstance(listed, list) else [listed] if listed is not None else []
+        if listed is None:
+            continue
+        ids = listed if isinstance(listed, list) else [listed]
         if not all(type(token) is int for token in ids):
             raise CheckpointError(f"{path}: eos_token_id is {listed!r:.60}, expected token ids; restore the file")
-        if ids:
-            return tuple(ids)
+        return tuple(ids)
     return ()
 
 

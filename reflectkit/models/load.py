@@ -430,7 +430,7 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
             ) from None
     stop_ids = Dialogue(player.tokenizer, plain=player.role is not None).stop_ids
     if stop_ids and model.can_generate():
-        model.generation_config.eos_token_id = sorted(stop_ids)
+        model.generation_config = _ending_with(stop_ids, model.generation_config)
     if player.role is not None:  # it learned from plain text
         player.tokenizer.chat_template = None
     whole = LoadedModel(model, player.tokenizer, player.role, dtype, answer=player.answer)
@@ -443,6 +443,20 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
 
     save_player(target, whole, dict(facts), beside=write_card_and_check)
     return whole
+
+
+def _ending_with(stop_ids: Collection[int], config: Any) -> Any:
+    """The generation config with these end tokens; without other settings where transformers would not write them, as
+    Llama 2's temperature without sampling.
+    """
+    changed = copy.deepcopy(config)
+    changed.eos_token_id = sorted(stop_ids)
+    try:
+        changed.validate(strict=True)
+    except ValueError:
+        ids = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id}
+        return type(config)(eos_token_id=changed.eos_token_id, **ids)
+    return changed
 
 
 PROBED = 64

@@ -123,13 +123,20 @@ def test_an_adapter_that_cannot_be_merged_is_refused(
     assert "cannot be merged" in capsys.readouterr().err
 
 
-def test_an_exported_folder_lists_the_tokens_that_end_answers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    """Also the one that the chat template writes, for programs that read the folder alone."""
+@pytest.mark.parametrize("temperature", [None, 0.6])
+def test_an_exported_folder_lists_the_tokens_that_end_answers(
+    temperature: float | None, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also the one that the chat template writes, for programs that read the folder alone. temperature: as Llama 2 has
+    one without sampling, which transformers reads and does not write.
+    """
     chat = load_player(checkpoints["plain"], device="cpu")
     chat.tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
     chat.model.resize_token_embeddings(len(chat.tokenizer))
     chat.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
     save_player(tmp_path / "chat", LoadedModel(chat.model, chat.tokenizer, None))
+    if temperature:
+        write_json(tmp_path / "chat" / "generation_config.json", {"do_sample": False, "temperature": temperature})
     assert main(["export", "--policy", "chat", "--out-dir", "out"]) == 0
     ends = [chat.tokenizer.eos_token_id, chat.tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert AutoModelForCausalLM.from_pretrained("out").generation_config.eos_token_id == ends

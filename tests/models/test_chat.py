@@ -347,10 +347,11 @@ def test_all_that_a_model_writes_ends_with_the_tokens_of_its_generation_config(t
 def test_the_end_tokens_of_a_config_are_used_where_no_generation_config_lists_any(tmp_path: Path) -> None:
     save_player(tmp_path / "model", player_of("qwen", None))
     (tmp_path / "model" / "generation_config.json").unlink()
-    config = read_json(tmp_path / "model" / "config.json")
-    write_json(tmp_path / "model" / "config.json", config | {"eos_token_id": 5})
+    config, letter = read_json(tmp_path / "model" / "config.json"), 2
+    special = make_tokenizer("qwen").convert_tokens_to_ids("<s>")
+    write_json(tmp_path / "model" / "config.json", config | {"eos_token_id": [special, letter, -1]})
     tokenizer = load_tokenizer(tmp_path / "model")
-    assert Dialogue(tokenizer).stop_ids == {5, tokenizer.eos_token_id}
+    assert Dialogue(tokenizer).stop_ids == {special, tokenizer.eos_token_id}
     write_json(tmp_path / "model" / "generation_config.json", {"eos_token_id": "</s>"})
     with pytest.raises(CheckpointError, match="eos_token_id is '</s>'"):
         load_tokenizer(tmp_path / "model")
