@@ -153,7 +153,7 @@ def test_a_chat_reflectors_run_that_stops_in_the_middle_resumes_and_asks_nothing
     numbers = itertools.count()
     settings = ("--max-steps", "3", "--episodes", "8", "--save-steps", "1", "--name", "run")
     prices = ("--price-in", "1", "--price-out", "2")
-    arguments = command(corridor_folder, "--reflector", "local:m", *prices, *settings)
+    arguments = command(corridor_folder, "--reflector", "local:m", "--max-answer-tokens", "300", *prices, *settings)
     with serve(lambda body: f"Comment: Go on to the right, step {next(numbers)}.") as server:
         arguments += ["--base-url", server.url]
         assert "with a larger --max-cost-usd" in error_of([*arguments, "--max-cost-usd", "0.0015"], capsys)
