@@ -1,9 +1,9 @@
 """The event loop of a command: servers, engines and simulated users are all awaited in it.
 
-Each thread has one loop, created on first use and kept, so that connections persist between calls. Code of users that
-is no coroutine is called `outside_loop`: in the same thread, usually the main one, but as if no loop ran there. It may
-start its own. Code that already runs inside a loop (a notebook) may call `run_sync`, too: its loop waits meanwhile, and
-ours runs in the same thread.
+Each thread has one loop, created on first use and kept: connections persist between calls. Users' code that is not a
+coroutine is called `outside_loop`: in the same thread, usually the main one, but as if no loop ran there. It may start
+its own. Code that already runs inside a loop (a notebook) may call `run_sync`, too: its loop waits meanwhile, and ours
+runs in the same thread.
 """
 
 from __future__ import annotations

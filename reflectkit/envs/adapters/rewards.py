@@ -111,16 +111,21 @@ async def score(
     own: Sequence[float | None] = (),
     **more: Any,
 ) -> tuple[float, dict[str, Any]]:
-    """(sum of the rewards, info) of an answer to `row`. ids: its tokens; without any, the bytes of its words take their
-    place. own: rewards of an env itself, which come first. more: further arguments of reward functions.
+    """(sum of the rewards, info) of an answer to `row`.
+
+    ids: its tokens, in place of which the bytes of its words are passed if there are none. own: rewards of an env
+    itself, which come first. more: further arguments of reward functions.
 
     A reward that is None does not apply. The answer is right if the first reward is at least 1. Raises
     EnvironmentFailure if none applies, and the episode does not count, as in TRL.
     """
+    # 1. What the functions are called with
     log = _Log()
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     arguments = {"prompts": [row["prompt"]], "completions": [completion], **columns, **more}
     optional = (list(ids) or _bytes(completion)), log.extra, log.metric
+
+    # 2. Their rewards
     total = sum(value for value in own if value is not None)
     values, figures = [*own], dict[str, float]()
     for name, function, weight in map(reward_function, specs):
@@ -137,6 +142,8 @@ async def score(
         if value is not None:
             figures[name] = float(value)
             total += weight * float(value)
+
+    # 3. What is reported
     if not any(value is not None for value in values):
         raise EnvironmentFailure(f"{UNSCORED}: all are None for {row['prompt']!r:.80}")
     info: dict[str, Any] = {"success": values[0] is not None and values[0] >= 1}
@@ -152,7 +159,7 @@ class _Log:
         self.columns: dict[str, Any] = {}
 
     def metric(self, name: str, value: Any) -> None:
-        """TRL's `log_metric`. Raises ConfigError for what is no number."""
+        """TRL's `log_metric`. Raises ConfigError if `value` is not a number."""
         if not is_reward(value):
             raise ConfigError(f"log_metric({name!r}, {brief(value)}): a metric is a finite number")
         self.metrics.setdefault(str(name), []).append(float(value))
