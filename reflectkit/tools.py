@@ -54,21 +54,29 @@ NAME = r"[\w.-](?:[\w.:-]{0,78}[\w.-])?"
 CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 CALL_OPENERS = re.compile(
-    r"<\|?tool_calls?(?:_section)?(?:_begin|_start)?\|?>"  # hermes and its kin; gemma, python; Kimi, Phi-4-mini
-    r"|<function=|<arg_key>|<(?:\w+:)?invoke name=|\bto=functions\."
-    r"|\[TOOL_CALLS\]|<TOOLCALL>|<\uff5ctool\u2581calls?\u2581begin\uff5c>|\bfunctools\["  # Mistral to Phi-4
-    rf"|{PYTHON_MARK.pattern}|```tool_c(?:ode|all)\b"
+    "|".join(
+        (
+            r"<\|?tool_calls?(?:_section)?(?:_begin|_start)?\|?>",  # Qwen, GLM, LFM2, Gemma, Kimi, Phi-4-mini
+            r"<function=|<arg_key>|<(?:\w+:)?invoke name=|\bto=functions\.",
+            PYTHON_MARK.pattern,
+            r"\[TOOL_CALLS\]|<TOOLCALL>|\bfunctools\[",  # Mistral, Nemotron, Phi-4
+            r"<\uff5ctool\u2581calls?\u2581begin\uff5c>",  # DeepSeek
+            r"```tool_c(?:ode|all)\b",  # Gemma 2 and 3
+        )
+    )
 )
 """How a call begins in some form."""
-CALL_PARTS = (
-    r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>|<\|constrain\|>"
-    r"|\bto=(?!(?:self|user)\b)[\w.:-]+[^<]{0,20}<\|(?:channel|constrain|message)\|>"
-    r"|[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.:-]+[\"']\s*,"
-    r"\s*[\"'](?:arguments|parameters|args|input)[\"']\s*:"
-    r"|[\"'](?:tool_calls|function_call)[\"']\s*:|[\"']function[\"']\s*:\s*\{"
-    r"|^Action:[^\n]+\n\s*Action Input:"
+CALL_SIGNS = "|".join(
+    (
+        r"</tool_call>|</function>|<parameter=|<tool_call\|>|<\|tool_call_end\|>",  # the rest of one without its opener
+        r"<\|constrain\|>|\bto=(?!(?:self|user)\b)[\w.:-]+[^<]{0,20}<\|(?:channel|message)\|>",  # harmony
+        r"[\"'](?:name|function|tool|tool_name)[\"']\s*:\s*[\"'][\w.:-]+[\"']\s*,"
+        r"\s*[\"'](?:arguments|parameters|args|input)[\"']\s*:",  # JSON
+        r"[\"'](?:tool_calls|function_call)[\"']\s*:|[\"']function[\"']\s*:\s*\{",
+        r"^Action:[^\n]+\n\s*Action Input:",  # ReAct
+    )
 )
-"""What only a call has, and what may also be around one or, in words, tell of one."""
+"""More signs of a call. They count in a text that calls nothing, since they may also repeat in words what is called."""
 ANY_TYPE = "any"
 CONSTANTS = {"True": "true", "False": "false"}
 NULLS = ("null", "None")
@@ -211,15 +219,6 @@ def looks_like_call(text: str, tools: Sequence[ToolSpec]) -> bool:
     return bool(_attempt(text, tuple(tool.name for tool in tools), alone=bool(tools)))
 
 
-def words_before_calls(text: str, form: Form) -> str:
-    """What is said in `text` before its first call in `form`."""
-    rest = after_thought(text, form)
-    if isinstance(form, CallForm):
-        return form.words(rest)
-    first = next(_pieces(rest, form), "")
-    return first.strip() if isinstance(first, str) else ""
-
-
 def _calls_in_words(text: str, names: Container[str]) -> bool:
     """Whether a text that may be a reply tries to call: it begins with any name and a brace, or with a tool's name that
     is no plain word, or it is only a tool's name, or a later line is a tool's name and a brace.
@@ -233,7 +232,7 @@ def _calls_in_words(text: str, names: Container[str]) -> bool:
 
 def _attempt(words: str, names: tuple[str, ...], *, alone: bool) -> str:
     """The part of `words` that looks like a call in another form, or ""; alone: there is no call besides."""
-    found = (_call_parts(names) if alone else CALL_OPENERS).search(words)
+    found = (_call_signs(names) if alone else CALL_OPENERS).search(words)
     return words[found.start() :].strip() if found else ""
 
 
@@ -243,12 +242,12 @@ def words_before_any_call(text: str, names: Sequence[str]) -> str:
     >>> words_before_any_call('I look.\\n<tool_call>\\n{"name": "look", "arguments": {}}\\n</tool_call>', ["look"])
     'I look.'
     """
-    found = _call_parts(tuple(names)).search(text)
+    found = _call_signs(tuple(names)).search(text)
     return re.sub(r"(?:```\w*)?[\s{\[]*$", "", text[: found.start()]) if found else text
 
 
 @lru_cache(maxsize=256)
-def _call_parts(names: tuple[str, ...]) -> re.Pattern[str]:
+def _call_signs(names: tuple[str, ...]) -> re.Pattern[str]:
     """Matches where a text looks like a call, perhaps of one of the tools `names`: in JSON, Python, a tag, or plain."""
     named = "|".join(map(re.escape, names))
     of_tool = (
@@ -256,7 +255,7 @@ def _call_parts(names: tuple[str, ...]) -> re.Pattern[str]:
         rf"|^[ \t]*\[?(?:\w+ ?= ?)?(?:print\()?(?:call:|\w+\.)?(?:{named})(?:\(| ?\{{)"
         rf"|\bto=(?:{named})\b|^Action:[ \t]*(?:{named})\b|</?(?:{named})>"
     )
-    return re.compile(f"{CALL_OPENERS.pattern}|{CALL_PARTS}|{of_tool}", re.MULTILINE)
+    return re.compile(f"{CALL_OPENERS.pattern}|{CALL_SIGNS}|{of_tool}", re.MULTILINE)
 
 
 def plain_text(calls: Sequence[ToolCall]) -> str:

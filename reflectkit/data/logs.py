@@ -26,13 +26,14 @@ from reflectkit.tools import (
     HERMES,
     LLAMA,
     PLAIN,
+    CallForm,
     Form,
     check_call,
     drop_foreign_nulls,
     looks_like_call,
     parse,
     tools_of_calls,
-    words_before_calls,
+    words_before_any_call,
     words_beside_calls,
     written_message,
 )
@@ -316,7 +317,9 @@ def _written_calls(words: str, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolCal
     for form in FORMS:
         use = parse(words, tools or tools_of_calls(words, form), form, replies=True)
         if use.calls and not use.errors:
-            return use.calls, one_line(words_before_calls(words, form))
+            names = [call.name for call in use.calls]
+            before = form.words(words) if isinstance(form, CallForm) else words_before_any_call(words, names)
+            return use.calls, one_line(before)
     raise Unusable(REFUSED, words)
 
 
