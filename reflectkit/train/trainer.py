@@ -275,13 +275,17 @@ class Trainer:
         if texts:
             row["answer_tokens"] = statistics.fmean(len(text.token_ids) for text in texts)
             row["cut_answers"] = statistics.fmean(text.cut for text in texts)
-            cut_answers = sum(text.cut for text in texts)
-            policy, limit = self.agent.policy, self.agent.max_new_tokens
-            report = cut_report(cut_answers, len(texts), limit, lambda: policy.tokenizer, policy.role)
-            if report and "were cut" not in self._told:
-                self._told.add("were cut")
-                self.learner.notify(f"update {self.step}: {report}")
+            self._tell_of_cut_answers(sum(text.cut for text in texts), len(texts))
         return row | env_figures(played)
+
+    def _tell_of_cut_answers(self, cut: int, answers: int) -> None:
+        """Report that most answers have no end, in the first update in which it is so."""
+        policy, what = self.agent.policy, "were cut"
+        if what not in self._told:
+            report = cut_report(cut, answers, self.agent.max_new_tokens, lambda: policy.tokenizer, policy.role)
+            if report:
+                self._told.add(what)
+                self.learner.notify(f"update {self.step}: {report}")
 
     def forget_comments(self) -> None:
         """Forget the comments that were written since play began."""
