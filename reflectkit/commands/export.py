@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.players import newest_checkpoint
-from reflectkit.config import Config, option, with_values
+from reflectkit.config import Config, build, leaves, option, with_values
 from reflectkit.console import Progress, Report, figures_table
+from reflectkit.data.problems import Problems
 from reflectkit.envs import env_class
+from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings
 from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
 from reflectkit.models.hub import hub_options
-from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER
+from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER, policy_prompt, reflection_prompt, thinking_prompt
 from reflectkit.runs.run import RunConfig, open_run
-from reflectkit.types import DType
+from reflectkit.types import DType, Observation
 from reflectkit.version import VERSION
 
 EXAMPLES = (
@@ -78,7 +81,13 @@ def run(config: ExportConfig, progress: Progress) -> Report:
             kept = ("env", "prompts", "step", "reflector", "model", "acts")
             facts = {name: origin_facts[name] for name in kept if origin_facts.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}
-            player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
+            player = export(
+                config.load_dir,
+                target,
+                config.dtype,
+                card(config, origin_facts, base, prompt_at_start(config, origin_facts)),
+                facts,
+            )
             bar.advance()
         parameters = sum(weight.numel() for weight in player.model.parameters())
         figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}
@@ -93,7 +102,7 @@ CARD = """---
 # {name}
 
 A {role} model for the environment `{env}`, trained with reflectkit {version}. It reads {reads}.
-
+{prompt}
 ## Made from
 
 {made_from}
@@ -135,8 +144,10 @@ tokenizer = AutoTokenizer.from_pretrained({folder})
 """
 
 
-def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
-    """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter."""
+def card(config: ExportConfig, facts: dict[str, Any], base: str | None, prompt: str) -> str:
+    """The model card: description, origin, metrics, settings and use. facts: of the checkpoint. base: of an adapter.
+    prompt: an example.
+    """
     role, run_dir, target = facts.get("role") or "chat", config.load_dir.parent, json.dumps(str(config.out_dir))
     origin, reflector = base or facts.get("model"), facts.get("reflector")
     chooses = role == "reflection" or facts.get("acts") == "choice" or facts.get("answer") in ANSWERED
@@ -184,6 +195,7 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         env=facts.get("env", "unknown"),
         version=VERSION,
         reads=reads,
+        prompt=prompt and EXAMPLE.format(prompt=prompt),
         made_from="\n".join(made_from),
         figures="\n".join(f"| {name} | {value} |" for name, value in figures),
         settings=json.dumps(_recorded(run_dir / "config.json", "settings"), indent=1, ensure_ascii=False),
@@ -191,6 +203,52 @@ def card(config: ExportConfig, facts: dict[str, Any], base: str | None) -> str:
         choices=', choices=["one action", "another"]' if chooses else "",
         folder=target,
     )
+
+
+EXAMPLE = """
+At the start of a held-out problem, with a place for a comment if it has one:
+
+~~~~~~text
+{prompt}
+~~~~~~
+"""
+LONGEST_PROMPT = 4000  # characters in the card
+
+
+def prompt_at_start(config: ExportConfig, facts: dict[str, Any]) -> str:
+    """What the model reads at the start of a held-out problem; "" where its environment cannot be played here."""
+    observation = None
+    with contextlib.suppress(Exception):  # its code, its files or what it needs may be missing, or fail
+        observation = _first_observation(config, str(facts["env"]))
+    if observation is None:
+        return ""
+    role, form = facts.get("role"), facts.get("answer", "label")
+    comment = "…" if role == "policy" else None
+    if role == "reflection":
+        prompt = reflection_prompt(observation)
+    elif role == "think":
+        prompt = thinking_prompt(observation, form)
+    elif observation.choices:
+        prompt = policy_prompt(observation, comment, form)
+    else:
+        from reflectkit.models.chat import Dialogue
+        from reflectkit.models.checkpoint_metadata import load_tokenizer
+
+        prompt = Dialogue(load_tokenizer(config.load_dir), plain=role is not None).text(observation, comment)
+    return prompt[:LONGEST_PROMPT]
+
+
+def _first_observation(config: ExportConfig, env: str) -> Observation | None:
+    """None for an environment in another process, or one that asks a chat model."""
+    recorded = _recorded(config.load_dir.parent / "config.json", "settings") | {"env": env}
+    names = {leaf.name for leaf in leaves(EnvConfig, {"env": env})}
+    settings = build(EnvConfig, {name: value for name, value in recorded.items() if name in names})
+    if settings.kind.remote or chat_settings(settings.settings):
+        return None
+    setup = EnvSetup.of(settings, config.run)
+    level = settings.kind.levels[-1]
+    with contextlib.closing(setup.maker(level)()) as game:
+        return result_of(game.reset(Problems(setup).tasks("test", level)[0], 0))
 
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:

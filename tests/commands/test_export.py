@@ -11,7 +11,10 @@ from peft import LoraConfig, LoraModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reflectkit.cli.main import main
+from reflectkit.data.problems import Problems
+from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError
+from reflectkit.eventloop import result_of
 from reflectkit.integrations.agent import load_agent
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.labels import label_ids, prompt_ids
@@ -152,7 +155,11 @@ def test_a_policy_that_chooses_says_so_and_asks_for_choices(checkpoints: dict[st
     save_player(tmp_path / "run" / "checkpoint-2", policy, {"env": "taxi"})  # by an earlier version
     write_json(tmp_path / "run" / "report.json", {"figures": {"held_out": None}})
     assert main(["export", "--policy", "run/checkpoint-2", "--out-dir", "older"]) == 0
-    assert "it answers with a number" in (tmp_path / "older" / "README.md").read_text()
+    card = (tmp_path / "older" / "README.md").read_text()
+    assert "it answers with a number" in card
+    setup = EnvSetup("taxi", Path("data"))
+    held_out = Problems(setup).tasks("test", "full")[0]
+    assert policy_prompt(result_of(setup.make(None).reset(held_out, 0)), "…") in card
 
 
 def test_the_lines_of_the_card_act(
