@@ -183,7 +183,7 @@ def listed(name: str, level: str, settings: Any = None) -> list[Task]:
             raise ConfigError(f"{lists} '{task.id}' twice; give each problem its own id")
         try:
             tasks[task.id] = replace(task, data=json.loads(json.dumps(task.data, allow_nan=False)))  # as in files
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{lists} '{task.id}' with data that is not valid JSON ({error})") from None
     if not tasks:
         raise ConfigError(NONE_LISTED.format(name, level))

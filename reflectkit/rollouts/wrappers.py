@@ -150,7 +150,10 @@ class Checked(Wrapper):
             self.need(fits, "the observation offers the tool", tool, "a ToolSpec with a name and a description")
             fits = re.fullmatch(NAME, tool.name) is not None
             self.need(fits, "a tool is named", tool.name, "a name of letters, digits, _ - . :")
-            check_tool(tool)
+            try:
+                check_tool(tool)
+            except ConfigError as error:
+                raise ConfigError(f"{self._place}env '{self.name}': {error}") from None
         names = [tool.name for tool in seen.tools]
         self.need(len(set(names)) == len(names), "tools are named", names, "tools whose names differ")
 

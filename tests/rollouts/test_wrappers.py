@@ -15,11 +15,15 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import ConfigError
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import Checked, Shuffled
-from reflectkit.types import Message, Observation, ToolUse
+from reflectkit.types import Message, Observation, ToolSpec, ToolUse
 
 TASK = Corridor.taskset.tasks("short")[0]
 EPISODES = [Episode(TASK, 1)]
 SEEN = Observation((Message("user", "here"),), ("left", "right"))
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+ENDLESS = ToolSpec("wait", "", {"properties": {"seconds": {"maximum": float("inf")}}})
 WRAPPED: tuple[Callable[[Any], Any], ...] = (lambda env: env, lambda env: Checked(Shuffled(env), 10))
 
 
@@ -41,6 +45,7 @@ def env_that(teacher: dict[str, Any] | None = None, **returns: Any) -> Corridor:
         (replace(SEEN, messages="hello"), "messages of the observation are 'hello'; return a tuple"),
         (replace(SEEN, choices=("left", "a\nb")), r"offers the choice 'a\\nb'; return a text of one line"),
         (replace(SEEN, choices=("left", "right", "left")), "return choices that all differ"),
+        (Observation(SEEN.messages, tools=(ENDLESS,)), "tool 'wait': its parameters are no JSON"),
     ],
 )
 def test_an_observation_that_cannot_be_read_or_answered(seen: Any, message: str) -> None:
@@ -56,6 +61,7 @@ def test_an_observation_that_cannot_be_read_or_answered(seen: Any, message: str)
     [
         (None, r"step\(\) returned None; return a StepResult"),
         (StepResult(SEEN, float("nan"), False), "reward nan or info {} is not valid JSON"),
+        (StepResult(SEEN, 1.0, False, info={"deep": DEEP}), "is not valid JSON"),
         (
             StepResult(SEEN, 0.0, True, info={"success": 1}),
             r"info\['success'\] of the last step is 1; return True or False",
