@@ -7,6 +7,7 @@ launch`, several processes play and learn together, with the same result.
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from statistics import fmean
 from typing import Any
@@ -45,10 +46,11 @@ TRAITS = Traits(trains=True, makes_arm=True)
 
 def play_once(config: RLConfig, level: str) -> None:
     """A random player plays a problem of a user's own environment: what it returns wrongly is refused before torch is
-    imported. An env that is in another process, or asks a chat model, is not started for this.
+    imported. An env that is in another process, or asks a chat model, is not started for this, nor is one in each of
+    several processes.
     """
-    setup = config.setup
-    if not setup.code_files or setup.kind.remote or chat_settings(setup.settings):
+    setup, launched = config.setup, "RANK" in os.environ
+    if launched or not setup.code_files or setup.kind.remote or chat_settings(setup.settings):
         return
     task = config.problems.tasks("train", level, "--curriculum")[0]
     rollout([Episode(task, config.run.seed)], setup.maker(level), AnyAction())
