@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from reflectkit.config import Config, NoSettings, build, option
-from reflectkit.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief
 from reflectkit.types import Decision, Message, Observation, Task, ToolUse, Trajectory, Turn
 
 Action = int | str | ToolUse
@@ -493,7 +493,7 @@ class ChoiceEnv(Env):
         moved: Any = self._move(check_choice(action, self.choices, self.name))
         if not isinstance(moved, tuple) or len(moved) != 3:
             raise ConfigError(
-                f"_move() of env '{self.name}' returned {moved!r:.80}; return (reward, whether the episode is over,"
+                f"_move() of env '{self.name}' returned {brief(moved)}; return (reward, whether the episode is over,"
                 " info to keep)"
             )
         reward, terminated, info = moved

@@ -122,7 +122,7 @@ def _checked(kind: Any, name: str) -> Any:
     except ValidationError as error:
         wrong = error.errors()[0]
         trait = str(wrong["loc"][0])
-        raise ConfigError(f"{name}: its {trait} are {values[trait]!r:.60}: {wrong['msg']}") from None
+        raise ConfigError(f"{name}: its {trait} are {brief(values[trait])}: {wrong['msg']}") from None
     if kind.Settings is NoSettings:
         kind.Settings = settings_of(kind)
     check_own_settings(kind.Settings, f"env '{name}'")
@@ -169,7 +169,7 @@ def listed(name: str, level: str, settings: Any = None) -> list[Task]:
     given: Any = kind.taskset.with_settings(settings).tasks(level)
     lists = f"env '{name}': tasks({level!r}) lists"
     if not isinstance(given, Iterable):
-        raise ConfigError(f"env '{name}': tasks({level!r}) returned {given!r:.60}; return a list of Task")
+        raise ConfigError(f"env '{name}': tasks({level!r}) returned {brief(given)}; return a list of Task")
     tasks: dict[str, Task] = {}
     for task in given:
         if not isinstance(task, Task) or not all(isinstance(text, str) for text in (task.id, task.group)):
@@ -194,7 +194,7 @@ def cluster_of(name: str, task: Task) -> str:
     """The cluster of `task`. Raises ConfigError if it is not a non-empty text."""
     cluster: Any = env_class(name).taskset.cluster(task)
     if not isinstance(cluster, str) or not cluster:
-        raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {cluster!r:.80}")
+        raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {brief(cluster)}")
     return cluster
 
 
@@ -202,7 +202,7 @@ def split_of(name: str, task: Task) -> str:
     """The split that `task` comes with, or "". Raises ConfigError if there is no such split."""
     split = env_class(name).taskset.split_of(task)
     if split not in ("", *SPLITS):
-        raise ConfigError(f"env '{name}': split_of must return {', '.join(SPLITS)} or '', it returned {split!r:.80}")
+        raise ConfigError(f"env '{name}': split_of must return {', '.join(SPLITS)} or '', it returned {brief(split)}")
     return split
 
 

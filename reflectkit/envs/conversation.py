@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Teacher, User, UserTurn
-from reflectkit.errors import ConfigError
+from reflectkit.errors import ConfigError, brief
 from reflectkit.eventloop import followed
 from reflectkit.seeding import derive
 from reflectkit.tools import THOUGHT, read_use
@@ -208,7 +208,7 @@ class ConversationEnv(Env):
     def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
         """Raises ConfigError unless what the subclass's `method` returned `fits`."""
         if not fits:
-            raise ConfigError(f"{method}() of env '{self.name}' returned {returned!r:.80}; return {wanted}")
+            raise ConfigError(f"{method}() of env '{self.name}' returned {brief(returned)}; return {wanted}")
 
     def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
         self._after(ended)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from reflectkit.env import Agent, Context, Env
-from reflectkit.errors import ConfigError, EnvironmentFailure, code_place
+from reflectkit.errors import ConfigError, EnvironmentFailure, brief, code_place
 from reflectkit.eventloop import in_thread, outside_loop, run_sync
 from reflectkit.keys import masked
 from reflectkit.rollouts.wrappers import checked
@@ -330,7 +330,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
                 decision = await agent.decide(observation, context)
                 if not isinstance(decision, Decision):
                     raise ConfigError(
-                        f"{code_place(type(agent))}: decide() returned {decision!r:.60}; return a reflectkit.Decision,"
+                        f"{code_place(type(agent))}: decide() returned {brief(decision)}; return a reflectkit.Decision,"
                         " e.g. Decision(0)"
                     )
                 if decision.failure is not None:
