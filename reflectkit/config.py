@@ -421,6 +421,11 @@ def variables(config: Config) -> dict[str, str]:
     return {name: value for part in tree(config) for name, value in part.environment.items()}
 
 
+def notes_of(config: Config) -> list[str]:
+    """What to tell before a command with these settings begins."""
+    return [note for part in tree(config) for note in part.notes]
+
+
 def non_default(config: Config, *names: str) -> list[str]:
     """The settings among `names`, or of all, that differ from their defaults."""
     values = flat(config)

@@ -287,14 +287,14 @@ def _run(module: Any, settings: Any, progress: Progress) -> Report:
     """The stage's report. A lost connection, an exit, or any other BaseException of the user's code is an error here:
     typer would end the command without a message.
     """
-    from reflectkit.config import tree, variables
+    from reflectkit.config import notes_of, variables
     from reflectkit.keys import hide_environment
 
     hide_environment()
     try:
         for name, value in variables(settings).items():
             progress.news(f"{name}: {value}")
-        for note in (note for part in tree(settings) for note in part.notes):
+        for note in notes_of(settings):
             progress.news(note)
         report: Report = module.run(settings, progress)
         return report

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.commands import config_class, stage_module, traits
-from reflectkit.config import Config, build, chosen_by, flag, option, parse_yaml, with_values
+from reflectkit.config import Config, build, chosen_by, flag, notes_of, option, parse_yaml, with_values
 from reflectkit.console import Progress, Report
 from reflectkit.errors import ConfigError, ReflectkitError, refuse, unknown_name
 from reflectkit.evals import tables as eval_tables
@@ -285,10 +285,15 @@ def _jobs(
 def perform(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
     """Run every job that is not finished; returns the reports by name. Raises what the stages raise."""
     reports: dict[str, Report] = {}
+    told: set[str] = set()
     outputs: dict[str, dict[str, Path]] = {}  # by prefix and step: its first output, or its folder if it has none
     for number, job in enumerate(jobs, 1):
         made = outputs.setdefault(job.prefix, {})
         config = job_config(job, made)
+        for note in notes_of(config):
+            if note not in told:
+                progress.news(note)
+            told.add(note)
         report = finished_as(job.stage, config)
         if report is None:
             progress.news(f"step {number} of {len(jobs)}: {job.name} ({job.stage})")

@@ -23,7 +23,7 @@ from reflectkit.envs import make
 from reflectkit.envs.adapters.endpoint import Conversations
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError
-from reflectkit.jsonl import read_json, write_jsonl
+from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model
 from reflectkit.rollouts.episode import Episode, rollout
@@ -473,3 +473,18 @@ def test_a_tools_name_may_hold_a_colon_and_a_limit_of_0_is_none(play: Play) -> N
     (episode,) = play(code, Plays(ToolUse("box:look {}", (ToolCall("box:look", {}),))))
     assert (episode.reason, episode.total_return) == ("", 1)
     assert "overridden" not in episode.figures
+
+
+def test_what_cannot_be_known_of_a_program_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text(HELPERS + 'ask([{"role": "user", "content": "?"}])\nprint(1)')
+    Path("run.sh").write_text(f"#!/bin/sh\nexec {sys.executable} agent.py\n")
+    Path("run.sh").chmod(0o755)
+    settings = {"env": "program:./run.sh", "policy": ["random"]}
+    steps = [{"name": name, "stage": "evaluate", "problems": count} for count, name in enumerate("ab", 1)]
+    write_json(Path("two.yaml"), {"description": "", "defaults": settings, "steps": steps})
+    for _ in range(2):  # also where the results are those of before
+        assert main(["run", "two.yaml"]) == 0
+        assert capsys.readouterr().out.count("--input FILE") == 1
