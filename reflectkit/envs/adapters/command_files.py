@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shlex
@@ -126,13 +127,14 @@ def _is_shell_script(path: Path) -> bool:
     """Whether `path` is a text that another interpreter than Python runs."""
     first = _first_line(path)
     runs = path.suffix in (".sh", ".bash") or (bool(first) and b"python" not in first)
-    return runs and path.stat().st_size <= LARGEST_SCRIPT
+    return runs and os.access(path, os.R_OK) and path.stat().st_size <= LARGEST_SCRIPT
 
 
 def _first_line(path: Path) -> bytes:
     """The line that names the interpreter of a script; empty if there is none."""
-    with path.open("rb") as file:
+    with contextlib.suppress(PermissionError), path.open("rb") as file:
         return file.readline(200) if file.read(2) == b"#!" else b""
+    return b""
 
 
 def _is_installed(path: Path) -> bool:
@@ -145,7 +147,7 @@ def _looks_elsewhere(path: Path) -> bool:
     """Whether the Python code in `path` imports what import statements do not tell."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, PermissionError):
         return False
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     places = {
