@@ -119,13 +119,13 @@ class Shelves(Game):
     """Put a thing on the shelf of its kind."""
 
     choices, horizon = ["fruit", "animals", "tools", "clothes"], 1
-    things = {
+    things: ClassVar[dict[str, tuple[str, ...]]] = {
         "fruit": ("apple", "pear", "plum", "cherry", "fig"),
         "animals": ("cat", "horse", "goose", "trout", "mole"),
         "tools": ("saw", "hammer", "drill", "chisel", "pliers"),
         "clothes": ("hat", "scarf", "glove", "boot", "coat"),
     }
-    every = [(kind, thing) for kind, names in things.items() for thing in names]
+    every = tuple((kind, thing) for kind, names in things.items() for thing in names)
 
     def start(self, chance: random.Random) -> State:
         return chance.choice(self.every)
@@ -185,7 +185,7 @@ class Signal(Game):
 
 
 class Search(Game):
-    """Six rooms in a row; take the lamp in the room where it is. A step costs 0.01, and a wrong grasp ends the search."""
+    """Six rooms in a row; take the lamp where it is. A step costs 0.01, and a wrong grasp ends the search."""
 
     choices, horizon = ["go deeper", "go back", "take the lamp"], 10
 
@@ -520,7 +520,7 @@ class Taxi(Game):
     choices, horizon = ["south", "north", "east", "west", "pick up", "drop off"], 20
     stands = ((0, 0), (0, 4), (4, 0), (4, 3))
     names = ("red", "green", "yellow", "blue")
-    ways = {"south": (1, 0), "north": (-1, 0), "east": (0, 1), "west": (0, -1)}
+    ways: ClassVar[dict[str, tuple[int, int]]] = {"south": (1, 0), "north": (-1, 0), "east": (0, 1), "west": (0, -1)}
     walls = frozenset(
         {((0, 1), (0, 2)), ((1, 1), (1, 2)), ((3, 0), (3, 1)), ((4, 0), (4, 1)), ((3, 2), (3, 3)), ((4, 2), (4, 3))}
     )
