@@ -34,7 +34,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table, figures_table
 from reflectkit.data.demonstrations import Planned, add_demonstrations, read_visits, relabel
-from reflectkit.data.problems import Problems, Record, read_records, record_to_json
+from reflectkit.data.problems import TRAINED_SEEDS, Problems, Record, read_records, record_to_json
 from reflectkit.env import DEMONSTRATES, Agent
 from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
@@ -259,7 +259,8 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> t
     """(the problems, with the demonstrations that their file already has; those to demonstrate)."""
     if source is None:
         problems = Problems(config.setup)
-        tasks = problems.seeds("train", level) if problems.lists_none else config.setup.listed(level)
+        count = max(TRAINED_SEEDS, config.demonstrations or 0)
+        tasks = problems.seeds("train", level, count) if problems.lists_none else config.setup.listed(level)
         records = eligible = [Record(task, ()) for task in tasks]
     else:
         config.setup.require(source)

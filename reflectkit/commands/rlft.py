@@ -80,6 +80,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
     held_out = rl.held_out_problems(config, validation)
     count = len({task.id for level in levels for task in level.tasks})
     problems = f"{pluralize(count, 'problem')} of {config.problems.source('train')}"
+    if all(level.dealt for level in levels):
+        problems += ", then of new seeds"
     if config.chat_reflector is not None:
         if config.chat.dry_run:
             return rl.comments_estimate(config, config.chat_reflector, levels, validation, progress)

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 from reflectkit.console import Progress
 from reflectkit.envs import PROBLEMS, SPLITS, split_of
 from reflectkit.envs.setup import EnvSetup, at_level
-from reflectkit.errors import DataError
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import dumps, lone_surrogate, read_json_list
 from reflectkit.seeding import generator
 from reflectkit.types import Observation, Status, Task, Trajectory, from_json, to_json
@@ -33,7 +33,10 @@ EXPLORE = "auto_explore"
 VISITED = "visited"
 """What `info` begins with in episodes of other players."""
 FIRST_SEED = {"train": 0, "validate": 1_000_000, "test": 2_000_000}
+SEEDS = 1_000_000
+"""Seeds of a split."""
 TRAINED_SEEDS = 1000
+"""Training problems that are dealt at once, where each seed is a problem."""
 HELD_OUT_SEEDS = 100
 FEWEST = 3
 """Problems of a split below which nothing is held out."""
@@ -197,7 +200,8 @@ class Problems:
     """The problems of an env. A split has a file if one was given, or if the env's folder has files of splits.
 
     Otherwise the env's own list is split 7:2:1 by group, always in the same way; a level with too few has all of its
-    problems in each split. An env without a list has a problem for each seed: `reset` gets that seed.
+    problems in each split. An env without a list has a problem for each seed: `reset` gets that seed. Its training
+    problems have no end (`dealt`).
     """
 
     setup: EnvSetup
@@ -231,8 +235,8 @@ class Problems:
     def tasks(self, split: str, level: str, option: str = "--level", seeds: int = 0) -> list[Task]:
         """The problems of `split` at `level`.
 
-        option: the flag that chooses another level. seeds: how many problems to make of seeds; 0: 1,000 for training,
-        otherwise 100. Raises DataError, with the commands to run first, for a missing file.
+        option: the flag that chooses another level. seeds: how many problems to make of seeds; 0: the first 1,000 for
+        training, otherwise 100. Raises DataError, with the commands to run first, for a missing file.
         """
         path, name = self.file(split), self.setup.env_name
         if path is not None:
@@ -242,12 +246,45 @@ class Problems:
             return self._own[level][split]
         return self.seeds(split, level, seeds)
 
-    def seeds(self, split: str, level: str, count: int = 0) -> list[Task]:
-        """The problems of `split` at `level` of an env without a list, one per seed; see `tasks`."""
-        name = self.setup.env_name
-        first, prefix = FIRST_SEED[split], "seed" if len(self.setup.kind.levels) == 1 else level
+    def seeds(self, split: str, level: str, count: int = 0, start: int = 0) -> list[Task]:
+        """The problems of `split` at `level` of an env without a list, one per seed, without the first `start`; see
+        `tasks`. Raises ConfigError for more than a split has.
+        """
         count = count or (TRAINED_SEEDS if split == "train" else HELD_OUT_SEEDS)
+        if start + count > SEEDS:
+            raise ConfigError(f"{count:,} problems are more than the {SEEDS:,} seeds of a split; ask for fewer")
+        name, prefix = self.setup.env_name, "seed" if len(self.setup.kind.levels) == 1 else level
+        first = FIRST_SEED[split] + start
         return [Task(f"{prefix}-{n}", name, level, f"seed-{n}", {"seed": n}) for n in range(first, first + count)]
+
+    def dealt(self, level: str, turn: int) -> list[Task]:
+        """The training problems at `level` after `tasks`, as many in each `turn` from 1: those of seeds that no file of
+        a split has, or the same again for an env with a list or a file that the user gave.
+        """
+        known = self.tasks("train", level)
+        if not self.is_endless(level):
+            return known
+        turns = (SEEDS - self._fresh_seed) // len(known)
+        return self.seeds("train", level, len(known), self._fresh_seed + (turn - 1) % turns * len(known))
+
+    def is_endless(self, level: str) -> bool:
+        """Whether training never runs out of problems at `level`."""
+        known = self.tasks("train", level)
+        return self.lists_none and not self.files and self._fresh_seed + len(known) <= SEEDS
+
+    @cached_property
+    def _fresh_seed(self) -> int:
+        """The first seed above those of all problems in the files of splits; `SEEDS` if one of them has no seed.
+        Without files, that after the first deal.
+        """
+        if self.by_seed:
+            return TRAINED_SEEDS
+        fresh = 0
+        for path in (self.setup.folder / f"{split}.json" for split in SPLITS):
+            for record in read_records(path, self.setup.env_name) if path.exists() else ():
+                seed = record.task.data.get("seed")
+                fresh = max(fresh, seed + 1 if isinstance(seed, int) else SEEDS)
+        return fresh
 
     def levels_with(self, split: str, levels: Sequence[str], progress: Progress, option: str = "--level") -> list[str]:
         """Those of `levels` at which `split` has problems; the others are reported. Raises DataError if none has."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +20,7 @@ from reflectkit.chat.players import ChatReflector
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.problems import draw_problems
+from reflectkit.data.problems import HELD_OUT_SEEDS, draw_problems
 from reflectkit.env import DEFAULT_HORIZON
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, not_repeatable
@@ -68,7 +68,7 @@ from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import RLConfig
 from reflectkit.train.settings import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
-from reflectkit.types import Status, to_json
+from reflectkit.types import Status, Task, to_json
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 HELD_OUT = "held_out.json"
@@ -92,7 +92,8 @@ def validation_of(config: RLConfig, progress: Progress) -> Level | None:
             progress.news("success on held-out problems is not measured here, as it would cost money; see evaluate")
         return None
     try:
-        return _level(config, config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:], "validate")
+        names = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:]
+        return _level(config, names, "validate", seeds=max(HELD_OUT_SEEDS, config.held_out))
     except DataError as error:
         if config.validate_steps:
             raise
@@ -100,10 +101,17 @@ def validation_of(config: RLConfig, progress: Progress) -> Level | None:
         return None
 
 
-def _level(config: RLConfig, names: Sequence[str], split: str, few: int | None = None) -> Level:
-    problems = {task.id: task for name in names for task in config.problems.tasks(split, name, "--curriculum")}
-    make = config.setup.maker(names[-1])
-    return Level("+".join(names), list(problems.values())[:few], make, config.env.kind.max_concurrency)
+def _level(config: RLConfig, names: Sequence[str], split: str, few: int | None = None, seeds: int = 0) -> Level:
+    problems = config.problems
+    tasks = {task.id: task for name in names for task in problems.tasks(split, name, "--curriculum", seeds)}
+    make, dealt = config.setup.maker(names[-1]), None
+    if split == "train" and few is None and all(map(problems.is_endless, names)):
+
+        @cache
+        def dealt(turn: int) -> list[Task]:
+            return [task for name in names for task in problems.dealt(name, turn)]
+
+    return Level("+".join(names), list(tasks.values())[:few], make, config.env.kind.max_concurrency, dealt)
 
 
 def with_models(config: RLConfig, levels: Sequence[Level], validation: Level | None, progress: Progress) -> RLConfig:

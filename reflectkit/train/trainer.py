@@ -39,12 +39,15 @@ WINDOW = 3  # updates over which the success rate is averaged to decide whether 
 
 @dataclass(frozen=True)
 class Level:
-    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once."""
+    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once. dealt:
+    the problems of each turn from 1, after `tasks` and as many; None: `tasks` again.
+    """
 
     name: str
     tasks: Sequence[Task]
     make: Callable[[], Env]
     max_concurrency: int = 2**31
+    dealt: Callable[[int], Sequence[Task]] | None = None
 
 
 @dataclass
@@ -78,13 +81,13 @@ class Curriculum:
         self.rates = [*self.rates, success_rate][-WINDOW:]
 
 
-def draw(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
-    """The `count` problems of `step`, dealt from a deck that is reshuffled whenever it is used up."""
+def draw(level: Level, step: int, count: int, seed: int) -> list[Task]:
+    """The `count` problems of `step`, from a shuffled deck; the next one follows whenever it is used up."""
     chosen: list[Task] = []
     position = step * count
     while len(chosen) < count:
-        turn, place = divmod(position + len(chosen), len(tasks))
-        deck = list(tasks)
+        turn, place = divmod(position + len(chosen), len(level.tasks))
+        deck = list(level.dealt(turn) if turn and level.dealt else level.tasks)
         generator(seed, "deck", turn).shuffle(deck)
         chosen += deck[place : place + count - len(chosen)]
     return chosen
@@ -347,7 +350,7 @@ class Trainer:
         config, level = self.config, self.config.levels[self.curriculum.level]
         step, place = divmod(number, config.groups)
         if self._drawn[:2] != (level, step):
-            self._drawn = level, step, draw(level.tasks, step, config.groups, config.seed)
+            self._drawn = level, step, draw(level, step, config.groups, config.seed)
         episodes = [
             Episode(
                 self._drawn[2][place],

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectkit.commands.split import split_weighted
-from reflectkit.data.problems import Problems, apportion, split_groups
+from reflectkit.data.problems import Problems, Record, apportion, record_to_json, split_groups
 from reflectkit.env import ChoiceEnv
 from reflectkit.envs import env_class
 from reflectkit.envs.adapters.program import ProgramSettings
 from reflectkit.envs.setup import EnvSetup
-from reflectkit.errors import DataError
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import write_json
 from reflectkit.types import Task
 
@@ -109,6 +109,30 @@ def test_an_env_without_a_list_has_a_problem_for_each_seed(tmp_path: Path) -> No
         env.reset(task, random.randrange(99))
         sides.append(env.side)
     assert sides == [random.Random(2_000_000 + place).randrange(2) for place in range(20)]
+
+
+def test_training_has_a_problem_for_each_seed_without_an_end(tmp_path: Path) -> None:
+    own = problems(f"{__name__}:Guess", tmp_path)
+    assert [task.data["seed"] for task in own.dealt("all", 3)] == list(range(3000, 4000))
+    held_out = {task.id for split in ("validate", "test") for task in own.tasks(split, "all", seeds=5000)}
+    trained = {task.id for turn in (1, 998, 999, 1000) for task in own.dealt("all", turn)}
+    assert len(trained) == 3000  # turn 1000 begins again
+    assert not trained & held_out
+    with pytest.raises(ConfigError, match="1,000,001"):
+        own.tasks("test", "all", seeds=1_000_001)
+    assert not problems("taxi", tmp_path).is_endless("full")
+
+
+def test_after_a_split_training_goes_on_with_seeds_of_no_split(tmp_path: Path) -> None:
+    name = f"{__name__}:Guess"
+    tasks = problems(name, tmp_path).tasks("train", "all")
+    for split, part in (("train", tasks[:300:2]), ("validate", tasks[1:40:2]), ("test", tasks[300:310])):
+        write_json(tmp_path / "guess" / f"{split}.json", [record_to_json(Record(task, ())) for task in part])
+    own = problems(name, tmp_path)
+    assert own.tasks("train", "all") == tasks[:300:2]
+    assert [task.data["seed"] for task in own.dealt("all", 2)] == list(range(460, 610))
+    given = Problems(own.setup, {"train": tmp_path / "guess" / "train.json"})
+    assert given.dealt("all", 2) == tasks[:300:2]  # a file that the user names has all there are
 
 
 def test_an_ignored_seed_is_noticed_and_a_hidden_state_is_not_mistaken_for_it(tmp_path: Path) -> None:

@@ -63,9 +63,19 @@ def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:
     assert [level for _, level in began] == [0, 0, 0, 1, 1, 2, 2]
     assert [new for new, _ in began] == [False, False, False, True, False, True, False]
     tasks = [Task(str(number), "e", "l", "g", {}) for number in range(10)]
-    drawn = [task.id for step in range(5) for task in draw(tasks, step, 4, seed=0)]
+    level = Level("l", tasks, lambda: make("corridor", 8))
+    drawn = [task.id for step in range(5) for task in draw(level, step, 4, seed=0)]
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(task.id for task in tasks)
-    assert len(draw(tasks, 0, 35, seed=0)) == 35
+    assert len(draw(level, 0, 35, seed=0)) == 35
+
+
+def test_problems_without_an_end_are_new_in_each_turn() -> None:
+    turns = [[Task(str(10 * turn + place), "e", "l", "g", {}) for place in range(10)] for turn in range(4)]
+    level = Level("l", turns[0], lambda: make("corridor", 8), dealt=turns.__getitem__)
+    drawn = [task.id for step in range(10) for task in draw(level, step, 4, seed=0)]
+    assert [{*drawn[first : first + 10]} for first in range(0, 40, 10)] == [
+        {task.id for task in turn} for turn in turns
+    ]
 
 
 def test_adaptive_curriculum_moves_on_when_it_is_good_enough() -> None:
