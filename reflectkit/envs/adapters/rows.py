@@ -109,7 +109,7 @@ def _read_file(path: Path) -> list[Any]:
 
 def _read_csv(path: Path) -> Iterator[dict[str, str]]:
     text = text_of(path)
-    header = text.partition("\n")[0].rstrip("\r")
+    header = next(io.StringIO(text, newline=None), "").rstrip("\n")
     # 1. The delimiter is the one with which the header names a prompt.
     named = (mark for mark in DELIMITERS if "prompt" in next(csv.reader([header], delimiter=mark), []))
     delimiter = next(named, DELIMITERS[0])
