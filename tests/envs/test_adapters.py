@@ -746,6 +746,13 @@ def test_the_texts_of_a_csv_file_stay_texts() -> None:
     assert [row["answer"] for row in rows_of("texts.csv")] == LOOKALIKES
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_lines_of_a_csv_file_end_as_on_any_system(end: str) -> None:
+    read_rows.cache_clear()
+    Path("ends.csv").write_bytes(f"prompt;answer{end}One;01{end}Two;02{end}".encode())
+    assert rows_of("ends.csv") == [{"prompt": "One", "answer": "01"}, {"prompt": "Two", "answer": "02"}]
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_a_large_csv_file_has_lines_in_its_texts(delimiter: str) -> None:
     path, long = f"long{ord(delimiter)}.csv", "- an item, and; more\n" * 1000
@@ -1005,7 +1012,7 @@ class Blank(Game):
 class Named(Game):
     def get_action_meanings(self): return ["left"]
 
-if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four)
+if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four, max_episode_steps=9)
 """
 
 

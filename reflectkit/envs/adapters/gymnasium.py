@@ -97,7 +97,11 @@ def env_of(name: str) -> type[Env]:
             raise ConfigError(f"gymnasium:{name}: {' '.join(str(error).split())}") from None
         hint = "(your own: FILE.py:CLASS, or gymnasium:FILE.py:ID)"
         raise unknown_name("environment of gymnasium", name, gymnasium.registry, hint) from None
-    game = game_of(lambda **settings: gymnasium.make(name, **settings), name, creator)
+
+    def make(**settings: Any) -> Any:
+        return gymnasium.make(name, disable_env_checker=True, **settings)  # whose warnings are of training elsewhere
+
+    game = game_of(make, name, creator)
     game.__module__ = creator.__module__
     game.horizon = spec.max_episode_steps or game.horizon
     game.__doc__ = re.split(r"\n\s*## (?:Information|Arguments|Version)", creator.__doc__ or "")[0]
