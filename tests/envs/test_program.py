@@ -382,6 +382,10 @@ PACKAGE = {"pkg/__init__.py", "pkg/__main__.py", "pkg/core.py"}
         ("python elsewhere.py", {"elsewhere.py"}, "elsewhere.py"),
         ("python -m no_such_module", set(), "no_such_module"),
         ("some-agent {seed}", set(), "some-agent"),
+        ("python {prompt}.py", set(), "{prompt}.py"),
+        ("bash -c 'cd tools && python other.py'", set(), "other.py"),
+        ("bash -c 'python < agent.py'", AGENT, ""),
+        ("xargs python", set(), "python"),
     ],
 )
 def test_the_files_of_a_program_are_known_or_it_says_so(

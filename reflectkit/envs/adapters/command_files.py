@@ -84,10 +84,10 @@ class CommandFiles:
                 if runs["flag"] == "m" and not modules:
                     self.opaque.append(text)
                 return
-        if rest:
-            script = rest.pop(0)
-            self._name(script, folders)
-            self._name(f"{script}/__main__.py", folders)
+        script = rest.pop(0) if rest else "python"
+        names_file = [self._name(name, folders) for name in (script, f"{script}/__main__.py")]
+        if not any(names_file):
+            self.opaque.append(script)
 
     def _run_shell(self, rest: list[str], folders: Sequence[Path]) -> None:
         """Note what a shell runs with the arguments `rest`."""
@@ -96,12 +96,15 @@ class CommandFiles:
                 self._read(_words(rest.pop(0)), folders, code=True)
                 return
 
-    def _name(self, word: str, folders: Sequence[Path], *, code: bool = False) -> None:
-        """Note the file that `word` names, if it names one."""
-        name = SHELL_FOLDER.sub("", word)
+    def _name(self, word: str, folders: Sequence[Path], *, code: bool = False) -> bool:
+        """Note the file that `word` names. Returns whether it names one."""
+        name, names_file = SHELL_FOLDER.sub("", word), False
         for folder in folders if name else ():
             path = Path(os.path.abspath(folder / name))
-            if not path.is_file() or _is_installed(path) or path in self._named:
+            if not path.is_file() or _is_installed(path):
+                continue
+            names_file = True
+            if path in self._named:
                 continue
             is_python = path.suffix == ".py" or b"python" in _first_line(path)
             if is_python:
@@ -110,6 +113,7 @@ class CommandFiles:
                 self._roots.append(path.parent)
             if is_python or not code or os.access(path, os.X_OK) or _is_shell_script(path):
                 self._named.append(path)
+        return names_file
 
 
 def _words(script: str) -> list[str]:
@@ -120,7 +124,7 @@ def _words(script: str) -> list[str]:
             words += shlex.split(line, comments=True)
         except ValueError:  # a quotation over several lines
             words += re.findall(r"[^\s\"']+", line)
-    return [word.strip("();|&<>`") for word in words]
+    return list(filter(None, (word.strip("();|&<>`") for word in words)))
 
 
 def _is_shell_script(path: Path) -> bool:
