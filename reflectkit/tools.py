@@ -57,7 +57,7 @@ CALL_OPENERS = re.compile(
     "|".join(
         (
             r"<\|?tool_calls?(?:_section)?(?:_begin|_start)?\|?>",  # Qwen, GLM, LFM2, Gemma, Kimi, Phi-4-mini
-            r"<function=|<arg_key>|<(?:\w+:)?invoke name=|\bto=functions\.",
+            r"<function=|<arg_key>|<(?:\w+:|\uff5c\w+\uff5c)?invoke name=|\bto=functions\.",
             PYTHON_MARK.pattern,
             r"\[TOOL_CALLS\]|<TOOLCALL>|\bfunctools\[",  # Mistral, Nemotron, Phi-4
             r"<\uff5ctool\u2581calls?\u2581begin\uff5c>",  # DeepSeek
@@ -251,9 +251,13 @@ def _call_signs(names: tuple[str, ...]) -> re.Pattern[str]:
     """Matches where a text looks like a call, perhaps of one of the tools `names`: in JSON, Python, a tag, or plain."""
     named = "|".join(map(re.escape, names))
     of_tool = (
-        rf"[\"'](?:name|function|tool|tool_name|action)[\"']\s*:\s*[\"'](?:{named})[\"']"
-        rf"|^[ \t]*\[?(?:\w+ ?= ?)?(?:print\()?(?:call:|\w+\.)?(?:{named})(?:\(| ?\{{)"
+        rf"[\"'](?:name|function|function_name|tool|tool_name|recipient_name|action)[\"']\s*:"
+        rf"\s*[\"'](?:functions\.)?(?:{named})[\"']"
+        rf"|\{{\s*[\"'](?:{named})[\"']\s*:\s*\{{"
+        rf"|^[ \t]*\[?(?:\w+ ?= ?)?(?:await )?(?:print\()?(?:call:|\w+\.)?(?:{named})(?:\(| ?\{{)"
+        rf"|\A\s*`(?:{named})\([^`\n]*\)`\s*\Z"
         rf"|\bto=(?:{named})\b|^Action:[ \t]*(?:{named})\b|</?(?:{named})>"
+        rf"|<\w*(?:tool|function|action|call|name)\w*>\s*(?:{named})(?:\(|\s*</)"
     )
     return re.compile(f"{CALL_OPENERS.pattern}|{CALL_SIGNS}|{of_tool}", re.MULTILINE)
 

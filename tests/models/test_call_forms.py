@@ -262,6 +262,14 @@ FOREIGN = (
     '<|channel|>final <|constrain|>json<|message|>{"text": "a"}',
     "Thought: keep.\nAction: keep_it\nAction Input: a",
     'OK. [TOOL_CALLS][{"name": "keep_it", "arguments": {"text": "a"}}]',
+    '{"keep_it": {"text": "a"}}',
+    '{"function_name": "keep_it", "arguments": {"text": "a"}}',
+    '{"tool_uses": [{"recipient_name": "functions.keep_it", "parameters": {"text": "a"}}]}',
+    "`keep_it(text='a')`",
+    "await keep_it(text='a')",
+    "<tool_use>\n<name>keep_it</name>\n<input>a</input>\n</tool_use>",
+    "<action>keep_it(text='a')</action>",
+    '<\uff5cDSML\uff5cinvoke name="keep_it">',
 )
 
 
@@ -288,7 +296,13 @@ def test_wrong_types_in_json_are_told_where_arguments_are_tags() -> None:
 @pytest.mark.parametrize("name", [row[0] for row in ROWS])
 def test_words_that_tell_of_tools_are_words(name: str) -> None:
     form = Dialogue(tokenizer_of(name)).form
-    for words in ("I could keep_it (the text), or look-up.v2.", 'It says {"name": "Ann", "text": "a"}.', "```x = 1```"):
+    for words in (
+        "I could keep_it (the text), or look-up.v2.",
+        'It says {"name": "Ann", "text": "a"}.',
+        "```x = 1```",
+        "`keep_it(text)` keeps a text.",
+        "I used <b>keep_it</b>.",
+    ):
         use = parse(words, TOOLS, form, replies=True)
         assert (use.calls, use.errors) == ((), ())
 
