@@ -271,13 +271,14 @@ def _read_messages(
     messages: Sequence[Message], tools: Sequence[ToolSpec], without_thoughts: Callable[[str], str]
 ) -> Iterator[_LoggedMessage]:
     """`messages` with calls and results that are written into the words as what they are, and without thoughts. A
-    result without a name is of the next call.
+    result without a name is of the next call, and words before one are a call.
     """
     waiting: list[str] = []
-    for message in messages:
+    for place, message in enumerate(messages):
         if message.role == "assistant":
             words = without_thoughts(words_beside_calls(message)).strip()
-            logged = _read_answer(words, message.calls, tools)
+            has_result = any(_results(after)[0].role == "tool" for after in messages[place + 1 : place + 2])
+            logged = _read_answer(words, message.calls, tools, must_call=has_result and not waiting)
             waiting = [call.name for call in logged.message.calls]
             yield logged
             continue
@@ -289,12 +290,14 @@ def _read_messages(
             yield _LoggedMessage(result)
 
 
-def _read_answer(words: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> _LoggedMessage:
-    """What an assistant said and called."""
+def _read_answer(
+    words: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec], *, must_call: bool
+) -> _LoggedMessage:
+    """What an assistant said and called. must_call: whether a result follows."""
     comment = one_line(words)
-    if not calls:
+    if words and not calls:
         try:
-            calls, comment = _written_calls(words, tools)
+            calls, comment = _written_calls(words, tools, must_call=must_call)
         except Unusable as unusable:
             return _LoggedMessage(Message("assistant", words), fault=unusable)
     if not calls:
@@ -308,11 +311,11 @@ def _read_answer(words: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec
     return _LoggedMessage(message, comment)
 
 
-def _written_calls(words: str, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolCall, ...], str]:
-    """The calls in `words`, in whichever form they are, and what is said before them. Raises Unusable for what looks
-    like a call and is none.
+def _written_calls(words: str, tools: Sequence[ToolSpec], *, must_call: bool) -> tuple[tuple[ToolCall, ...], str]:
+    """The calls in `words`, in whichever form they are, and what is said before them. Raises Unusable for what must be,
+    or looks like, a call and is none.
     """
-    if not looks_like_call(words, tools):
+    if not (must_call or looks_like_call(words, tools)):
         return (), ""
     for form in FORMS:
         use = parse(words, tools or tools_of_calls(words, form), form, replies=True)

@@ -101,6 +101,14 @@ SAME = {
         ],
         "tools": json.dumps(TOOLS),
     },
+    "a call in JSON before its result, without tools": {
+        "conversations": [
+            {"from": "human", "value": "Weather in Rome?"},
+            {"from": "function_call", "value": JSON},
+            {"from": "observation", "value": "sunny"},
+            {"from": "gpt", "value": "Sunny."},
+        ]
+    },
     "a prompt and its completion": {"prompt": [ASKED], "completion": PLAIN["messages"][1:], "tools": TOOLS},
 }
 
@@ -152,6 +160,7 @@ REFUSED = {
     "an argument that is missing": with_call(tool_calls=[call("weather", city=None)]),
     "a call that is not whole": with_call(content='<tool_call>\n{"name": "weather", "arguments": {"city": '),
     "a call without its opener": with_call(content="<function=weather><parameter=city>Rome</parameter></function>"),
+    "words before a result": with_call(content="Weather of Rome"),
     "no words": with_call(content="<think>Hm."),
     "weight 0": with_call(content="Let me see.", weight=0),
 }
