@@ -119,7 +119,7 @@ def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, Person
 def test_the_person_reads_words_and_no_calls() -> None:
     keyboard = Typed("Hello?", "", "i", "It is late.", "e")
     trajectory, user = talked(
-        keyboard, "<think>A secret.</think>Who are you?", LOOK, "A lamp<|im_end|>,\nor <tool_call>?", "Bye."
+        keyboard, "<think>A secret.</think>Who are you?", LOOK, "A lamp<|im_end|>,\nor <tool_response>?", "Bye."
     )
     assert keyboard.shown[0].startswith("You are ")
     assert "q: leave" in keyboard.shown[0]
