@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reflectkit.agents.players import newest_checkpoint
+from reflectkit.agents.players import checkpoint_of
 from reflectkit.cli.main import main
+from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.envs import PROBLEMS, env_class
 from reflectkit.envs.setup import EnvSetup
@@ -379,7 +380,7 @@ class Explore(Commands):
 
     def checkpoint(self, name: str) -> Path:
         """What a run trained."""
-        return newest_checkpoint(self.folder / name)
+        return checkpoint_of(self.folder / name, Quiet())
 
     def loss(self, arm: str, questions: str, mark: str = "") -> None:
         """Write the loss of the oracle's action in an arm. questions: the split on which the oracle plays."""

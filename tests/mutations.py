@@ -126,8 +126,8 @@ MUTATIONS = (
     ),
     Mutation(
         "level-off-by-one",
-        "min(step * self.levels // self.steps, self.levels - 1)",
-        "min((step + 1) * self.levels // self.steps, self.levels - 1)",
+        "min(step * self.levels // steps, self.levels - 1)",
+        "min((step + 1) * self.levels // steps, self.levels - 1)",
         ("tests/train/test_rl.py",),
     ),
     Mutation(

@@ -19,7 +19,14 @@ from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import CheckpointError, ConfigError
-from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, has_tokenizer, load_tokenizer, model_facts
+from reflectkit.models.checkpoint_metadata import (
+    BETTER,
+    REFLECTOR_FOLDER,
+    best_checkpoint,
+    has_tokenizer,
+    load_tokenizer,
+    model_facts,
+)
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.packaged import model_source
 from reflectkit.registry import plugins, resolve
@@ -176,31 +183,40 @@ def refuse_without_model(*models: Path | None) -> None:
             )
 
 
-def newest_checkpoint(path: Path) -> Path:
-    """The newest checkpoint in `path` if that is a run of sft or rlft; otherwise `path` itself."""
+def checkpoint_of(path: Path, progress: Progress) -> Path:
+    """The checkpoint that a run of sft or rlft at `path` stands for, which is reported: the best one if training
+    validated, else the newest. `path` itself if it is no run.
+    """
     inside = checkpoints(path)
-    if inside and not has_tokenizer(path):
+    if not inside or has_tokenizer(path):
+        return path
+    best = best_checkpoint(inside)
+    if best is None:
+        progress.news(f"{path}: {inside[-1].name}, its newest checkpoint")
         return inside[-1]
-    return path
+    facts = model_facts(best)
+    measures = [f"{name.replace('_', ' ')} {facts[name]:.3g}" for name in BETTER if name in facts]
+    progress.news(f"{path}: {best.name}, its best checkpoint ({', '.join(measures)})")
+    return best
 
 
-def newest_name(model: str) -> str:
-    """The newest checkpoint of `model` if that is a run of sft or rlft; otherwise `model`, which may be a hub id."""
-    newest = newest_checkpoint(Path(model))
-    return model if newest == Path(model) else str(newest)
+def checkpoint_name(model: str, progress: Progress) -> str:
+    """The checkpoint that `model` stands for if that is a run; otherwise `model`, which may be a hub id."""
+    place = checkpoint_of(Path(model), progress)
+    return model if place == Path(model) else str(place)
 
 
 def resolve_model_path(
     model: Path | None, data_dir: Path, progress: Progress, *, reflects: bool = False
 ) -> Path | None:
-    """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
+    """Where `model` lies: a run stands for one of its checkpoints, a packaged model is converted first, and a hub id
     stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
 
     Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
     """
     if model is None or model in WITHOUT_MODEL or is_chat(model):
         return model
-    source = model_source(str(newest_checkpoint(model)), data_dir, progress)
+    source = model_source(str(checkpoint_of(model, progress)), data_dir, progress)
     try:
         hub_options(source)
     except CheckpointError as error:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.players import newest_checkpoint
+from reflectkit.agents.players import checkpoint_of
 from reflectkit.config import Config, build, leaves, option, with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.problems import Problems
@@ -49,7 +49,7 @@ ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actio
 class ExportConfig(Config):
     """Settings of export."""
 
-    load_dir: Path = option(name="policy", help="Checkpoint of sft or rlft, or a run, for its newest one.")
+    load_dir: Path = option(name="policy", help="Checkpoint of sft or rlft, or a run, for its best or newest one.")
     out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
     dtype: DType = option("float32", help="float32, bfloat16 or float16.")
     license: str = option(
@@ -60,7 +60,7 @@ class ExportConfig(Config):
 
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
-    config = with_values(config, policy=newest_checkpoint(config.load_dir))
+    config = with_values(config, policy=checkpoint_of(config.load_dir, progress))
     hub_options(config.load_dir)  # whether there is such a model
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:

@@ -20,11 +20,13 @@ from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.problems import digest_of
 from reflectkit.envs.setup import chat_settings
 from reflectkit.errors import memory_explained
+from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.models.hub import PACKAGED, TINY, hub_options
 from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.runs.run import digest
+from reflectkit.runs.run import checkpoints, digest
 from reflectkit.text import pluralize
 from reflectkit.train.processes import check_launch, launch, shared_run, start_processes
+from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.rl_config import RLConfig as RLConfig
 from reflectkit.train.settings import require_trackers
 
@@ -101,8 +103,12 @@ def run(config: RLConfig, progress: Progress) -> Report:
     settings = identifying(config) | {
         "problems": digest(file) if file else digest_of([task for level in levels for task in level.tasks])
     }
-    with shared_run("rlft", config, inputs, processes) as current:
+    with shared_run("rlft", config, inputs, processes, LIMITS) as current:
         if current.done:
+            made = current.done.figures["steps"]
+            if made > config.max_steps:
+                more = f"more than --max-steps {config.max_steps}; another --name trains anew"
+                progress.news(f"{current.folder} has made {pluralize(made, 'update')}, {more}")
             return current.done
         hardest = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
         holds_out = config.problems.file("train") is not None or config.problems.holds_out(hardest)
@@ -115,22 +121,28 @@ def run(config: RLConfig, progress: Progress) -> Report:
             holds_out = False
             progress.news(f"level '{hardest}' of the split: its held-out problems are training problems, too")
         with rl.chat_reflector(config, current.folder, progress) as chat:
-            trainer = rl.resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
+            trainer = rl.resumed_trainer(config, levels, current, settings, processes, progress, chat)
             resumed = f", from update {trainer.step + 1}" if trainer.step else ""
             progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}{resumed}")
             with closing(trainer):
                 target, history = rl.train(config, trainer, validation, held_out, current.folder, settings, progress)
         last = history[-max(1, len(history) // 10) :]
         figures: dict[str, Any] = {
-            "steps": config.max_steps,
+            "steps": trainer.step,
             "episodes": trainer.counters["episodes"],
             "success_rate": fmean(row["success_rate"] for row in last) if last else None,
             "return": fmean(row["return"] for row in last) if last else None,
         }
+        best = best_checkpoint(checkpoints(current.folder))
+        if best is not None:
+            figures["best_checkpoint"] = best.name
+            figures["best_validation_return"] = model_facts(best)["validation_return"]
         title = f"RL in {target} (rates: last tenth, training problems, sampled actions)"
         current.tables.append(figures_table(title, "value", figures))
         if held_out is not None and processes.first:
-            held_out_table, figures["held_out"] = rl.held_out_table(config, current.folder, held_out, holds_out)
+            held_out_table, figures["held_out"] = rl.held_out_table(
+                config, current.folder, held_out, trainer.step, holds_out
+            )
             current.tables.append(held_out_table)
             if rl.no_better_than_random(figures["held_out"]):
                 stuck = last[-1].get("groups_without_spread") == 1
@@ -143,5 +155,5 @@ def run(config: RLConfig, progress: Progress) -> Report:
             figures["asked"] = asked
             current.tables += [figures_table(f"Asked: {model}", "value", usage) for model, usage in asked.items()]
         if not processes.first:
-            return Report("rlft", current.folder, figures, (target,))
-        return current.finish(figures, [target, current.folder / "metrics.jsonl"])
+            return Report("rlft", current.folder, figures, (best or target,))
+        return current.finish(figures, [best or target, current.folder / "metrics.jsonl"])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reflectkit.agents.players import newest_name
+from reflectkit.agents.players import checkpoint_name
 from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
@@ -60,10 +60,10 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     config.setup.require(source)
     rows = read_rows(source)
     form = "" if config.role == "reflection" else form_of(source, rows)
-    start = config.model if config.model in TINY else newest_name(config.model)
     launched = "RANK" in os.environ  # by torchrun, accelerate or `launch`
     processes = start_processes("sft", config.device, config.run.threads) if launched else Processes()
     progress = progress if processes.first else Quiet()
+    start = config.model if config.model in TINY else checkpoint_name(config.model, progress)
     with processes.first_then_rest():
         config = with_values(config, model=model_source(start, config.run.data_dir, progress))
     if config.checkpoints.plan:

@@ -118,8 +118,8 @@ def load_agent(
     """The agent of a policy, which a reflector comments for.
 
     Args:
-        policy: A checkpoint, a run of `sft` or `rlft` (its newest checkpoint), a hub id, a chat model (`openai:MODEL`,
-            `azure:…`, `local:…`), or anything else that `--policy` takes.
+        policy: A checkpoint, a run of `sft` or `rlft` (its best checkpoint if training validated, else the newest),
+            a hub id, a chat model (`openai:MODEL`, `azure:…`, `local:…`), or anything else that `--policy` takes.
         reflector: The same, for the model that comments.
         temperature: 0 takes the likeliest action.
         seed: Of the sampling; the same calls in the same order get the same answers.
@@ -156,7 +156,13 @@ def load_agent(
     closing = (players.close, *([folder.cleanup] if folder else []))
     chooses = player.policy is not None and model_facts(player.policy).get("acts") == "choice"
     return LoadedAgent(
-        players.agent(player), _trained_env(player.policy), chooses=chooses, seed=seed, rules=rules, closing=closing
+        players.agent(player),
+        _trained_env(player.policy),
+        policy=player.policy,
+        chooses=chooses,
+        seed=seed,
+        rules=rules,
+        closing=closing,
     )
 
 
@@ -164,7 +170,8 @@ class LoadedAgent:
     """Acts on what it is shown. Made by `load_agent`; it may be used from any thread, and is an `Agent` for `rollout`.
 
     agent: who decides. trained_env: the env that it was trained in, if that is on record, with its settings there.
-    chooses: whether it learned to choose from a list. closing: what to call at the end.
+    policy: the checkpoint that acts, if one does. chooses: whether it learned to choose from a list. closing: what to
+    call at the end.
     """
 
     def __init__(
@@ -172,11 +179,13 @@ class LoadedAgent:
         agent: Agent,
         trained_env: tuple[type[Env], Any] | None = None,
         *,
+        policy: Path | None = None,
         chooses: bool = False,
         seed: int = 0,
         rules: str = "",
         closing: Sequence[Any] = (),
     ) -> None:
+        self.policy = policy
         self._agent, self._trained_env, self._chooses, self._seed = agent, trained_env, chooses, seed
         self._env, self._numbers = _Program(rules), itertools.count()
         self._thread = LoopThread("reflectkit-agent")

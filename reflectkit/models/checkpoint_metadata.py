@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,21 @@ def model_facts(source: Path) -> dict[str, Any]:
     except DataError:
         return {}
     return dict(facts) if isinstance(facts, dict) else {}
+
+
+BETTER = {"validation_return": 1.0, "validation_loss": -1.0}
+"""The facts of a checkpoint that say how good it was on held-out problems or rows: 1 if more is better, else -1."""
+
+
+def best_checkpoint(checkpoints: Iterable[Path]) -> Path | None:
+    """The one of `checkpoints` that was best when it was validated, the last of equals; None if none was."""
+    best, best_score = None, -math.inf
+    for path in checkpoints:
+        facts = model_facts(path)
+        for name, sign in BETTER.items():
+            if name in facts and sign * facts[name] >= best_score:
+                best, best_score = path, sign * facts[name]
+    return best
 
 
 def checked_facts(folder: Path, role: str | None) -> ModelFacts:

@@ -7,6 +7,8 @@ the same command resumes its own unfinished run and skips its finished one.
 back.
 - With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
   replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with `--keep`.
+- A run that differs only in its limits, as in --max-steps, is continued if more is asked for, and skipped if it has
+  done as much already. With `--keep` it is a run with other settings.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -124,13 +126,20 @@ def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
 
 def find_run(run: RunConfig, identity: Identity) -> Path | None:
     """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to
-    it. Raises DataError if there is none and one is damaged, which would otherwise silently start again.
+    it. Otherwise the longest of those that have it but for their limits, and can be continued or skipped.
+
+    Raises DataError if there is none and one is damaged, which would otherwise silently start again.
     """
     runs = named_runs(run) if run.name else list(runs_of(run.results_dir, identity.stage))
     same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
-    for folder in runs if same is None else ():
-        intact_record(folder)
-    return same
+    if same is not None:
+        return same
+    records = [(folder, intact_record(folder)) for folder in runs]
+    if run.keep:
+        return None
+    similar = [(folder, record) for folder, record in records if identity.extends(folder, record)]
+    longest = max(similar, key=lambda entry: int(entry[1]["settings"][STEPS]), default=None)
+    return longest[0] if longest else None
 
 
 def named_runs(run: RunConfig) -> list[Path]:
@@ -253,26 +262,44 @@ CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.js
 HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and modification time
 
 
+STEPS = "max_steps"
+"""The limit that is a number of steps."""
+EARLIER = "earlier_max_steps"
+"""Key in config.json of the numbers of steps that were asked for before a run was continued."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """What identifies a run. inputs: digests by path. config: the whole settings, for the defaults of those that an
-    earlier version did not have.
+    earlier version did not have. limits: names of settings that only say when a run ends, STEPS among them.
     """
 
     stage: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
     config: Config
+    limits: Collection[str] = ()
 
-    def fits(self, record: Mapping[str, Any]) -> bool:
-        """Whether `record`, the config.json of a run, has this identity."""
+    def fits(self, record: Mapping[str, Any], *, but_for_limits: bool = False) -> bool:
+        """Whether `record`, the config.json of a run, has this identity, perhaps `but_for_limits`."""
         settings = record.get("settings")
-        return (
-            record.get("stage") == self.stage
-            and record.get("inputs") == self.inputs
-            and isinstance(settings, dict)
-            and recorded_defaults(self.config) | settings == self.settings
-        )
+        if not isinstance(settings, dict):
+            return False
+        recorded, asked = recorded_defaults(self.config) | settings, dict(self.settings)
+        if but_for_limits:
+            recorded |= {name: asked[name] for name in self.limits}
+        return record.get("stage") == self.stage and record.get("inputs") == self.inputs and recorded == asked
+
+    def extends(self, folder: Path, record: Mapping[str, Any]) -> bool:
+        """Whether `record`, of the run in `folder`, has this identity with other limits, and that run can be continued
+        to these, or has reached them.
+        """
+        if not self.limits or not self.fits(record, but_for_limits=True):
+            return False
+        if self.settings[STEPS] >= record["settings"][STEPS]:
+            return True
+        report = _finished(self.stage, folder)
+        return report is not None and report.figures["steps"] >= self.settings[STEPS]
 
     def difference(self, record: Mapping[str, Any]) -> str:
         """The seed, or the first setting, or else input, that differs in `record`."""
@@ -371,6 +398,8 @@ class Run:
     stage: str
     folder: Path
     done: Report | None = None
+    earlier_steps: tuple[int, ...] = ()
+    """The numbers of steps that were asked for before it was continued."""
     tables: list[Table] = field(default_factory=list)
 
     def finish(self, figures: Mapping[str, Any], outputs: Sequence[Path] = ()) -> Report:
@@ -386,17 +415,20 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: bool = False) -> Iterator[Run]:
+def open_run(
+    stage: str, config: Any, inputs: Sequence[Path] = (), *, again: bool = False, limits: Collection[str] = ()
+) -> Iterator[Run]:
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
 
-    config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. A run whose body
-    raises before it has written anything leaves no folder.
+    config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. limits: settings in
+    which an earlier run may differ, see `Identity`. A run whose body raises before it has written anything leaves no
+    folder.
 
     Raises DataError: an input is missing. ConfigError: the results folder cannot be written to, another process holds
     the run, or a run with another identity has its name.
     """
     use_threads(config.run.threads)
-    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config)
+    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config, limits)
     while True:
         existing = None if config.run.force or again else find_run(config.run, identity)
         with contextlib.ExitStack() as stack:
@@ -408,14 +440,19 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
                     stack.enter_context(locked(folder))
                 except FileNotFoundError:
                     continue  # a failed run has just removed it
-                if not identity.fits(read_record(folder)):
+                record = read_record(folder)
+                if not (identity.fits(record) or identity.extends(folder, record)):
                     continue  # another process has just replaced it
             sweep(folder)
             report = _finished(stage, folder)
+            is_same = existing is None or identity.fits(record)
+            if report is not None and not is_same and report.figures["steps"] < identity.settings[STEPS]:
+                report = None
             if report is None:
                 (folder / "report.json").unlink(missing_ok=True)
+                _continue(folder, identity)
             try:
-                yield Run(stage, folder, report)
+                yield Run(stage, folder, report, tuple(read_record(folder).get(EARLIER, ())))
             except BaseException:  # it goes if it has made nothing
                 with contextlib.suppress(OSError):
                     sweep(folder)
@@ -424,6 +461,18 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
                         shutil.rmtree(folder, ignore_errors=True)
                 raise
             return
+
+
+def _continue(folder: Path, identity: Identity) -> None:
+    """Give the unfinished run in `folder` the limits of `identity`."""
+    record = read_record(folder)
+    if identity.fits(record):
+        return
+    earlier, planned = record.get(EARLIER, []), record["settings"][STEPS]
+    if planned < identity.settings[STEPS]:
+        earlier = [*earlier, planned]
+    record |= {"settings": dict(identity.settings), EARLIER: earlier}
+    write_json(folder / "config.json", record | {CHECKSUM: record_checksum(record)})
 
 
 def finished_as(stage: str, config: Any) -> Report | None:

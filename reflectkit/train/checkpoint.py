@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from reflectkit.errors import CheckpointError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
-from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, best_checkpoint
 from reflectkit.models.load import save_player
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.train.trainer import Trainer
@@ -39,8 +39,8 @@ class OtherSettingsError(CheckpointError):
 
 
 def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write `folder/checkpoint-<step>` atomically, then remove all but the last `keep`, and return its path. All
-    processes must call this; the first one writes.
+    """Write `folder/checkpoint-<step>` atomically, then remove all but the last `keep` and the best. Returns its path.
+    All processes must call this; the first one writes.
 
     settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
     """
@@ -82,9 +82,11 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         seal(staging)
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
-    earlier = [path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step]
-    for old in earlier[:-keep]:  # later ones are damaged
-        shutil.rmtree(old, ignore_errors=True)
+    intact = [path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step]
+    best = best_checkpoint(intact)
+    for old in intact[:-keep]:
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
     return target
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,10 +272,13 @@ def stopped_between(what: str, progress: Progress, wanted: bool) -> Iterator[lis
 
 
 @contextlib.contextmanager
-def shared_run(stage: str, config: Any, inputs: list[Path], processes: Processes) -> Iterator[Run]:
-    """The run, which the first process opens and locks; the others get its folder."""
+def shared_run(
+    stage: str, config: Any, inputs: list[Path], processes: Processes, limits: Collection[str] = ()
+) -> Iterator[Run]:
+    """The run, which the first process opens and locks; the others get its folder. limits: see `open_run`."""
     with contextlib.ExitStack() as stack:
-        own_run = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
-        folder, done = processes.gather((own_run.folder, own_run.done) if own_run else None)[0]
-        yield own_run or Run(stage, folder, done)
+        own_run = stack.enter_context(open_run(stage, config, inputs, limits=limits)) if processes.first else None
+        facts = (own_run.folder, own_run.done, own_run.earlier_steps) if own_run else None
+        shared = processes.gather(facts)[0]
+        yield own_run or Run(stage, *shared)
         processes.wait()

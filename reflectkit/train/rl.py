@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -37,7 +37,13 @@ from reflectkit.evals.estimate import SAMPLED, PlannedCalls, comment_alone, esti
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl
-from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, context_of, load_tokenizer, model_facts
+from reflectkit.models.checkpoint_metadata import (
+    BETTER,
+    REFLECTOR_FOLDER,
+    context_of,
+    load_tokenizer,
+    model_facts,
+)
 from reflectkit.models.hub import TINY
 from reflectkit.models.labels import choice_ids, prompt_ids, trie
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
@@ -48,6 +54,7 @@ from reflectkit.rollouts.episode import rollout
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.run import (
     Identity,
+    Run,
     checkpoints,
     digest,
     named_runs,
@@ -65,7 +72,7 @@ from reflectkit.train.estimate import plan_report, tokens_a_pass
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes, stopped_between
 from reflectkit.train.reflector import ReflectorTrainer
-from reflectkit.train.rl_config import RLConfig
+from reflectkit.train.rl_config import LIMITS, RLConfig
 from reflectkit.train.settings import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
 from reflectkit.types import Status, Task, to_json
@@ -118,13 +125,13 @@ def with_models(config: RLConfig, levels: Sequence[Level], validation: Level | N
     """`config` with the checkpoints that runs stand for, and converted or new models."""
     reflector = players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True)
     config = with_values(config, reflector=reflector)
-    model = players.newest_name(config.policy.model) if config.policy.model else ""
+    model = players.checkpoint_name(config.policy.model, progress) if config.policy.model else ""
     if model in TINY:
         model = _recorded_model(config, levels, validation) or str(scratch.tiny_model(config, levels, progress))
     return with_values(
         config,
         model=model_source(model, config.run.data_dir, progress),
-        policy=config.policy.load_dir and players.newest_checkpoint(config.policy.load_dir),
+        policy=config.policy.load_dir and players.checkpoint_of(config.policy.load_dir, progress),
     )
 
 
@@ -137,7 +144,7 @@ def _recorded_model(config: RLConfig, levels: Sequence[Level], validation: Level
         if made and (model / "config.json").is_file():
             same = with_values(config, model=str(model))
             inputs = {str(path): digest(path) for path in input_files(same, levels, validation)}
-            if Identity("rlft", identifying(same), inputs, same).fits(record):
+            if Identity("rlft", identifying(same), inputs, same, LIMITS).fits(record, but_for_limits=True):
                 return str(model)
     return ""
 
@@ -222,9 +229,10 @@ def build_trainer(
     processes: Processes,
     progress: Progress,
     chat: CommentSource | None = None,
+    earlier_steps: tuple[int, ...] = (),
 ) -> Trainer:
     """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
-    comments.
+    comments. earlier_steps: see `TrainerConfig`.
 
     Raises CheckpointError, and ConfigError for models that cannot be trained.
     """
@@ -310,6 +318,7 @@ def build_trainer(
         config.optim,
         config.staleness,
         distill,
+        earlier_steps,
     )
     return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
 
@@ -347,7 +356,7 @@ def _is_quantised(player: LoadedModel) -> bool:
 
 MAY_DIFFER = {
     "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
-    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
+    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler", *LIMITS,
 }  # fmt: skip
 """Settings that may differ from those of the checkpoint that a run resumes from."""
 
@@ -355,40 +364,39 @@ MAY_DIFFER = {
 def resumed_trainer(
     config: RLConfig,
     levels: list[Level],
-    folder: Path,
+    run: Run,
     settings: Mapping[str, Any],
     processes: Processes,
     progress: Progress,
     chat: CommentSource | None = None,
 ) -> Trainer:
-    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
-    a chat model that comments.
+    """The trainer: resumed from the latest undamaged checkpoint of `run`, from --resume-from, or at its start. chat: a
+    chat model that comments.
     """
-    defaults, place = recorded_defaults(config), config.resume_from
-    for own in reversed(checkpoints(folder)):
+    defaults, place, earlier_steps = recorded_defaults(config), config.resume_from, run.earlier_steps
+    own_checkpoints = checkpoints(run.folder)
+    for own in reversed(own_checkpoints):
         try:
-            checkpoint.check_settings(own, settings, defaults)
+            checkpoint.check_settings(own, settings, defaults, LIMITS)
             verify(own)
             check_prompt_version(own, config.env, "start anew with --force")
-            trainer = build_trainer(config, levels, own, processes, progress, chat)
+            trainer = build_trainer(config, levels, own, processes, progress, chat, earlier_steps)
             checkpoint.restore(own, trainer)
             return trainer
         except checkpoint.OtherSettingsError:
             raise
         except CheckpointError as error:
-            earlier = own != checkpoints(folder)[0] or place is not None
+            earlier = own != own_checkpoints[0] or place is not None
             progress.news(f"{error}; {'resuming from an earlier state' if earlier else 'training starts anew'}")
     if place is None:
-        return build_trainer(config, levels, None, processes, progress, chat)
-    endless = config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
-    checkpoint.check_settings(place, settings, defaults, MAY_DIFFER | ({"max_steps"} if endless else set()))
+        return build_trainer(config, levels, None, processes, progress, chat, earlier_steps)
+    checkpoint.check_settings(place, settings, defaults, MAY_DIFFER)
     verify(place)
     check_prompt_version(place, config.env, f"start anew with --policy {place}")
-    trainer = build_trainer(config, levels, place, processes, progress, chat)
+    trainer = build_trainer(config, levels, place, processes, progress, chat, earlier_steps)
     checkpoint.restore(place, trainer)
     if trainer.step >= config.max_steps:
-        more = "raise --max-steps above that" if endless else f"to train on, start anew with --policy {place}"
-        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}, the last; {more}")
+        raise ConfigError(f"{place} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
     return trainer
 
 
@@ -444,21 +452,34 @@ def train(
         facts["acts_alone"] = True
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if read else "RL"
+    ends = (*trainer.config.earlier_steps, config.max_steps)
+    keep, patience = config.checkpoints.keep_checkpoints, config.patience
     if held_out is not None and trainer.step == 0:
         _measure(held_out, "before", folder, trainer)
     flat, saved = 0, trainer.step
     several = processes.count > 1
+
+    def is_validated(step: int) -> bool:
+        return bool(config.validate_steps) and (step in ends or step % config.validate_steps == 0)
+
+    # The last update may have been saved when its validation was interrupted
+    interrupted = bool(history) and history[-1]["step"] == trainer.step and not _is_validated(history[-1])
+    if validation and interrupted and is_validated(trainer.step):
+        history[-1] |= trainer.validate(validation)
+        if processes.first:
+            rewrite(metrics, history)
+        target = checkpoint.save(folder, trainer, settings, facts | _marks(history[-1]), keep)
+        processes.wait()
     with (
         tracking(config.checkpoints.report_to, folder, settings) as log,
         progress.bar(title, config.max_steps, trainer.step) as bar,
         stopped_between("update", progress, several) as stop,
     ):
-        while trainer.step < config.max_steps:
+        while trainer.step < config.max_steps and not (patience and _since_best(history) >= patience):
             figures = {}
-            last = trainer.step + 1 == config.max_steps
             try:
                 figures = trainer.train_step()
-                if validation and config.validate_steps and (last or trainer.step % config.validate_steps == 0):
+                if validation and is_validated(trainer.step):
                     figures |= trainer.validate(validation)
             except DivergedError as error:
                 raise _with_rows(error, folder, trainer) from None
@@ -468,14 +489,16 @@ def train(
                     if trainer.playing and processes.count == 1 and trainer.rollouts is None:
                         append(metrics, [figures] if figures else [])
                         trainer.forget_comments()
-                        checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                        checkpoint.save(folder, trainer, settings, facts, keep)
                         told = STOPPED.format(pluralize(trainer.step, "update"))
                     progress.news(told)
                 raise
             history.append(figures)
-            regular = last or trainer.step % config.checkpoints.save_steps == 0
+            ends_here = trainer.step in ends or (patience and _since_best(history) >= patience)
+            regular = ends_here or trainer.step % config.checkpoints.save_steps == 0
+            is_best = bool(_marks(figures)) and figures["validation_return"] == max(_validation_returns(history))
             stopping = several and any(processes.gather(bool(stop)))
-            due = regular or stopping
+            due = regular or is_best or stopping
             if processes.first:
                 append(metrics, [figures], sync=due)
                 if regular and config.keep_episodes:
@@ -486,7 +509,7 @@ def train(
                     ]
                     append(kept, episodes, sync=True)
             if due:
-                target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+                target = checkpoint.save(folder, trainer, settings, facts | _marks(figures), keep)
                 saved = trainer.step
                 processes.wait()
             if stopping:
@@ -501,9 +524,33 @@ def train(
             taught = figures.get("commented_decisions") or not is_flat([trajectory for trajectory, _ in trainer.latest])
             flat = 0 if taught else flat + 1
             _warn_if_flat(config, trainer, flat, progress)
+    if trainer.step < config.max_steps:
+        progress.news(
+            f"ended by --patience {patience} after {pluralize(trainer.step, 'update')}:"
+            f" {pluralize(_since_best(history), 'validation')} without a better return"
+        )
     if held_out is not None:
         _measure(held_out, "after", folder, trainer)
     return target, history
+
+
+def _is_validated(figures: Mapping[str, Any]) -> bool:
+    return any(name.startswith("validation_") for name in figures)
+
+
+def _marks(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of how good it is, if the update with these figures was validated."""
+    return {name: figures[name] for name in BETTER if name in figures}
+
+
+def _validation_returns(history: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [row["validation_return"] for row in history if "validation_return" in row]
+
+
+def _since_best(history: Sequence[Mapping[str, Any]]) -> int:
+    """How many validations have followed the one with the best return, the first of equals; 0 without any."""
+    returns = _validation_returns(history)
+    return len(returns) - 1 - returns.index(max(returns)) if returns else 0
 
 
 FLAT_UPDATES = 3
@@ -567,11 +614,13 @@ def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
     write_json(path, outcomes)
 
 
-def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool) -> tuple[Table, dict[str, Any]]:
+def held_out_table(
+    config: RLConfig, folder: Path, level: Level, steps: int, holds_out: bool
+) -> tuple[Table, dict[str, Any]]:
     """What training did to success on the problems of `level`, and to the return where that differs from success; to
     the return alone where the env does not report success.
 
-    holds_out: whether training does not use these problems.
+    steps: updates that were made. holds_out: whether training does not use these problems.
     """
     outcomes = read_json(folder / HELD_OUT)
     rows = {name: [row for row in outcomes[name] if not row["aborted"]] for name in outcomes}
@@ -582,7 +631,7 @@ def held_out_table(config: RLConfig, folder: Path, level: Level, holds_out: bool
     named = {
         "random": "random player",
         "before": "before training",
-        "after": f"after {pluralize(config.max_steps, 'update')}",
+        "after": f"after {pluralize(steps, 'update')}",
     }
     figures: dict[str, dict[str, Any]] = {}
     cells = []

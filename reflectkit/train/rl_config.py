@@ -30,6 +30,9 @@ from reflectkit.train.settings import (
     OptimizerConfig,
 )
 
+LIMITS = ("max_steps", "patience")
+"""Settings that say only when training ends; a run may be continued with others."""
+
 
 class PolicyConfig(Config):
     """Policy: the model to train, and how it answers."""
@@ -37,7 +40,7 @@ class PolicyConfig(Config):
     load_dir: Path | None = option(
         None,
         name="policy",
-        help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model.",
+        help="Checkpoint of the policy to train, or a run, for its best or newest one; alternatively --model.",
         essential=True,
     )
     model: str = option(
@@ -280,6 +283,11 @@ class RLConfig(Config):
     validate_steps: int = option(
         0, help="Updates between greedy validations on all problems held out for it; 0: none.", ge=0
     )
+    patience: int = option(
+        0,
+        help="Validations in a row without a better return that end training; 0: none do. Needs --validate-steps.",
+        ge=0,
+    )
     validate_problems: int = option(
         100,
         help="Held-out problems that are played greedily before the first and after the last update; 0: none.",
@@ -353,6 +361,7 @@ class RLConfig(Config):
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
+        refuse(self.patience and not self.validate_steps, f"--patience {self.patience} needs --validate-steps N")
         near = max(1, round(self.episodes / repeats)) * repeats
         uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
         refuse(self.episodes % repeats, uneven)

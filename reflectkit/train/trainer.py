@@ -55,8 +55,6 @@ class Curriculum:
     """Progress through `levels` levels."""
 
     levels: int
-    steps: int
-    """Updates in total."""
     advance_at: float = 0.0
     """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal steps per level."""
     level: int = 0
@@ -64,11 +62,13 @@ class Curriculum:
     rates: list[float] = field(default_factory=list)
     """Success rates of this level's latest updates."""
 
-    def begin(self, step: int) -> bool:
-        """To be called before each update; True if it starts a new level (other than the first)."""
+    def begin(self, step: int, steps: int) -> bool:
+        """To be called before update `step` (0 is the first) of `steps`; True if it starts a new level (other than the
+        first). It never goes back, also where training is continued with more steps.
+        """
         due = self.level
         if not self.advance_at:
-            due = min(step * self.levels // self.steps, self.levels - 1)
+            due = max(self.level, min(step * self.levels // steps, self.levels - 1))
         elif len(self.rates) >= WINDOW and sum(self.rates[-WINDOW:]) / WINDOW >= self.advance_at:
             due = min(self.level + 1, self.levels - 1)
         if due == self.level:
@@ -139,7 +139,8 @@ class TrainerConfig:
     levels: the curriculum, in order. steps: updates in all. episodes: per update, of all processes. seed: of problems,
     rollouts and minibatches. width: episodes played at once in one process. advance_at: see `Curriculum`.
     optim: its schedule and warm-up. staleness: how far play may run ahead of learning, with a sampler in another
-    process. distill: whether and where comments that the policy did not read are distilled into it.
+    process. distill: whether and where comments that the policy did not read are distilled into it. earlier_steps: the
+    numbers of updates, ascending, that were planned before training was continued beyond them.
     """
 
     levels: Sequence[Level]
@@ -152,6 +153,11 @@ class TrainerConfig:
     optim: OptimizerConfig = OptimizerConfig()
     staleness: StalenessConfig = StalenessConfig()
     distill: DistillConfig = DistillConfig()
+    earlier_steps: tuple[int, ...] = ()
+
+    def planned_steps(self, step: int) -> int:
+        """The number of updates that were planned when update `step` (0 is the first) was made."""
+        return next((planned for planned in self.earlier_steps if step < planned), self.steps)
 
     @property
     def groups(self) -> int:
@@ -179,7 +185,7 @@ class Trainer:
         self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
         self.processes = processes or Processes()
         self.replay = ReplayBuffer(config.algo.replay_size)
-        self.curriculum = Curriculum(len(config.levels), config.steps, config.advance_at)
+        self.curriculum = Curriculum(len(config.levels), config.advance_at)
         self.step = 0
         self.playing = False
         """Whether episodes are played, and nothing has changed since the last update."""
@@ -205,7 +211,8 @@ class Trainer:
         for sampler in self._local_samplers():
             if sampler.reads is not None:
                 sampler.reads.clear()
-        if self.curriculum.begin(self.step):
+        planned = self.config.planned_steps(self.step)
+        if self.curriculum.begin(self.step, planned):
             self.replay.clear()
         level = self.config.levels[self.curriculum.level]
         self._publish()
@@ -238,7 +245,7 @@ class Trainer:
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         optim = self.config.optim
-        rate = learning_rate_factor(optim.schedule, self.step, self.config.steps, optim.warmup_steps or 0)
+        rate = learning_rate_factor(optim.schedule, self.step, planned, optim.warmup_steps or 0)
         self.playing = False
         figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
         self.replay.add(fresh)

@@ -44,6 +44,19 @@ def test_killed_at_any_point_it_ends_with_the_same_bytes(corridor_folder: Path, 
     assert any(row["replayed_episodes"] for row in rows[0])
 
 
+def test_killed_at_any_point_of_its_continuation_it_ends_with_the_same_bytes(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    first, more = (command(corridor_folder, *HARD, "--max-steps", steps) for steps in ("2", "4"))
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        assert forked(first, tmp_path / name) == 0
+    assert forked(more, tmp_path / "whole") == 0
+    fork_killed_at(("config.json:1", "checkpoint-3$:1", "report.json:1"), more, tmp_path / "killed")
+    assert final(tmp_path / "whole") == final(tmp_path / "killed")
+    assert len(list((tmp_path / "killed" / "results").iterdir())) == 1
+
+
 def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
     corridor_folder: Path,
     straight: Path,

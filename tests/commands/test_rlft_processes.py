@@ -29,8 +29,9 @@ TWO = ["--algo", "ppo", "--distill-comments", "1", "--replay-size", "5", "--max-
 def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
     """The two are forks of this process, which has imported torch, started as torchrun starts them."""
     here, there = ([*command(corridor_folder, *TWO), "--results-dir", str(tmp_path / name)] for name in ("1", "2"))
-    assert main(here) == 0
-    forked_ranks(main, there)
+    for steps in ("1", "2"):  # the second time, the run is continued
+        assert main([*here, "--max-steps", steps]) == 0
+        forked_ranks(main, [*there, "--max-steps", steps])
     found = [next((tmp_path / name).glob("*_rlft")) for name in ("1", "2")]
     one, two = ([row for _, row in read_jsonl(run / "metrics.jsonl")] for run in found)
     for first, second in zip(one, two, strict=True):

@@ -18,6 +18,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.envs.taxi import ACTIONS, Taxi
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.load import load_player
 from reflectkit.prompts import policy_prompt, reflection_prompt
 from reflectkit.sampling.hf import LocalSampler
@@ -115,6 +116,15 @@ def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
         warnings.simplefilter("error")
         agent = load_agent(run, device="cpu")
     assert agent.act(observations[0].text) == agent.act(observations[0].text, ACTIONS)
+
+
+def test_a_run_stands_for_its_best_checkpoint(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", checkpoints["plain"], 9, {"validation_return": 0.5}, {"env": "taxi"})
+    for step, score in ((10, 0.4), (11, 0.9), (12, 0.2)):
+        shutil.copytree(run / "checkpoint-9", run / f"checkpoint-{step}")
+        facts = read_json(run / "checkpoint-9" / "reflectkit.json") | {"validation_return": score}
+        write_json(run / f"checkpoint-{step}" / "reflectkit.json", facts)
+    assert load_agent(run, device="cpu").policy == run / "checkpoint-11"
 
 
 @pytest.mark.parametrize(

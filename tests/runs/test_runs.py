@@ -21,6 +21,7 @@ from reflectkit.runs.run import CHECKSUMS, RunConfig, refuse_damage, seal, verif
 
 class Example(Config):
     size: int = option(3, help="A size.")
+    max_steps: int = option(9, help="Steps.")
     run: RunConfig = RunConfig()
 
 
@@ -109,6 +110,41 @@ def test_keep_puts_a_run_beside_the_other_and_finds_each_again(tmp_path: Path) -
     assert make(tmp_path, name="r/rl", keep=True, size=6, force=True).folder.name == "rl.4"
     assert make(tmp_path, name="r/rl", keep=True, stage="evaluate").folder.name == "rl.5"
     assert (tmp_path / "r" / "rl" / "checkpoint-3" / "weights").read_text() == "3"
+
+
+def trained(results: Path, steps: int, made: int | None = None, **values: Any) -> tuple[str, bool, tuple[int, ...]]:
+    """(name of the folder, whether nothing was left to do, earlier numbers of steps) of a run of `steps` steps, which
+    ends after `made` of them; 0: as by a kill.
+    """
+    settings = build(Example, {"results_dir": results, "max_steps": steps, **values}, "example")
+    with runs.open_run("rlft", settings, limits=("max_steps",)) as run:
+        if run.done is None:
+            (run.folder / "checkpoint").write_text("1")
+            if made != 0:
+                run.finish({"steps": made or steps})
+        return run.folder.name, run.done is not None, run.earlier_steps
+
+
+@pytest.mark.parametrize("name", ["", "a"])
+def test_a_run_with_more_steps_is_continued_and_one_with_fewer_is_there(tmp_path: Path, name: str) -> None:
+    folder = name or "1_rlft"
+    assert trained(tmp_path, 60, name=name) == (folder, False, ())
+    assert trained(tmp_path, 20, name=name) == (folder, True, ())
+    assert trained(tmp_path, 90, made=0, name=name) == (folder, False, (60,))
+    assert trained(tmp_path, 90, made=0, name=name) == (folder, False, (60,))  # resumed
+    assert trained(tmp_path, 120, made=80, name=name) == (folder, False, (60, 90))
+    assert trained(tmp_path, 120, name=name) == (folder, True, (60, 90))  # it ended early, by its own rule
+    assert trained(tmp_path, 80, name=name) == (folder, True, (60, 90))
+    assert trained(tmp_path, 120, name="other" if name else "", size=4)[0] == ("other" if name else "2_rlft")
+
+
+def test_an_unfinished_longer_run_is_no_shorter_one(tmp_path: Path) -> None:
+    trained(tmp_path, 120, made=0, name="a")
+    with pytest.raises(ConfigError, match="--max-steps 120 there, 60 here"):
+        trained(tmp_path, 60, name="a")
+    assert trained(tmp_path, 60) == ("1_rlft", False, ())
+    assert trained(tmp_path, 60, name="a", keep=True) == ("a.2", False, ())
+    assert trained(tmp_path, 70, name="a", keep=True) == ("a.3", False, ())  # recipes train anew
 
 
 def test_a_command_without_a_name_finds_named_runs(tmp_path: Path) -> None:

@@ -58,10 +58,11 @@ def test_the_figures_of_an_update_by_hand() -> None:
 
 
 def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:
-    equal = Curriculum(3, 7)
-    began = [(equal.begin(step), equal.level) for step in range(7)]
+    equal = Curriculum(3)
+    began = [(equal.begin(step, 7), equal.level) for step in range(7)]
     assert [level for _, level in began] == [0, 0, 0, 1, 1, 2, 2]
     assert [new for new, _ in began] == [False, False, False, True, False, True, False]
+    assert (equal.begin(7, 70), equal.level) == (False, 2)  # continued: update 8 of 70 would be at the first level
     tasks = [Task(str(number), "e", "l", "g", {}) for number in range(10)]
     level = Level("l", tasks, lambda: make("corridor", 8))
     drawn = [task.id for step in range(5) for task in draw(level, step, 4, seed=0)]
@@ -79,10 +80,10 @@ def test_problems_without_an_end_are_new_in_each_turn() -> None:
 
 
 def test_adaptive_curriculum_moves_on_when_it_is_good_enough() -> None:
-    adaptive = Curriculum(3, 100, advance_at=0.6)
+    adaptive = Curriculum(3, advance_at=0.6)
     levels = []
     for step, rate in enumerate([0.9, 0.9, 0.0, 0.1, 0.9, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]):
-        adaptive.begin(step)
+        adaptive.begin(step, 100)
         levels.append(adaptive.level)
         adaptive.end(rate)
     # means of three: .6 passes after the third; .633 after the sixth (three of level 1); the last level is never left
