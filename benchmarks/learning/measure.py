@@ -15,6 +15,7 @@ import torch
 from benchmarks.learning.games import GAMES
 from benchmarks.learning.learners import OURS, Budget
 from benchmarks.learning.rivals import RIVALS
+from benchmarks.learning.texts import TEXTS
 from benchmarks.learning.trl_rival import TRL
 from benchmarks.learning.values import Values
 from reflectkit.models.hub import silence_libraries
@@ -53,7 +54,8 @@ class Outcome(NamedTuple):
 
 def plays(learner: str, game: str) -> bool:
     """Whether this learner is measured on this game."""
-    return not LEARNERS[learner].games or game in LEARNERS[learner].games
+    chosen = LEARNERS[learner].games
+    return game in chosen if chosen else game in GAMES
 
 
 def missing_package(learner: str) -> str:
@@ -69,14 +71,14 @@ def measure(task: Task) -> Outcome:
         return Outcome(run)
     silence_libraries()
     torch.set_num_threads(1)
-    values = Values(GAMES[run.game]())
+    game = Values(GAMES[run.game]()) if run.game in GAMES else TEXTS[run.game]()
     try:
-        training = LEARNERS[run.learner].train(values, Budget.parse(run.budget), run.seed, task.steps)
+        training = LEARNERS[run.learner].train(game, Budget.parse(run.budget), run.seed, task.steps)
     except Exception as error:  # the other runs do not depend on it
         return Outcome(run, error=f"{type(error).__name__}: {error}")
     figures = {
-        "sampled": round(values.score(training.sampled), 4),
-        "greedy": round(values.score(training.greedy), 4),
+        "sampled": round(game.score(training.sampled), 4),
+        "greedy": round(game.score(training.greedy), 4),
         "steps": training.steps,
         "cpu_seconds": round(training.cpu_seconds, 2),
         "idle_updates": training.idle_updates,

@@ -15,10 +15,11 @@ from statistics import fmean
 from typing import Any
 
 import reflectkit
-from benchmarks.learning import games, values
+from benchmarks.learning import games, texts, values
 from benchmarks.learning.games import GAMES
 from benchmarks.learning.learners import Budget
 from benchmarks.learning.measure import LEARNERS, Run, plays
+from benchmarks.learning.texts import TEXTS
 from reflectkit.jsonl import append, dumps, rewrite, salvaged
 
 OUR_CODE = ("agents", "models", "rollouts", "sampling", "train", "commands/rlft.py", "data/problems.py",
@@ -106,16 +107,18 @@ def code_digest(run: Run) -> str:
         dumps(dict(learner.settings)),
         importlib.metadata.version(learner.package) if learner.package else "",
         file_digest(Path(inspect.getfile(learner.train)), REGISTRIES),
-        file_digest(Path(games.__file__), other_games(run.game)),
-        file_digest(Path(values.__file__), ()),
+        game_digest(run.game),
         "" if learner.rival else package_digest(),
     ]
     return digest("\0".join(parts))
 
 
-def other_games(game: str) -> tuple[str, ...]:
-    """What else the file of games defines."""
-    return (*REGISTRIES, *(kind.__name__ for name, kind in GAMES.items() if name != game))
+def game_digest(game: str) -> str:
+    """Of the code of a game, and of how it is scored."""
+    if game in TEXTS:
+        return file_digest(Path(texts.__file__), ())
+    others = tuple(kind.__name__ for name, kind in GAMES.items() if name != game)
+    return file_digest(Path(games.__file__), (*REGISTRIES, *others)) + file_digest(Path(values.__file__), ())
 
 
 @cache
