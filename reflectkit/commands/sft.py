@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +21,17 @@ from reflectkit.data.sft_rows import ROWS_SETTINGS, VERSION, Row, form_of, read_
 from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
+from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.models.packaged import model_source
 from reflectkit.prompts import REFLECTION_MARKER, listed_answers
-from reflectkit.runs.run import seal
+from reflectkit.runs.run import checkpoints, seal
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
 from reflectkit.train.processes import Processes, check_launch, launch, shared_run, start_processes
 from reflectkit.train.settings import require_trackers
 from reflectkit.train.sft import SFTConfig as SFTConfig
-from reflectkit.train.sft import encoded_rows, inputs_of, last_checkpoint, starting_model, train
+from reflectkit.train.sft import encoded_rows, held_out_rows, inputs_of, last_checkpoint, starting_model, train
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
@@ -59,6 +60,9 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     source = config.rows_file
     config.setup.require(source)
     rows = read_rows(source)
+    inputs = [] if config.validate_file is None else [config.validate_file]
+    for file in inputs:
+        read_rows(file)  # wrong ones are told of before torch is imported
     form = "" if config.role == "reflection" else form_of(source, rows)
     launched = "RANK" in os.environ  # by torchrun, accelerate or `launch`
     processes = start_processes("sft", config.device, config.run.threads) if launched else Processes()
@@ -73,7 +77,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     )
     refuse(processes.sharded and config.optim.optimizer != "adamw", whole)
 
-    with shared_run("sft", config, inputs_of(config, source), processes) as current:
+    with shared_run("sft", config, [*inputs_of(config, source), *inputs], processes) as current:
         if current.done:
             return current.done
         progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
@@ -85,6 +89,13 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
+        from reflectkit.train.sft_trainers import Validation
+
+        facts |= {"env": config.env, "prompts": version, "model": config.model}
+        if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
+            facts["acts"] = "choice"
+        if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
+            facts["acts_alone"] = True  # some rows have no comment
 
         # 2. Train
         with processes.first_then_rest():
@@ -99,6 +110,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
+            held_out = held_out_rows(config, player)
             longest = max(len(row["input_ids"]) for row in encoded)
             parameters = sum(weight.numel() for weight in player.model.parameters())
             if not config.max_length:
@@ -111,29 +123,50 @@ def run(config: SFTConfig, progress: Progress) -> Report:
                     teach_copying(
                         player.model, config.tiny.copy_steps, config.run.seed, lambda loss: bar.advance(1, loss=loss)
                     )
-            log = train(config, current.folder / "trainer", resume, player, encoded, progress, processes)
+
+            def save(step: int, measured: Mapping[str, float]) -> Path:
+                target = current.folder / f"checkpoint-{step}"
+                weights = processes.whole_weights(player.model)
+                if processes.first:
+                    save_player(target, player, {**facts, "step": step, **measured}, seal, weights)
+                processes.wait()
+                return target
+
+            def keep_best(step: int, loss: float) -> None:
+                target = save(step, {"validation_loss": loss})
+                for other in checkpoints(current.folder) if processes.first else ():
+                    if other != target:
+                        shutil.rmtree(other)
+
+            validation = None
+            if held_out:
+                validation = Validation(held_out, config.validate_steps, config.patience, keep_best)
+            steps, log = train(
+                config, current.folder / "trainer", resume, player, encoded, progress, processes, validation
+            )
 
         # 3. Save
-        target = current.folder / f"checkpoint-{config.max_steps}"
-        weights = processes.whole_weights(player.model)
+        if steps < config.max_steps:
+            progress.news(f"ended by --patience {config.patience} after {pluralize(steps, 'step')}")
+        measured = {"validation_loss": log[-1]["validation_loss"]} if validation else {}
+        target = save(steps, measured)
+        losses = [row["loss"] for row in log if "loss" in row]
         figures = {
             "rows": len(rows),
             "parameters": parameters,
             "longest_group" if config.share_prefixes else "longest_row": longest,
-            "loss": log[-1]["loss"] if log else None,
+            "steps": steps,
+            "loss": losses[-1] if losses else None,
         }
+        best = best_checkpoint(checkpoints(current.folder))
+        if best is not None:
+            figures |= {"best_checkpoint": best.name, "best_validation_loss": model_facts(best)["validation_loss"]}
         if not processes.first:
-            return Report("sft", current.folder, figures, (target,))
-        facts |= {"env": config.env, "prompts": version, "model": config.model}
-        if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
-            facts["acts"] = "choice"
-        if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
-            facts["acts_alone"] = True  # some rows have no comment
-        save_player(target, player, facts | {"step": config.max_steps}, seal, weights)
+            return Report("sft", current.folder, figures, (best or target,))
         write_jsonl(current.folder / "metrics.jsonl", log)
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
-        return current.finish(figures, [target])
+        return current.finish(figures, [best or target])
 
 
 def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:

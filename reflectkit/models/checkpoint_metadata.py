@@ -53,8 +53,9 @@ def best_checkpoint(checkpoints: Iterable[Path]) -> Path | None:
     for path in checkpoints:
         facts = model_facts(path)
         for name, sign in BETTER.items():
-            if name in facts and sign * facts[name] >= best_score:
-                best, best_score = path, sign * facts[name]
+            value = facts.get(name)  # None if it was no number
+            if value is not None and sign * value >= best_score:
+                best, best_score = path, sign * value
     return best
 
 

@@ -31,6 +31,7 @@ from reflectkit.types import AGENT_MARKER, DType, Quantize
 
 if TYPE_CHECKING:
     from reflectkit.models.load import LoadedModel
+    from reflectkit.train.sft_trainers import Validation
 
 
 class TinyConfig(Config):
@@ -61,6 +62,13 @@ class SFTConfig(Config):
     max_steps: int = option(1500, help="Gradient steps.", ge=1, essential=True)
     epochs: int = option(
         0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.", ge=0, essential=True
+    )
+    validate_file: Path | None = option(
+        None, help="Held-out rows whose loss is measured, such as gen-sft makes of data/ENV/validate.json."
+    )
+    validate_steps: int = option(100, help="Gradient steps between measurements on --validate-file.", ge=1)
+    patience: int = option(
+        0, help="Measurements in a row without a lower held-out loss that end training; 0: none do.", ge=0
     )
     batch_size: int = option(16, help="Rows per gradient step, over all processes.", ge=1, essential=True)
     gradient_accumulation: int = option(
@@ -121,6 +129,8 @@ class SFTConfig(Config):
         refuse(copies and not scratch, for_tiny)
         short = f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
         refuse(copies and 0 < self.max_length < PASSAGE, short)
+        if self.validate_file is None and (given := non_default(self, "validate_steps", "patience")):
+            raise ConfigError(f"{flag(given[0])} needs held-out rows: --validate-file")
         trained = f"--lora-r needs a pretrained model; --model {self.model} starts from scratch"
         refuse(self.lora.r and scratch, trained)
         return self
@@ -230,7 +240,9 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
         from reflectkit.models.tiny import build_model, context_for
 
         tokenizer = tiny_tokenizer(config, source, rows)
-        longest = max(len(tokenizer.encode(text)) for text in _texts(config, source, rows))
+        held_out = [] if config.validate_file is None else read_rows(config.validate_file)
+        texts = [*_texts(config, source, rows), *(row.text for row in held_out)]
+        longest = max(len(tokenizer.encode(text)) for text in texts)
         context = config.max_length or context_for(longest)
         model = build_model(
             tokenizer, context, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
@@ -303,6 +315,25 @@ def encoded_rows(
     return packs
 
 
+def held_out_rows(config: SFTConfig, player: LoadedModel) -> list[dict[str, list[int]]]:
+    """The rows of --validate-file, if there is one; only the completions count. Raises DataError, CheckpointError."""
+    from reflectkit.models.labels import check_embedded
+
+    if config.validate_file is None:
+        return []
+    encoded = encode(
+        config.validate_file,
+        read_rows(config.validate_file),
+        player.tokenizer,
+        role=config.role,
+        max_length=config.max_length,
+        context=player.context,
+    )
+    for row in encoded:
+        check_embedded(player.tokenizer, row["input_ids"], player.vocabulary)
+    return encoded
+
+
 def last_checkpoint(folder: Path, progress: Progress) -> Path | None:
     """The latest undamaged trainer checkpoint; damaged ones after it are removed."""
     for checkpoint in reversed(checkpoints(folder)):
@@ -325,9 +356,10 @@ def train(
     encoded: list[dict[str, list[int]]],
     progress: Progress,
     processes: Processes,
-) -> list[dict[str, Any]]:
-    """Train `player.model` in place, resuming from trainer checkpoint `resume` if any; returns the log, a record every
-    20 steps. All processes must call this.
+    validation: Validation | None = None,
+) -> tuple[int, list[dict[str, Any]]]:
+    """Train `player.model` in place, resuming from trainer checkpoint `resume` if any. Returns how many steps were made
+    in all, and the log: a record every 20 steps, and where held-out rows were read. All processes must call this.
 
     folder: for trainer checkpoints. Raises DivergedError, and CheckpointError for a checkpoint with code in it;
     incomplete checkpoints are removed.
@@ -340,7 +372,7 @@ def train(
     ):
         try:
             with stopped_between("step", progress, wanted=True) as stop:
-                trainer = build_trainer(config, folder, player, encoded, bar, log, stop, resume, processes)
+                trainer = build_trainer(config, folder, player, encoded, bar, log, stop, resume, processes, validation)
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
                 if trainer.stopped:  # perhaps another process was told to
                     raise KeyboardInterrupt
@@ -356,11 +388,13 @@ def train(
             if full and isinstance(error, RuntimeError):  # torch does not say why it failed to write
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
             raise
-    return [
-        {name: value if math.isfinite(value) else None for name, value in sorted(record.items())}  # a norm in 16 bits
-        for record in trainer.state.log_history
-        if "loss" in record
-    ]
+    log_rows: dict[int, dict[str, Any]] = {}
+    for record in trainer.state.log_history:
+        if "loss" in record or "validation_loss" in record:
+            # A norm in 16 bits may be infinite
+            finite = {name: value if math.isfinite(value) else None for name, value in record.items()}
+            log_rows[record["step"]] = log_rows.get(record["step"], {}) | finite
+    return trainer.state.global_step, [dict(sorted(row.items())) for row in log_rows.values()]
 
 
 def build_trainer(
@@ -373,9 +407,10 @@ def build_trainer(
     stop: Sequence[int] = (),
     resume: Path | None = None,
     processes: Processes | None = None,
+    validation: Validation | None = None,
 ) -> Any:
     """TRL's trainer of `player.model`. folder: for its checkpoints. log: for the figures. stop: see `RunCallback`.
-    resume: a checkpoint. processes: that train together, if there are several.
+    resume: a checkpoint. processes: that train together, if there are several. validation: held-out rows, if any.
     """
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -443,5 +478,5 @@ def build_trainer(
         trainer.share(processes)
     trainer.pop_callback(PrinterCallback)
     keep, guessing = config.checkpoints.keep_checkpoints, math.log(len(player.tokenizer))
-    trainer.add_callback(RunCallback(trainer, bar, log, keep, guessing, stop, resume, processes))
+    trainer.add_callback(RunCallback(trainer, bar, log, keep, guessing, stop, resume, processes, validation))
     return trainer

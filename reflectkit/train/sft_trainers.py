@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -319,13 +320,62 @@ def _convolve(layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor,
     return mixed
 
 
+@dataclass(frozen=True)
+class Validation:
+    """Held-out rows, whose loss is measured while the model learns.
+
+    rows: input_ids and labels of each. every: steps between two measurements; there is one after the last step.
+    patience: measurements in a row without a lower loss that end training; 0: none do. keep: called by all processes
+    with the step and the loss where it is the lowest so far.
+    """
+
+    rows: Sequence[Encoded]
+    every: int
+    patience: int
+    keep: Callable[[int, float], None]
+
+
+@torch.no_grad()
+def mean_loss(model: Any, rows: Sequence[Encoded], batch_size: int) -> float:
+    """The mean loss over the trained tokens of `rows`, in nats, without dropout."""
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    total, count = 0.0, 0
+    for first in range(0, len(rows), batch_size):
+        batch = rows[first : first + batch_size]
+        width = max(len(row["input_ids"]) for row in batch)
+        ids_BT = torch.zeros((len(batch), width), dtype=torch.long)
+        mask_BT = torch.zeros_like(ids_BT)
+        labels_BT = torch.full_like(ids_BT, NOT_TRAINED)
+        for place, row in enumerate(batch):
+            size = len(row["input_ids"])
+            ids_BT[place, :size] = torch.tensor(row["input_ids"])
+            mask_BT[place, :size] = 1
+            labels_BT[place, :size] = torch.tensor(row["labels"])
+        next_BT = labels_BT[:, 1:].to(device)
+        targets_N = next_BT[next_BT != NOT_TRAINED]
+        with _selecting(trunk_of(model), partial(_before_trained, next_BT)):
+            output = model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), use_cache=False)
+        total += float(nn.functional.cross_entropy(output.logits[0].float(), targets_N, reduction="sum"))
+        count += len(targets_N)
+    model.train(was_training)
+    return total / count
+
+
+def _before_trained(next_BT: torch.Tensor, hidden_BTD: torch.Tensor) -> torch.Tensor:
+    """The hidden states (N, D) before the trained tokens."""
+    selected: torch.Tensor = hidden_BTD[:, :-1][next_BT != NOT_TRAINED]
+    return selected
+
+
 class RunCallback(TrainerCallback):
-    """What a run adds to each step: the progress bar, the tracker, the stop of a run that diverges, and checkpoints
-    that are sealed once complete and resume to the same bytes and figures.
+    """What a run adds to each step: the progress bar, the tracker, the stop of a run that diverges, the loss on
+    held-out rows, and checkpoints that are sealed once complete and resume to the same bytes and figures.
 
     log: for the figures. keep: number of checkpoints. guessing: loss of the uniform distribution over tokens, in nats
     per token. stop: not empty once training is to stop after the step, with a checkpoint. resume: the checkpoint that
-    training starts from. processes: of which each keeps its own sum of losses, and the first writes.
+    training starts from. processes: of which each keeps its own sum of losses, and the first writes. validation: the
+    held-out rows, if there are any.
     """
 
     def __init__(
@@ -338,9 +388,10 @@ class RunCallback(TrainerCallback):
         stop: Sequence[int],
         resume: Path | None,
         processes: Processes,
+        validation: Validation | None = None,
     ) -> None:
         self.trainer, self.bar, self.log, self.keep, self.guessing = trainer, bar, log, keep, guessing
-        self.stop, self.processes = stop, processes
+        self.stop, self.processes, self.validation = stop, processes, validation
         self.resume = resume
         self.order = resume / ORDER if resume is not None and (resume / ORDER).is_file() else None
         self.epoch_state = torch.get_rng_state()
@@ -394,6 +445,24 @@ class RunCallback(TrainerCallback):
             raise _diverged("a weight became NaN or infinite", args, state)
         if any(stop for _, stop in told):
             control.should_save = control.should_training_stop = self.trainer.stopped = True
+        is_last = state.global_step == args.max_steps
+        if self.validation is not None and (is_last or state.global_step % self.validation.every == 0):
+            self._validate(self.validation, args, state, control)
+
+    def _validate(self, validation: Validation, args: Any, state: Any, control: Any) -> None:
+        """Measure the loss on held-out rows. It is part of the trainer's log, and so of its checkpoints."""
+        mine = mean_loss(self.trainer.model, validation.rows, args.per_device_train_batch_size)
+        loss = self.processes.gather(mine)[0]
+        state.log_history.append({"epoch": state.epoch, "step": state.global_step, "validation_loss": loss})
+        self.figures["held-out loss"] = loss
+        self.log({"validation_loss": loss}, state.global_step)
+        losses = [record["validation_loss"] for record in state.log_history if "validation_loss" in record]
+        if loss == min(losses):
+            validation.keep(state.global_step, loss)
+        since_best = len(losses) - 1 - losses.index(min(losses))
+        if validation.patience and since_best >= validation.patience:
+            control.should_training_stop = True
+            control.should_save = False  # a run that is resumed would go on from there
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Complete the checkpoint and seal it; only then are older ones removed."""

@@ -46,6 +46,7 @@ def in_rank(rows: Path, results: Path, settings: dict[str, Any], *, sharded: boo
 def test_two_processes_learn_what_one_does(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Nine rows in batches of four: the last batch of each epoch is one row, and a process gets none of it."""
     rows = write_rows(tmp_path)
+    settings = settings | {"validate_file": rows}
     one = train(rows, tmp_path / "one", **settings)
     forked_ranks(in_rank, rows, tmp_path / "two", settings)
     (two,) = (tmp_path / "two").glob("1_sft/checkpoint-*")

@@ -20,8 +20,10 @@ from reflectkit.errors import CheckpointError, DivergedError
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player, save_player
-from reflectkit.runs.run import seal, verify
+from reflectkit.runs.run import checkpoints, seal, verify
+from reflectkit.train import sft_trainers
 from reflectkit.train.sft import starting_model
+from reflectkit.train.sft_trainers import NOT_TRAINED, mean_loss
 from tests.kill import hashes
 from tests.rlft_runs import cut_in_half
 from tests.sft_runs import Interrupting, config, train, write_rows
@@ -100,6 +102,56 @@ def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Pa
     texts = [(tmp_path / name / "1_sft" / "metrics.jsonl").read_text() for name in ("cut", "straight")]
     assert texts[0] == texts[1]
     assert [json.loads(line)["step"] for line in texts[0].splitlines()] == [20]
+
+
+def test_the_loss_on_held_out_rows_is_the_mean_over_their_answers(rows: Path) -> None:
+    player = starting_model(config(rows, Path()), rows, read_rows(rows))
+    ids = [[5, 6, 7], [8, 9, 10, 11, 12]]
+    encoded = [
+        {"input_ids": ids[0], "labels": [NOT_TRAINED, NOT_TRAINED, 7]},
+        {"input_ids": ids[1], "labels": [NOT_TRAINED, 9, NOT_TRAINED, NOT_TRAINED, 12]},
+    ]
+    with torch.no_grad():
+        first, second = (player.model.eval()(torch.tensor([row])).logits[0].log_softmax(-1) for row in ids)
+    by_hand = -float(first[1, 7] + second[0, 9] + second[3, 12]) / 3
+    player.model.train()
+    for batch_size in (1, 2):
+        assert mean_loss(player.model, encoded, batch_size) == pytest.approx(by_hand, rel=1e-5)
+    assert player.model.training
+
+
+def held_out_losses(run: Path) -> dict[int, float]:
+    written = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["validation_loss"] for row in written if "validation_loss" in row}
+
+
+def test_the_best_checkpoint_on_held_out_rows_is_kept_and_resumed_to(rows: Path, tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    write_jsonl(held_out, [{"prompt": f"cell {n} of 10", "completion": " 0"} for n in range(3)])
+    validated: dict[str, Any] = {"validate_file": held_out, "validate_steps": 2, "learning_rate": 0.05}
+    best = train(rows, tmp_path / "straight", **validated)
+    losses = held_out_losses(best.parent)
+    assert list(losses) == [2, 4, 6, 7]
+    lowest = min(losses, key=lambda step: losses[step])
+    assert best.name == f"checkpoint-{lowest}"
+    assert model_facts(best)["validation_loss"] == losses[lowest]
+    assert {path.name for path in checkpoints(best.parent)} == {best.name, "checkpoint-7"}
+
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "cut", Interrupting(at=5), **validated)
+    resumed = train(rows, tmp_path / "cut", **validated)
+    assert hashes(resumed) == hashes(best)
+    assert held_out_losses(resumed.parent) == losses
+
+
+def test_patience_ends_sft(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([0.9, 0.5, 0.6, 0.7, 0.1])
+    monkeypatch.setattr(sft_trainers, "mean_loss", lambda *_: next(losses))
+    validated: dict[str, Any] = {"validate_file": rows, "validate_steps": 1, "patience": 2}
+    best = train(rows, tmp_path, **validated)
+    assert [path.name for path in checkpoints(best.parent)] == ["checkpoint-2", "checkpoint-4"]
+    assert best.name == "checkpoint-2"
+    assert read_json(best.parent / "report.json")["figures"]["steps"] == 4
 
 
 class Bomb:
