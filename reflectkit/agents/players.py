@@ -120,7 +120,7 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
         return Player(name, policy, reflector)
     # 2. A name in front, which a chat model or a method may have
     name, equals, model = text.partition("=")
-    if not equals or method_of(name, methods)[0] or name.partition(":")[0] in KEYS:
+    if not (equals and name) or method_of(name, methods)[0] or name.partition(":")[0] in KEYS:
         name, equals, model = text, "", text
     if chat := chat_parts(model, methods):
         return Player(name, chat=tuple(chat), method=method_of(model, methods)[0])

@@ -39,7 +39,12 @@ def test_a_policy_is_read(text: str, player: Player, tmp_path: Path, monkeypatch
     assert parse_policy(text, methods=("mem1",)) == player
 
 
-@pytest.mark.parametrize("text", ["=hub/one", "A=", "A=hub/one+", "hub/one", "A=openai:x+hub/one", "mem1:", "A=mem1:"])
-def test_what_names_no_player_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["=hub/one", "=d", "=openai:x", "A=", "A=hub/one+", "hub/one", "A=openai:x+hub/one", "mem1:", "A=mem1:"],
+)
+def test_what_names_no_player_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d").mkdir()
     with pytest.raises(ConfigError, match=f"--policy '{text}'".replace("+", r"\+")):
         parse_policy(text, methods=("mem1",))
