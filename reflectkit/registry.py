@@ -43,9 +43,10 @@ def resolve(
         module_name, _, attribute = name.rpartition(".")
         own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "file.py:NAME"
         raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
-    module_name, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+    module_name = module_of(name)
+    attribute = name[len(module_name) + 1 :]
     module = _imported(kind, name, lambda: _module_at(module_name))
-    if not colon:
+    if name == module_name:
         values = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
         found = list(dict.fromkeys(value for value in values if isinstance(value, type) and fits(value)))
         if len(found) == 1:
@@ -60,6 +61,15 @@ def resolve(
         where = module.__file__ or module_name
         raise UnknownNameError(f"cannot import {kind} {name!r}: {where} defines no '{attribute}'; {advice}")
     return getattr(module, attribute)
+
+
+def module_of(name: str) -> str:
+    """The module or file of something called `name`; "" for what is in no file of the user's.
+
+    >>> module_of("algo.py"), module_of("run:1/algo.py:Mine"), module_of("package.algo:Mine"), module_of("grpo")
+    ('algo.py', 'run:1/algo.py', 'package.algo', '')
+    """
+    return name if name.endswith(".py") else name.rpartition(":")[0]
 
 
 def import_module(kind: str, name: str) -> Any:

@@ -17,7 +17,7 @@ from reflectkit.env import DEFAULT_HORIZON, Env, Taskset, User, check_teacher
 from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, maker
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
-from reflectkit.registry import code_files, resolve
+from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.runs.run import RunConfig
 from reflectkit.text import pluralize
 from reflectkit.types import Task
@@ -211,8 +211,9 @@ class EnvSetup:
         """The files of the env's code where it is the user's own: inputs of a run, so that an edit makes a new one."""
         if self.env in ENVS:
             return []
-        kind = self.kind
-        return [*code_files(base.__module__ for base in kind.__mro__), *kind.own_files(self.settings)]
+        kind, named = self.kind, module_of(self.env.removeprefix("gymnasium:"))
+        own = code_files([named, *(base.__module__ for base in kind.__mro__)])
+        return [*own, *kind.own_files(self.settings)]
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""

@@ -11,7 +11,7 @@ from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by,
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.keys import check_address
 from reflectkit.models.checkpoint_metadata import model_facts
-from reflectkit.registry import code_files, resolve
+from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
 from reflectkit.types import ANSWERS, Thinking
 
@@ -167,7 +167,7 @@ class SamplerConfig(Config):
         comments from. folder: of the env's rows.
         """
         own = self.policy not in BACKENDS and not is_server(self.policy)
-        return [*(code_files([self.policy.partition(":")[0]]) if own else []), *self._comment_files(folder)]
+        return [*(code_files([module_of(self.policy)]) if own else []), *self._comment_files(folder)]
 
     def _comment_files(self, folder: Path) -> list[Path]:
         if not self.swap_comments:

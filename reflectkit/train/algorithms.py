@@ -23,7 +23,7 @@ from pydantic import model_validator
 
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, flag, leaves, non_default, option
 from reflectkit.errors import ConfigError, ReflectkitError, refuse
-from reflectkit.registry import code_files, resolve
+from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.types import Trajectory
 
 if TYPE_CHECKING:
@@ -602,7 +602,7 @@ class AlgorithmConfig(Config):
     @property
     def code_files(self) -> list[Path]:
         """The files of an algorithm of the user's own: inputs of a run, so that an edit makes a new one."""
-        return code_files([] if self.name in ALGORITHMS else [self.name.partition(":")[0]])
+        return code_files([] if self.name in ALGORITHMS else [module_of(self.name)])
 
     @property
     def compares_groups(self) -> bool:

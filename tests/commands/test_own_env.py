@@ -5,6 +5,7 @@ environment without a base works, packages offer environments and players, and m
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import reflectkit
 from reflectkit.cli.main import main
 from reflectkit.envs import env_class
 from reflectkit.errors import is_user_code
-from reflectkit.jsonl import read_json, write_json
+from reflectkit.jsonl import read_json, write_json, write_jsonl
 from tests.examples import own_module, save_example
 from tests.writing import writing_model
 
@@ -121,6 +122,7 @@ class Door(ChoiceEnv):
     [
         ("folder/{}.py:Door", "{}_text"),
         ("folder/{}.py", "{}_text"),
+        ("run:1/{}.py", "{}_text"),
         ("{}:Door", "{}_text"),
         ("{}:Door", "{}_parts.text"),
     ],
@@ -133,7 +135,7 @@ def test_an_environment_is_named_by_its_file(
     """
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     name = own_module(request.node)
-    folder = Path("folder") if "/" in form else Path()
+    folder = Path(form).parent
     text = folder / f"{neighbour.format(name).replace('.', '/')}.py"
     text.parent.mkdir(parents=True, exist_ok=True)
     text.write_text('TEXT = "A door."', encoding="utf-8")
@@ -141,6 +143,34 @@ def test_an_environment_is_named_by_its_file(
     assert main(["evaluate", "--env", form.format(name), "--policy", "random", "--name", "door"]) == 0
     inputs = read_json(Path("results/door/config.json"))["inputs"]
     assert inputs.keys() == {str(folder / f"{name}.py"), str(text)}
+
+
+PARTS = """
+class Inner:
+    choices, horizon = ["a", "b"], 1
+    def reset(self, seed): return "?"
+    def step(self, choice): return "?", 1.0, True
+
+def same(completions, value, **more): return [value]
+"""
+NAMING = """
+from functools import partial
+from {name}_parts import Inner as Outer, same
+half = partial(same, value=0.5)
+"""
+
+
+def test_the_file_that_names_others_code_is_an_input_too(request: pytest.FixtureRequest) -> None:
+    name = own_module(request.node)
+    Path(f"{name}_parts.py").write_text(PARTS, encoding="utf-8")
+    Path(f"{name}.py").write_text(NAMING.format(name=name), encoding="utf-8")
+    write_jsonl(Path("rows.jsonl"), [{"prompt": "?"}])
+    files = {f"{name}.py", f"{name}_parts.py"}
+    prompts = ["--env", "prompts", "--dataset", "rows.jsonl", "--reward", f"{name}.py:half"]
+    for options, inputs in ((["--env", f"{name}.py:Outer"], files), (prompts, files | {"rows.jsonl"})):
+        assert main(["evaluate", *options, "--policy", "random", "--problems", "1", "--name", "named"]) == 0
+        assert read_json(Path("results/named/config.json"))["inputs"].keys() == inputs
+        shutil.rmtree("results/named")
 
 
 def test_packages_offer_environments_and_players(

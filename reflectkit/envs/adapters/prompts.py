@@ -18,7 +18,7 @@ from reflectkit.envs.adapters.rows import FILES, read_rows
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, code_place
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
-from reflectkit.registry import code_files
+from reflectkit.registry import code_files, module_of
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.types import Decision, Message, Observation, Task, ToolUse
 
@@ -100,7 +100,9 @@ class DatasetTasks(Taskset):
     def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
         """The data set's file, and the code of the rewards."""
         data = [Path(settings.dataset)] if settings.dataset.endswith(FILES) else []
-        return [*data, *code_files(reward_function(spec)[1].__module__ for spec in getattr(settings, "reward", ()))]
+        rewards = getattr(settings, "reward", ())
+        named = [module_of(target_of(spec)[0]) for spec in rewards]
+        return [*data, *code_files([*named, *(reward_function(spec)[1].__module__ for spec in rewards)])]
 
 
 def prompt_messages(prompt: Any, where: str) -> tuple[Message, ...]:
