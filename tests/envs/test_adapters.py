@@ -191,6 +191,27 @@ def test_public_methods_are_tools_until_none_is_called() -> None:
     assert (last.reward, last.terminated, last.info["success"]) == (1.0, True, True)
 
 
+class Nested(Desk):
+    def add(self, number: int) -> list[Any]:
+        """Adds a number.
+
+        Args:
+            number: The number to add.
+        """
+        result: list[Any] = []
+        for _ in range(5000):
+            result = [result]
+        return result
+
+
+def test_a_result_that_has_no_text_is_an_error_of_the_tool() -> None:
+    env = make(Nested)
+    env.reset(task_of(env, prompt="Add."), 3)
+    result = step(env, calls(4))
+    assert "error" in result.observation.messages[-1].content
+    assert "RecursionError" in result.info["raised"]["add"][0]
+
+
 class Calculator:
     name = "asking"
 
@@ -790,6 +811,11 @@ def test_a_json_file_may_begin_with_a_mark_and_have_values_that_are_no_json() ->
     Path("marked.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
     for name in ("marked.json", "marked.jsonl"):
         assert rows_of(name) == [{"prompt": "One", "score": None}, {"prompt": "Two", "score": None}]
+
+
+def test_a_column_that_is_nested_too_deep_is_left_out() -> None:
+    Path("deep.jsonl").write_text('{"prompt": "One", "deep": ' + "[" * 800 + "]" * 800 + "}", encoding="utf-8")
+    assert rows_of("deep.jsonl") == [{"prompt": "One"}]
 
 
 def test_columns_that_json_does_not_have_are_texts_or_left_out_unless_asked_for(rewards: str) -> None:

@@ -288,12 +288,12 @@ class Tools(Plain):
             for call in use.calls:
                 try:
                     result = outside_loop(getattr(self.plain, call.name), **call.arguments)
-                    result = await result if inspect.isawaitable(result) else result
+                    said = str(await result if inspect.isawaitable(result) else result)
                 except Exception as error:  # the agent reads it, as in TRL
-                    result, refused = {"error": str(error)}, refused + 1
+                    said, refused = str({"error": str(error)}), refused + 1
                     if fault := code_error(error):
                         raised.setdefault(call.name, []).append(fault)
-                self._messages.append(Message("tool", cut(str(result), LONGEST_RESULT), name=call.name))
+                self._messages.append(Message("tool", cut(said, LONGEST_RESULT), name=call.name))
             self._messages += [Message("tool", error) for error in use.errors]
             over = not use.calls and not use.errors
             info: dict[str, Any] = {"refused": refused} if refused else {}

@@ -52,8 +52,9 @@ def read_rows(dataset: str, split: str) -> DataRows:
         for name, value in row.items():
             try:
                 rows[-1][name] = json_value(value)
-            except TypeError as error:
-                left_out.setdefault(name, f"row {number}, column '{name}': {error}")
+            except (TypeError, RecursionError) as error:
+                what = "a value that is nested too deep" if isinstance(error, RecursionError) else error
+                left_out.setdefault(name, f"row {number}, column '{name}': {what}")
     for name in left_out:
         for row in rows:
             del row[name]
