@@ -24,8 +24,10 @@ class StepResult:
     """The result of an action. observation: never None; at the end, the final view.
 
     reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did. info: JSON values;
-    `info["success"]` is a bool on the last step; `info["refused"]`, if an env sets it, is the number of parts of the
-    action that could not be executed; `info["figures"]`, on any step, are numbers by name, to report and compare.
+    `info["success"]` is a bool on the last step, or None or missing where there is no such thing: the return is then
+    what players are compared by. `info["refused"]`, if an env sets it, is the number of parts of the action that could
+    not be executed. `info["figures"]` and `info["last_figures"]`, on any step, are numbers by name, to report and
+    compare: an episode's mean, or its last value.
     """
 
     observation: Observation

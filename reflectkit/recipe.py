@@ -78,7 +78,8 @@ class Recipe(_Part):
     that step's first output. defaults: settings for every stage that has them. fast: settings by step for `--fast`.
     fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. fast_takes:
     how long it takes. result: the sentence that a run ends with, in which {PLAYER} stands for its success in percent.
-    measure: what `run` compares, success or a figure of the env that is a share. ablations: by name, for `--ablate`.
+    measure: what `run` compares, success (the return where none is reported) or a figure of the env that is a share.
+    ablations: by name, for `--ablate`.
     parameters: by name, flags of `run`.
     """
 

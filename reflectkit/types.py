@@ -6,7 +6,7 @@ and raises `DataError` with file, line and field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -271,13 +271,35 @@ class Trajectory:
         return sum(turn.reward for turn in self.turns) + self.truncation_penalty
 
     @property
+    def reported_success(self) -> bool | None:
+        """Whether it solved the problem, as far as the env said so before it ended."""
+        if self.success:
+            return True
+        return self.turns[-1].info.get("success") if self.turns else None
+
+    @property
     def figures(self) -> dict[str, float]:
-        """Figures that the env reports as `info["figures"]`, each averaged over the turns that have it."""
+        """Figures that the env reports: those in `info["figures"]` averaged over the turns that have them, and the last
+        values of those in `info["last_figures"]`.
+        """
         values_by_name: dict[str, list[float]] = {}
+        last_values: dict[str, float] = {}
         for turn in self.turns:
             for name, value in turn.info.get("figures", {}).items():
                 values_by_name.setdefault(name, []).append(float(value))
-        return {name: sum(values) / len(values) for name, values in values_by_name.items()}
+            for name, value in turn.info.get("last_figures", {}).items():
+                last_values[name] = float(value)
+        return last_values | {name: sum(values) / len(values) for name, values in values_by_name.items()}
+
+
+def reports_success(outcomes: Iterable[tuple[str, bool | None]]) -> bool:
+    """Whether an env says which of its episodes succeeded, given the status and the `reported_success` of several.
+
+    One that was cut off may have said nothing yet: it counts as a failure if those that ended by themselves say.
+    """
+    counted = [(status, success) for status, success in outcomes if status != Status.ABORTED]
+    ended = [success for status, success in counted if status == Status.COMPLETED]
+    return None not in (ended or [success for _, success in counted])
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ def slim(episode: Mapping[str, Any], cluster: str) -> dict[str, Any]:
     """What a pack keeps of a line of episodes.jsonl."""
     kept = {name: episode[name] for name in ("name", "env", "level", "task") if name in episode}
     kept["cluster"] = cluster
-    kept |= {name: episode[name] for name in ("seed", "status", "success", "return") if name in episode}
+    kept |= {name: episode[name] for name in ("seed", "status", "return") if name in episode}
+    kept["success"] = episode.get("success", False)
     if episode.get("figures"):
         kept["figures"] = episode["figures"]
     return kept | {"steps": len(episode.get("turns", ()))}

@@ -146,7 +146,7 @@ def _replicates(by_seed: Sequence[Clusters], seed: int, replicates: int) -> Arra
 
 def measured(episode: Mapping[str, Any], measure: str) -> float:
     """An episode's success, 0 or 1, or the value of one of the env's figures, 0 if it has none."""
-    return float(episode["success"] if measure == SUCCESS else episode.get("figures", {}).get(measure, 0.0))
+    return float(episode.get("success", False) if measure == SUCCESS else episode.get("figures", {}).get(measure, 0.0))
 
 
 def has(episode: Mapping[str, Any], measure: str) -> bool:

@@ -9,7 +9,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize
-from reflectkit.types import Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.types import Observation, Task, ToolUse, Trajectory
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -58,7 +58,7 @@ EXAMPLES = (
 )
 TRAITS = Traits(reports=True, arms=("policy",))
 ORACLE_CHOICE = "oracle"  # in a step's info
-KEPT_FIELDS = {"task": str, "seed": int, "status": str, "success": bool, "return": int | float, "turns": list}
+KEPT_FIELDS = {"task": str, "seed": int, "status": str, "return": int | float, "turns": list}
 
 
 class EvaluateConfig(Config):
@@ -263,6 +263,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         players.report(progress)
         if not lines:
             raise EnvironmentFailure(lost[0])
+        for note in _success_notes(config, lines):
+            progress.news(note)
         whole = current.folder / "episodes.jsonl"
         with replacing(whole) as file:
             for path, episodes in saved.items():
@@ -304,14 +306,11 @@ def play(
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     path.parent.mkdir(parents=True, exist_ok=True)
     with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
-        silent: list[Task] = []
         tool_errors = ToolErrors(progress.news)
 
         def on_end(trajectory: Trajectory) -> None:
             task = trajectory.task
             tool_errors.see(trajectory)
-            if trajectory.status is Status.COMPLETED and "success" not in trajectory.turns[-1].info:
-                silent.append(task)
             line = episode_to_json(player.name, trajectory, cluster=cluster_of(setup.env, task)) | {"level": level}
             if aspects := dict(setup.kind.taskset.aspects(task)):
                 line["aspects"] = aspects
@@ -331,8 +330,6 @@ def play(
                 width = min(width, config.chat.concurrency)
             rollout(remaining, maker, players.agent(player), width=width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
-    if silent:
-        progress.news(f"{title}: the env reports no success (info['success']), which counts as 0; compare returns")
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
     lines = [line for line, _ in played]
@@ -348,14 +345,24 @@ def play(
             progress.news(f"{title}: {report}")
     limit = setup.horizon_at(level)
     unusual = config.rollout.horizon or level not in setup.kind.horizons
-    if unusual and not any(line["success"] or line["turns"]["turns"] < limit for line in lines):
-        steps = pluralize(limit, "step")
-        progress.news(f"{title}: all episodes reached the limit of {steps} without success; see --horizon")
+    if unusual and not any(line.get("success") or line["turns"]["turns"] < limit for line in lines):
+        progress.news(f"{title}: no episode ended within {pluralize(limit, 'step')}, the limit; see --horizon")
     cut = [line["reason"] for line in lines if line["status"] == "truncated" and line.get("reason")]
     for how, reasons in (("aborted", aborted), ("ended early", cut)):
         if reasons:
             progress.news(f"{title}: {pluralize(len(reasons), 'episode')} {how}, the first for: {reasons[0]}")
     return played
+
+
+def _success_notes(config: EvaluateConfig, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What to tell of levels at which success says nothing about the players. lines: `lean` ones of all players."""
+    for level in dict.fromkeys(line["level"] for line in lines):
+        played = [line for line in lines if line["level"] == level and line["status"] != "aborted"]
+        at = f" of level '{level}'" if len(config.env.kind.levels) > 1 else ""
+        if tables.silent_levels(played):
+            yield f"env '{config.env.name}' does not say which episodes{at} succeed, so the return is shown"
+        elif tables.scores(played) and not any(line.get("success") for line in played):
+            yield f"no episode{at} is a success, whoever played: compare returns"
 
 
 def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], Saved]:

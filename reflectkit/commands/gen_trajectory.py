@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -45,7 +46,7 @@ from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Status, Task, Trajectory
+from reflectkit.types import Status, Task, Trajectory, reports_success
 
 DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
 EXAMPLES = (
@@ -236,7 +237,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         figures: dict[str, Any] = {
             "problems": len(tasks),
             "demonstrations": len(positive),
-            "solved": sum(trajectory.success for trajectory in positive),
+            **_result_of(positive),
             "negatives": sum(item.negative for item in kept),
             "aborted": len(aborted),
             "steps": len(notes),
@@ -304,6 +305,14 @@ def _play(
     return played
 
 
+def _result_of(played: Sequence[Trajectory]) -> dict[str, float]:
+    """How many of these episodes succeeded, or their mean return where the env does not report success."""
+    counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
+    if counted and not reports_success((trajectory.status, trajectory.reported_success) for trajectory in counted):
+        return {"return": fmean(trajectory.total_return for trajectory in counted)}
+    return {"solved": sum(trajectory.success for trajectory in counted)}
+
+
 def _count(path: Path) -> int:
     """How many demonstrations a file has; 0 if there is none, or it cannot be read."""
     with contextlib.suppress(DataError, KeyError, TypeError):
@@ -318,6 +327,9 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory]) -> 
         return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
     none = f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name}"
     highest = max(float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended)
+    if config.keeps_successes and not reports_success((one.status, one.reported_success) for one in ended):
+        fix = "keep those with enough reward by --min-reward"
+        return ConfigError(f"{none} succeeded, as far as its env says; the highest reward is {highest:.4g}; {fix}")
     if config.keeps_successes and not any(trajectory.success for trajectory in ended):
         fix = "Keep those with less by --min-reward, or use another teacher"
         return ConfigError(f"{none} succeeded; the highest reward is {highest:.4g}. {fix}")

@@ -53,7 +53,7 @@ from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import AGENT_MARKER, Decision, Observation, Status, Task, Trajectory, Turn
+from reflectkit.types import AGENT_MARKER, Decision, Observation, Status, Task, Trajectory, Turn, reports_success
 
 MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
 LEAST_SHOWN = 0.005  # minimum probability of a shown choice
@@ -302,9 +302,12 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         if len(played) > 1:
             rows = [(one.task.id, _outcome(one), f"{one.total_return:.3g}", str(len(one.turns))) for one in played]
             current.tables.append(Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows)))
+        successes = {}
+        if reports_success((trajectory.status, trajectory.reported_success) for trajectory in played):
+            successes = {"successes": sum(trajectory.success for trajectory in played)}
         figures: dict[str, Any] = {
             "episodes": len(played),
-            "successes": sum(trajectory.success for trajectory in played),
+            **successes,
             "steps": sum(len(trajectory.turns) for trajectory in played),
             "return": sum(trajectory.total_return for trajectory in played) / len(played),
         }
@@ -340,6 +343,8 @@ def _outcome(trajectory: Trajectory) -> str:
         return trajectory.reason or "out of steps"
     if trajectory.status is Status.ABORTED:
         return f"aborted: {trajectory.reason}"
+    if trajectory.reported_success is None:
+        return "ended"
     return "success" if trajectory.success else "no success"
 
 

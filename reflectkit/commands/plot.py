@@ -18,7 +18,7 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import DataError, refuse
 from reflectkit.evals.plot import Curve, draw_bars, draw_curves, read_curves
-from reflectkit.jsonl import read_json
+from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.runs.run import RunConfig, differing_settings, open_run, read_record
 from reflectkit.text import distinct_names
 
@@ -91,7 +91,7 @@ def run(config: PlotConfig, progress: Progress) -> Report:
             return current.done
         out = config.out or current.folder / ("curves.png" if named else "bars.png")
         if config.evals:
-            figure = (config.figure or ("success",))[0]
+            figure = config.figure[0] if config.figure else _default_bar(config.evals)
             bars = _read_bars(config.evals, figure)
             draw_bars(figure, bars, out)
             means = {(name, level): mean for name, some in bars.items() for level, (mean, _, _) in some.items()}
@@ -108,7 +108,7 @@ def run(config: PlotConfig, progress: Progress) -> Report:
                     f"warning: the runs named {name} differ in {', '.join(map(flag, apart))}, not only in seed"
                 )
         panels: dict[str, dict[str, list[Curve]]] = {}
-        for figure in config.figure or ("success_rate",):
+        for figure in config.figure or (_default_curve([path for _, path in named]),):
             panels[figure] = {}
             read = read_curves([path for _, path in named], figure, config.against, config.smooth)
             for (name, path), curve in zip(named, read, strict=True):
@@ -131,6 +131,21 @@ def run(config: PlotConfig, progress: Progress) -> Report:
         return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
 
 
+def _default_curve(paths: Sequence[Path]) -> str:
+    """The success rate, or the return where not every update has one."""
+    rows = [row for path in paths for _, row in read_jsonl(path)]
+    return "success_rate" if all("success_rate" in row for row in rows) else "return"
+
+
+def _default_bar(evals: Sequence[Path]) -> str:
+    """Success, or the return where a player has none."""
+    try:
+        rows = [row for folder in evals for row in read_json(folder / "eval.json")["rows"]]
+        return "success" if all(row["success"] is not None for row in rows) else "return"
+    except (KeyError, TypeError):
+        return "success"  # `_read_bars` says what is wrong
+
+
 def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[float, float, float]]]:
     """(mean, low, high) by player and level. Raises DataError if a row does not have the figure."""
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
@@ -144,7 +159,7 @@ def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[
                     for name in ("return", "steps")
                     if name in row
                 }
-                if figure in own:  # a figure may be of some levels
+                if own.get(figure, {}).get("mean") is not None:  # a figure may be of some levels
                     mean, *ends = (own[figure][part] for part in ("mean", "low", "high"))
                     name = str(row["name"]) if len(evals) == 1 else f"{row['name']} ({label})"
                     low, high = (float(mean if end is None else end) for end in ends)  # unknown ends: no whisker

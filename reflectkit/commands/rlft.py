@@ -29,6 +29,7 @@ from reflectkit.train.processes import check_launch, launch, shared_run, start_p
 from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.rl_config import RLConfig as RLConfig
 from reflectkit.train.settings import require_trackers
+from reflectkit.types import NAMED
 
 EXAMPLES = (
     "reflectkit rlft --env corridor --model tiny",
@@ -127,12 +128,12 @@ def run(config: RLConfig, progress: Progress) -> Report:
             with closing(trainer):
                 target, history = rl.train(config, trainer, validation, held_out, current.folder, settings, progress)
         last = history[-max(1, len(history) // 10) :]
-        figures: dict[str, Any] = {
-            "steps": trainer.step,
-            "episodes": trainer.counters["episodes"],
-            "success_rate": fmean(row["success_rate"] for row in last) if last else None,
-            "return": fmean(row["return"] for row in last) if last else None,
-        }
+        figures: dict[str, Any] = {"steps": trainer.step, "episodes": trainer.counters["episodes"]}
+        reported = all("success_rate" in row for row in history)
+        for name in ("success_rate", "return") if reported else ("return",):
+            figures[name] = fmean(row[name] for row in last) if last else None
+        for name in dict.fromkeys(name for row in last for name in row.get(NAMED, ())):
+            figures.setdefault(name, fmean(row.get(name, 0.0) for row in last))
         best = best_checkpoint(checkpoints(current.folder))
         if best is not None:
             figures["best_checkpoint"] = best.name

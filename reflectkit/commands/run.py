@@ -170,7 +170,9 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         effects = {step: compared(ablations, seeds) for step, seeds in evaluations.items()}
         if ablations:
             figures["ablations"] = [{"step": step} | effect for step, rows in effects.items() for effect in rows]
-        ablated = [eval_tables.ablations_table(rows, step, recipe.measure) for step, rows in effects.items() if rows]
+        ablated = [
+            eval_tables.ablations_table(rows, step, _measure(recipe, rows)) for step, rows in effects.items() if rows
+        ]
         if config.seeds > 1:
             outputs = _pool_seeds(config, recipe, evaluations, current)
             current.tables += ablated
@@ -182,7 +184,7 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
         closing = [CHECK] if checks else []
         if shown is not None:
             found, where = read_json(shown.folder / "eval.json"), str(shown.folder / "eval.md")
-            rows, measure = found["rows"], recipe.measure
+            rows, measure = found["rows"], eval_tables.measure_of(found["rows"], recipe.measure)
             current.tables.append(eval_tables.summary_table(shown.tables[0].title, rows, measure, where))
             if not checks:
                 closing = [eval_tables.result_sentence(recipe.result, rows, found["differences"], measure)]
@@ -330,6 +332,11 @@ def job_config(job: Job, outputs: Mapping[str, Path]) -> Config:
         raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
 
 
+def _measure(recipe: Recipe, effects: Sequence[Mapping[str, Any]]) -> str:
+    """What differences are shown: the recipe's measure, or the return where success is not reported."""
+    return recipe.measure if any(gap["figure"] == recipe.measure for gap in effects) else eval_tables.RETURN
+
+
 def compared(ablations: Mapping[str, Ablation], seeds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Differences, original arm minus ablation, over the episodes of all `seeds`; see `differences_over_seeds`."""
     effects = []
@@ -353,11 +360,12 @@ def _pool_seeds(
         rows, gaps = eval_tables.pooled(seeds), eval_tables.differences_over_seeds(seeds)
         outputs.append(current.folder / (f"eval-{step}.json" if number else "eval.json"))
         write_json(outputs[-1], {"rows": rows})
-        differences += [{"step": step} | gap for gap in gaps if gap["figure"] == recipe.measure]
+        measure = _measure(recipe, gaps)
+        differences += [{"step": step} | gap for gap in gaps if gap["figure"] == measure]
         title = f"{config.recipe}, {step}, {config.seeds} seeds pooled"
         current.tables += eval_tables.tables_of(title, rows, [episode for seed in seeds for episode in seed])
         if gaps:
-            current.tables.append(eval_tables.differences_table(gaps, recipe.measure))
+            current.tables.append(eval_tables.differences_table(gaps, measure))
     outputs.append(current.folder / "differences.json")
     write_json(outputs[-1], differences)
     return outputs

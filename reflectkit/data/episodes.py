@@ -54,7 +54,7 @@ def episode_to_json(
         "cluster": cluster,
         "seed": trajectory.seed,
         "status": trajectory.status.value,
-        "success": trajectory.success,
+        "success": "" if trajectory.reported_success is None else trajectory.success,
         "return": trajectory.total_return,
         "reason": trajectory.reason,
         "figures": comments | trajectory.figures,
@@ -253,10 +253,9 @@ COMPARED: dict[str, Any] = {
     "level": str,
     "task": str,
     "status": str,
-    "success": bool,
     "return": int | float,
 }
-"""What the tables need of each line."""
+"""What the tables need of each line; without `success`, the env did not report it."""
 
 
 def read_compared(path: Path) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
     for path, rows in zip(paths, runs, strict=True):
         env = _settings(path).get("env", path)
         for _, _, row in rows.values():
-            if f"{when}success_rate" in row:
+            if f"{when}return" in row:
                 played.setdefault((env, None if when else str(row.get("level"))), []).append(row)
     for same in played.values():
         if any(name in (row.get(f"{when}{NAMED}") or ()) for row in same):

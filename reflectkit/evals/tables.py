@@ -26,6 +26,7 @@ from reflectkit.evals.stats import (
     rate_interval,
 )
 from reflectkit.rollouts.wrappers import TAKEN
+from reflectkit.types import reports_success
 
 Json = Mapping[str, Any]
 
@@ -119,7 +120,15 @@ def turn_counts(episode: Json) -> Counter[str]:
 
 def outcome(episode: Json) -> tuple[Any, ...]:
     """How a line's episode went, as far as its end shows."""
-    return episode["level"], episode["task"], episode["success"], episode[RETURN], turn_counts(episode)["turns"]
+    return episode["level"], episode["task"], episode.get("success"), episode[RETURN], turn_counts(episode)["turns"]
+
+
+def silent_levels(episodes: Iterable[Json]) -> set[str]:
+    """The levels at which the env does not report success: the return is what players are compared by."""
+    by_level: dict[str, list[tuple[str, bool | None]]] = {}
+    for episode in episodes:
+        by_level.setdefault(episode["level"], []).append((episode["status"], episode.get("success")))
+    return {level for level, outcomes in by_level.items() if not reports_success(outcomes)}
 
 
 def _illegal(turn: Json) -> bool:
@@ -133,9 +142,12 @@ def row(
     level: str,
     played: Sequence[Json],
     ranges: Mapping[str, tuple[float, float]] | None = None,
+    *,
+    silent: bool = False,
 ) -> dict[str, Any]:
     """One row of eval.json, from `completed` lines of episodes.jsonl, which may be `lean`. Shares are from 0 to 1.
-    ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone.
+    ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone. silent:
+    whether the env does not report success, which is then None.
 
     success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. return, return_low,
     return_high: the same, with a t interval, which is None for fewer than two clusters or equal returns. pass_at,
@@ -150,7 +162,7 @@ def row(
     counted = [episode for episode in played if episode["status"] != "aborted"]
     cluster, count = clusters_of(counted), max(1, len(counted))
     rates, returns = _successes(counted), _returns(counted)
-    success, low, high = _rate(rates, cluster, len(counted))
+    success, low, high = (None, None, None) if silent else _rate(rates, cluster, len(counted))
     ends = mean_interval(by_cluster(returns, cluster))
     return_low, return_high = map(_finite, ends) if ends[0] < ends[1] else (None, None)
     turns: Counter[str] = sum(map(turn_counts, counted), Counter())
@@ -181,16 +193,16 @@ def row(
         "thoughts": turns["thoughts"] / count,
         "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
-    if any(NAMED in episode.get("figures", {}) for episode in counted):
+    if not silent and any(NAMED in episode.get("figures", {}) for episode in counted):
         named = [episode for episode in counted if episode["figures"][NAMED]]
         names = ("right_of_named", "right_of_named_low", "right_of_named_high")
         right = _rate(_successes(named), cluster, len(named))
         figures |= {"named_episodes": len(named)} | dict(zip(names, right, strict=True))
-    return figures | _passes([played], cluster)
+    return figures | ({} if silent else _passes([played], cluster))
 
 
 def _successes(episodes: Iterable[Json]) -> Mapping[str, float]:
-    return by_task((episode["task"], float(episode["success"])) for episode in episodes)
+    return by_task((episode["task"], float(bool(episode.get("success")))) for episode in episodes)
 
 
 def _returns(episodes: Iterable[Json]) -> Mapping[str, float]:
@@ -216,7 +228,7 @@ def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict
     for number, part in enumerate(parts):
         for episode in part:
             if episode["status"] != "aborted":
-                outcomes.setdefault((number, episode["task"]), []).append(bool(episode["success"]))
+                outcomes.setdefault((number, episode["task"]), []).append(bool(episode.get("success")))
     fewest = min(tries.values(), default=0)
     passes: dict[str, dict[str, float]] = {}
     for kind, chance in (("pass_at", pass_at), ("pass_all", pass_all)):
@@ -262,7 +274,7 @@ def _rates(episodes: Sequence[Json]) -> dict[str, Mapping[str, float]]:
 
 def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     """Paired differences, task by task, in success, the return and the env's figures between any two players on the
-    same level.
+    same level. There are none in success where the env does not report it.
 
     Each is `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first minus second. p is for
     the single comparison. Players without a common finished task are not compared.
@@ -273,11 +285,11 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
         by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append(episode)
     cluster, ranges = clusters_of(counted), {RETURN: (-math.inf, math.inf)} | ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
     compared = []
+    silent = silent_levels(counted)
     for level, players in by_level.items():
-        means = {
-            name: {SUCCESS: _successes(played), RETURN: _returns(played)} | _rates(played)
-            for name, played in players.items()
-        }
+        means = {name: {RETURN: _returns(played)} | _rates(played) for name, played in players.items()}
+        if level not in silent:
+            means = {name: {SUCCESS: _successes(players[name])} | figures for name, figures in means.items()}
         for figure in dict.fromkeys(name for rates in means.values() for name in rates):
             for first, second in combinations([name for name in means if figure in means[name]], 2):
                 result = paired(
@@ -332,13 +344,13 @@ def _over_seeds(
 def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
 
-    Success is the mean over distinct tasks of each task's mean over seeds. The interval is by clusters of tasks; a task
-    is in the same cluster in every seed. It is extended to the t interval over the seeds' own means, as are those of
-    the return, of figures and of pass@k. A task's pass@k and pass^k are the means of its models'; plays of different
-    models are not several tries of one.
+    Success, where it is reported, is the mean over distinct tasks of each task's mean over seeds. The interval is by
+    clusters of tasks; a task is in the same cluster in every seed. It is extended to the t interval over the seeds' own
+    means, as are those of the return, of figures and of pass@k. A task's pass@k and pass^k are the means of its models;
+    plays of different models are not several tries of one.
     """
     every = completed([episode for part in parts for episode in part])
-    ranges, rest = ranges_of(every), iter(every)
+    ranges, silent, rest = ranges_of(every), silent_levels(every), iter(every)
     played: dict[tuple[str, str], dict[int, list[Json]]] = {}
     for number, part in enumerate(parts):
         for episode in (next(rest) for _ in part):
@@ -347,12 +359,13 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     for (name, level), by_part in played.items():
         seeds = list(by_part.values())
         together = [episode for episodes in seeds for episode in episodes]
-        pool = row(name, together[0].get("env", ""), level, together, ranges)
+        pool = row(name, together[0].get("env", ""), level, together, ranges, silent=level in silent)
         if len(parts) > 1:
             pool = {key: value for key, value in pool.items() if not key.startswith(("pass_at", "pass_all"))}
-            pool |= _passes(seeds, clusters_of(together))
-            each = [row(name, "", level, episodes, ranges) for episodes in seeds]
-            pool["by_seed"] = [one["success"] for one in each]
+            each = [row(name, "", level, episodes, ranges, silent=level in silent) for episodes in seeds]
+            if level not in silent:
+                pool |= _passes(seeds, clusters_of(together))
+                pool["by_seed"] = [one["success"] for one in each]
             if len(seeds) > 1:
                 _extend(pool, each, ranges)
         rows.append(pool)
@@ -380,34 +393,58 @@ def _extend(pool: dict[str, Any], each: Sequence[Json], ranges: Mapping[str, tup
 
 def tables_of(title: str, rows: Sequence[Json], episodes: Sequence[Json]) -> list[Table]:
     """The tables of rows of eval.json, and of the lines of episodes.jsonl that they come from."""
-    returns = [_figure_table(RETURN, rows)] if scores(episodes) else []
+    returns = [_figure_table(RETURN, rows)] if scores(episodes) and _report_success(rows) else []
     return [table(title, rows), *returns, *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
 
 
 def scores(episodes: Iterable[Json]) -> bool:
     """Whether the return says more than success."""
-    return any(episode[RETURN] != episode["success"] for episode in episodes if episode["status"] != "aborted")
+    return any(episode[RETURN] != episode.get("success") for episode in episodes if episode["status"] != "aborted")
+
+
+def _report_success(rows: Iterable[Json]) -> bool:
+    return any(row[SUCCESS] is not None for row in rows)
+
+
+def measure_of(rows: Sequence[Json], measure: str = SUCCESS) -> str:
+    """What the players of rows of eval.json are compared by at the last level: `measure`, or the return where success
+    is not reported.
+    """
+    last = [row for row in rows if row["level"] == rows[-1]["level"]]
+    return RETURN if measure == SUCCESS and not _report_success(last) else measure
 
 
 def table(title: str, rows: Sequence[Json]) -> Table:
-    """Rows of eval.json as a table; the last columns are omitted if they have nothing to show."""
+    """Rows of eval.json as a table; the last columns are omitted if they have nothing to show. Where no row has
+    success, the return takes its place.
+    """
     more = {name: cell for name, (figure, cell) in MORE.items() if any(row.get(figure, 0) != 0 for row in rows)}
-    cells = tuple((*_cells(row), *(cell(row) for cell in more.values())) for row in rows)
-    return Table(title, (*COLUMNS, *more), cells)
+    cells = [_cells(row) | {name: cell(row) for name, cell in more.items()} for row in rows]
+    columns = (*COLUMNS, *more)
+    if not _report_success(rows):
+        columns = ("policy", "level", RETURN, *(name for name in columns[3:] if name != RETURN))
+        for row, cell in zip(rows, cells, strict=True):
+            cell["95 % interval"] = _ends(_figure(row, RETURN), 1, ".3g")
+    return Table(title, columns, tuple(tuple(cell[name] for name in columns) for cell in cells))
 
 
-def _cells(row: Json) -> tuple[str, ...]:
-    return (
-        row["name"],
-        row["level"],
-        f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
-        f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
-        str(row["tasks"]),
-        str(row["clusters"]),
-        str(row["episodes"]) + (f" + {row['aborted']} aborted" if row["aborted"] else ""),
-        f"{row['return']:.2f}",
-        f"{row['steps']:.1f}",
-    )
+def _cells(row: Json) -> dict[str, str]:
+    success = ("not reported", "") if row["success"] is None else _percentages(row)
+    return {
+        "policy": row["name"],
+        "level": row["level"],
+        "success": success[0] if row["episodes"] else "all aborted",
+        "95 % interval": success[1] if row["episodes"] else "",
+        "tasks": str(row["tasks"]),
+        "clusters": str(row["clusters"]),
+        "episodes": str(row["episodes"]) + (f" + {row['aborted']} aborted" if row["aborted"] else ""),
+        "return": f"{row['return']:.2f}",
+        "steps": f"{row['steps']:.1f}",
+    }
+
+
+def _percentages(row: Json) -> tuple[str, str]:
+    return f"{100 * row['success']:.1f} %", f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %"
 
 
 def _of_named(row: Json) -> str:
@@ -431,22 +468,30 @@ def summary_table(title: str, rows: Sequence[Json], measure: str, where: str) ->
     counts = f"{title} ({rows[-1]['level']}): {shown[0]['tasks']}, {shown[0]['episodes']} episodes a player"
     cells = []
     for row in shown:
-        mean, low, high = _share(row, measure)
-        cells.append((row["name"], f"{100 * mean:.0f} %", f"{100 * low:.0f} to {100 * high:.0f} %"))
+        figure = _figure(row, measure)
+        if measure == RETURN:
+            cells.append((row["name"], f"{figure['mean']:.3g}", _ends(figure, 1, ".3g")))
+        else:
+            mean, low, high = (100 * (figure[part] or 0.0) for part in ("mean", "low", "high"))
+            cells.append((row["name"], f"{mean:.0f} %", f"{low:.0f} to {high:.0f} %"))
     return Table(counts + rest, ("policy", measure.replace("_", " "), "95 % interval"), tuple(cells))
 
 
 def result_sentence(template: str, rows: Sequence[Json], compared: Sequence[Json], measure: str) -> str:
     """`template` with the success of each {PLAYER} at the last level in percent, and which differences between one and
-    the next may be chance. Without a template, or one of its players: the best player. compared: as in eval.json.
+    the next may be chance. Without a template, or one of its players, or where `measure` is the return: the best
+    player. compared: as in eval.json.
     """
     level = rows[-1]["level"]
-    shares = {row["name"]: f"{100 * _share(row, measure)[0]:.0f}" for row in rows if row["level"] == level}
+    means = {row["name"]: _figure(row, measure)["mean"] for row in rows if row["level"] == level}
+    form = "{:.3g}" if measure == RETURN else "{:.0%}"
+    shares = {name: form.format(mean).removesuffix("%") for name, mean in means.items()}
     named = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    if not named or not shares.keys() >= set(named):
+    if measure == RETURN or not named or not shares.keys() >= set(named):
         most = max(shares.values(), key=float)
         best = " and ".join(name for name, share in shares.items() if share == most)
-        return f"The best of {len(shares)} players: {best}, with {most} %."
+        score = f"a return of {most}" if measure == RETURN else f"{most} %"
+        return f"The best of {len(shares)} players: {best}, with {score}."
     alike = [
         f"{first} and {second}"
         for first, second in pairwise(named)
@@ -457,12 +502,6 @@ def result_sentence(template: str, rows: Sequence[Json], compared: Sequence[Json
     ]
     chance = f" The difference between {'; '.join(alike)} may be chance." if alike else ""
     return template.format_map(shares) + chance
-
-
-def _share(row: Json, measure: str) -> tuple[float, float, float]:
-    """(mean, low, high) of success, or of a figure of the env."""
-    figure = _figure(row, measure)
-    return figure["mean"], figure["low"] or 0.0, figure["high"] or 0.0
 
 
 def _figure(row: Json, name: str) -> Json:
@@ -491,9 +530,11 @@ def _figure_table(name: str, rows: Sequence[Json]) -> Table:
 
 def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
     """A table for each aspect in the lines of episodes.jsonl: success by its values, with 95 % intervals over clusters
-    of tasks. Aspects with one value are left out.
+    of tasks. Aspects with one value are left out, and levels at which success is not reported.
     """
     tables = []
+    silent = silent_levels(episodes)
+    episodes = [episode for episode in episodes if episode["level"] not in silent]
     for aspect in dict.fromkeys(name for episode in episodes for name in episode.get("aspects", {})):
         parts: dict[tuple[str, str], dict[str, list[Json]]] = {}
         for episode in episodes:
@@ -502,7 +543,7 @@ def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
                 of_player.setdefault(str(episode["aspects"][aspect]), []).append(episode)
         if len({value for of_player in parts.values() for value in of_player}) > 1:
             rows = [
-                (name, level, value, *_cells(part)[2:5])
+                (name, level, value, *_percentages(part), str(part["tasks"]))
                 for (name, level), of_player in parts.items()
                 for value, part in ((value, row(name, "", level, of_player[value])) for value in sorted(of_player))
                 if part["episodes"]
@@ -544,11 +585,12 @@ def differences_table(compared: Sequence[Json], figure: str) -> Table:
 
 
 def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
-    """Differences in `measure`, which is a share, between arms and their ablations in evaluation `step`; each names its
-    `ablation`.
+    """Differences in `measure`, a share or the return, between arms and their ablations in evaluation `step`; each
+    names its `ablation`.
     """
     of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
-    title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
+    unit = "" if measure == RETURN else ", in points"
+    title = f"Ablations, {step}: original arm minus ablation{of_measure}{unit}"
     return paired_table(title, "ablation", [gap for gap in effects if gap["figure"] == measure])
 
 

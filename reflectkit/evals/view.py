@@ -16,7 +16,7 @@ from importlib import resources
 from typing import IO, Any
 
 from reflectkit.data.episodes import Played, PlayedCall, PlayedMessage, PlayedTurn
-from reflectkit.types import Status
+from reflectkit.types import Status, reports_success
 from reflectkit.version import VERSION
 
 FILES = ("page.html", "view.css", "conversation.js", "view.js")
@@ -122,11 +122,11 @@ def outcome(episode: Played) -> str:
     """How the episode ended: success, failure, truncated, aborted or unknown."""
     if episode.status == Status.ABORTED:
         return "aborted"
-    if episode.success is None:
-        return "unknown"
     if episode.success:
         return "success"
-    return "truncated" if episode.status == Status.TRUNCATED else "failure"
+    if episode.status == Status.TRUNCATED:
+        return "truncated"
+    return "unknown" if episode.success is None else "failure"
 
 
 def _json(value: object) -> str:
@@ -187,6 +187,8 @@ def inspect_log(
         "success": sum(bool(episode.success) for episode in counted),
         "return": sum(episode.total_return or 0.0 for episode in counted),
     }
+    if not reports_success((episode.status, episode.success) for episode in counted):
+        del sums["success"]
     means = {name: {"mean": {"name": "mean", "value": total / max(1, len(counted))}} for name, total in sums.items()}
     log = {
         "version": 2,
@@ -232,7 +234,8 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
     first = episode.turns[0] if episode.turns else None
     shown_first = _read(first.messages if first and first.messages else episode.ending, ())
     said = episode.turns[-1].said if episode.turns else None
-    success = {"value": float(bool(episode.success)), "answer": said, "explanation": episode.reason or None}
+    answer = {"answer": said, "explanation": episode.reason or None}
+    scores = {} if episode.success is None else {"success": {"value": float(episode.success)} | answer}
     sample: dict[str, Any] = {
         "id": episode.task,
         "epoch": epoch,
@@ -243,7 +246,7 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
             "model": f"reflectkit/{player}",
             "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
         },
-        "scores": {"success": success, "return": {"value": episode.total_return or 0.0}},
+        "scores": scores | {"return": {"value": episode.total_return or 0.0}},
         "metadata": {name: getattr(episode, name) for name in ("level", "group", "seed", "status", "figures", "data")},
     }
     if episode.status == Status.ABORTED:

@@ -155,6 +155,7 @@ def _text_env() -> type[Any]:
             self.view = _View(rules_of(self.inner))
             self.failure = ""
             self.total, self.illegal, self.figures = 0.0, 0, dict[str, float]()
+            self.success: bool | None = False
 
         def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
             """The first prompt: that of the row, but with SkyRL's limit on turns where the rules name one."""
@@ -180,9 +181,8 @@ def _text_env() -> type[Any]:
                 said = [{"role": "user", "content": encodable(str(error))}]
                 penalty = self.inner.truncation_penalty(0) if late else 0.0
                 return self._output(said, penalty, late, {"illegal": str(error)})
-            self.figures |= result.info.get("figures", {})
-            if "success" in result.info:
-                self.figures["success"] = float(result.info["success"] is True)
+            self.figures |= result.info.get("figures", {}) | result.info.get("last_figures", {})
+            self.success = result.info.get("success")
             over = result.terminated or result.truncated
             penalty = self.inner.truncation_penalty(0) if late and not over else 0.0  # illegal answers took its steps
             shown = self.view.next(result.observation)
@@ -193,8 +193,9 @@ def _text_env() -> type[Any]:
             self.inner.close()
 
         def get_metrics(self) -> dict[str, float]:
-            """Success, return, turns, illegal answers, and the env's own figures, of an episode."""
-            own = {"success": 0.0, "return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
+            """Success, if it is reported, return, turns, illegal answers, and the env's own figures, of an episode."""
+            own = {} if self.success is None else {"success": float(self.success)}
+            own |= {"return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
             return own | {"failed": float(bool(self.failure))} | self.figures
 
         def _output(

@@ -171,21 +171,24 @@ class Checked(Wrapper):
                 f" ({error}); return Python's own finite numbers, texts, True or False, e.g. float(reward),"
                 " bool(success)"
             ) from None
-        figures = info.get("figures", {})
-        self.need(
-            isinstance(figures, dict), "'figures' are", figures, 'a dict of numbers by name, e.g. {"points": 0.5}'
-        )
-        for name, value in [("reward", result.reward), *figures.items()]:
+        numbers = [("reward", result.reward)]
+        for key in ("figures", "last_figures"):
+            figures = info.get(key, {})
+            self.need(
+                isinstance(figures, dict), f"'{key}' are", figures, 'a dict of numbers by name, e.g. {"points": 0.5}'
+            )
+            numbers += figures.items()
+        for name, value in numbers:
             fits = isinstance(name, str) and name.isprintable() and bool(name.strip()) and name not in TAKEN
             self.need(fits, "a figure is named", name, "another name")
             self.need(_is_number(value), f"'{name}' is", value, NUMBER)
         if result.terminated:
-            success = info.get("success", False)
-            self.need(isinstance(success, bool), "info['success'] of the last step is", success, "True or False")
+            success = info.get("success")
+            self.need(isinstance(success, bool | None), "info['success'] of the last step is", success, "True or False")
         seen = self._observed(result.observation)
         self._taken += 1
         if self._taken == self._horizon and not result.terminated:
-            result = dataclasses.replace(result, truncated=True, info={"success": False} | info)
+            result = dataclasses.replace(result, truncated=True)
         self.over = bool(result.terminated or result.truncated)
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
 

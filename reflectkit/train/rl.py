@@ -17,7 +17,7 @@ from reflectkit.agents.two_player import CommentSource, Reflector, TeacherCommen
 from reflectkit.chat.client import client_at
 from reflectkit.chat.config import Endpoint
 from reflectkit.chat.players import ChatReflector
-from reflectkit.config import identifying, with_values
+from reflectkit.config import flag, identifying, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.problems import HELD_OUT_SEEDS, draw_problems
@@ -75,7 +75,7 @@ from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.rl_config import LIMITS, RLConfig
 from reflectkit.train.settings import tracking
 from reflectkit.train.trainer import Level, Trainer, TrainerConfig, is_flat, validation_episodes
-from reflectkit.types import Status, Task, to_json
+from reflectkit.types import Status, Task, reports_success, to_json
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 HELD_OUT = "held_out.json"
@@ -432,7 +432,7 @@ def train(
     Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
     """
     processes, metrics, kept = trainer.processes, folder / "metrics.jsonl", folder / "episodes.jsonl"
-    history, damaged = rows_until(metrics, trainer.step, {"success_rate": int | float, "return": int | float})
+    history, damaged = rows_until(metrics, trainer.step, {"return": int | float})
     if damaged:
         progress.news(f"{metrics}: damaged lines dropped: {damaged}; training itself is not affected")
     lost = trainer.step - len(history)
@@ -516,14 +516,15 @@ def train(
                 progress.news(STOPPED.format(pluralize(trainer.step, "update")))
                 raise KeyboardInterrupt
             log(figures, trainer.step)
-            recent = [row["success_rate"] for row in history[-10:]]
-            shown = {"success": sum(recent) / len(recent)}
+            shown = _progress_of(history)
             if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
                 shown["entropy"] = entropy
             bar.advance(1, **shown)
             taught = figures.get("commented_decisions") or not is_flat([trajectory for trajectory, _ in trainer.latest])
             flat = 0 if taught else flat + 1
             _warn_if_flat(config, trainer, flat, progress)
+            if trainer.step == 1 and "success_rate" not in figures:
+                _warn_of_successes(config, progress)
     if trainer.step < config.max_steps:
         progress.news(
             f"ended by --patience {patience} after {pluralize(trainer.step, 'update')}:"
@@ -553,13 +554,23 @@ def _since_best(history: Sequence[Mapping[str, Any]]) -> int:
     return len(returns) - 1 - returns.index(max(returns)) if returns else 0
 
 
+def _progress_of(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What the bar shows of the last ten updates: success, and the return where success is not reported or 0."""
+    shown, recent = {}, history[-10:]
+    if all("success_rate" in row for row in history):
+        shown["success"] = fmean(row["success_rate"] for row in recent)
+    if not shown.get("success"):
+        shown["return"] = fmean(row["return"] for row in recent)
+    return shown
+
+
 FLAT_UPDATES = 3
 """Updates in a row that must teach nothing before the user is told."""
 
 
 def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progress) -> None:
-    """Tell the user if the latest updates taught nothing but not all is won, or no episode of the first ended. flat:
-    how many of this process's updates, in a row, taught nothing.
+    """Tell the user if the latest updates taught nothing but not all is won by training, or if no episode of the first
+    ended or had anything to decide. flat: how many of this process's updates, in a row, taught nothing.
     """
     played = [trajectory for trajectory, _ in trainer.latest]
     level = trainer.config.levels[trainer.curriculum.level].name
@@ -567,10 +578,24 @@ def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progr
     cut = (each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON for each in played)
     if trainer.step == 1 and unset and all(cut):
         progress.news(
-            f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizons ="
-            ' {"LEVEL": N} to the env'
+            f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizon = N to"
+            ' the class (horizons = {"LEVEL": N} to an Env)'
         )
-    if flat == min(FLAT_UPDATES, config.max_steps) and not all(trajectory.success for trajectory in played):
+    counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns}
+    if counts == {1}:
+        if trainer.step == 1:
+            progress.news("nothing to decide: each state of these episodes offers one choice")
+        return
+    if flat != min(FLAT_UPDATES, config.max_steps):
+        return
+    returns = {trajectory.total_return for trajectory in played}
+    if len(returns) == 1 and max(returns) > 0:
+        if trainer.step == flat:  # otherwise training has come there
+            progress.news(
+                f"nothing to learn: every episode of update {trainer.step} has a return of {max(returns):.3g}, whatever"
+                " the policy did; let the reward depend on its actions, or make the problems harder"
+            )
+    elif not all(trajectory.success for trajectory in played):
         first = "--no-normalize, if steps cost and success is rare; " if config.algo.normalize else ""
         progress.news(
             f"nothing to learn: all rewards are equal in each group of updates {trainer.step - flat + 1} to"
@@ -578,6 +603,14 @@ def _warn_if_flat(config: RLConfig, trainer: Trainer, flat: int, progress: Progr
             f" try {first}easier problems, a reward for partial success, a larger --group-size or --temperature, or a"
             " better starting model"
         )
+
+
+def _warn_of_successes(config: RLConfig, progress: Progress) -> None:
+    """Tell the user that success is not reported, and which settings do nothing without it."""
+    progress.news(f"env '{config.env.name}' does not say which episodes succeed, so the return is shown")
+    for value, name in ((config.curriculum.advance_at, "advance_at"), (config.algo.replay_size, "replay_size")):
+        if value:
+            progress.news(f"{flag(name)} {value:g} waits for successes; leave it out, or report 'success' in the info")
 
 
 def held_out_problems(config: RLConfig, validation: Level | None) -> Level | None:
@@ -590,8 +623,8 @@ def held_out_problems(config: RLConfig, validation: Level | None) -> Level | Non
 
 
 def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
-    """Play `level` greedily and add the outcomes to HELD_OUT, at first with those of a random player. success: None if
-    the env does not say.
+    """Play `level` greedily and add the outcomes to HELD_OUT, at first with those of a random player. success: None
+    where the env does not say.
     """
     played = {when: trainer.play_greedily(level)}
     if not trainer.processes.first:
@@ -605,9 +638,9 @@ def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
         outcomes[name] = [
             {
                 "task": each.task.id,
-                "success": each.success if each.status is not Status.COMPLETED else each.turns[-1].info.get("success"),
+                "success": None if each.reported_success is None else each.success,
                 "return": each.total_return,
-                "aborted": each.status is Status.ABORTED,
+                "status": each.status.value,
             }
             for each in trajectories
         ]
@@ -623,9 +656,9 @@ def held_out_table(
     steps: updates that were made. holds_out: whether training does not use these problems.
     """
     outcomes = read_json(folder / HELD_OUT)
-    rows = {name: [row for row in outcomes[name] if not row["aborted"]] for name in outcomes}
+    rows = {name: [row for row in outcomes[name] if row["status"] != Status.ABORTED] for name in outcomes}
     every = [row for own in rows.values() for row in own]
-    measure = "return" if any(row["success"] is None for row in every) else "success"
+    measure = "success" if reports_success((row["status"], row["success"]) for row in every) else "return"
     partial = measure == "success" and any(row["return"] != row["success"] for row in every)
     clusters = {task.id: cluster_of(config.env.name, task) for task in level.tasks}
     named = {
@@ -642,7 +675,7 @@ def held_out_table(
         problems = len({row["task"] for row in rows[name]})
         figures[name], texts = {"problems": problems}, []
         for figure in (measure, "return") if partial else (measure,):
-            grouped = by_cluster({row["task"]: float(row[figure]) for row in rows[name]}, clusters)
+            grouped = by_cluster({row["task"]: float(row[figure] or 0) for row in rows[name]}, clusters)
             mean = fmean(value for cluster in grouped for value in cluster)
             low, high = (rate_interval if figure == "success" else mean_interval)(grouped)
             form = "{:.0%}" if figure == "success" else "{:.3g}"
@@ -666,6 +699,8 @@ def no_better_than_random(figures: Mapping[str, Any]) -> bool:
         return False
     random, after = figures["random"], figures["after"]
     mean = random["success" if "success" in random else "return"]
+    if random.get("success") == 1:  # nobody can be better
+        return False
     return bool(after.get("low", -math.inf) <= mean and after.get("return_low", -math.inf) <= random.get("return", 0.0))
 
 

@@ -32,7 +32,7 @@ from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, visited
 from reflectkit.train.rl_config import DistillConfig, StalenessConfig
 from reflectkit.train.settings import OptimizerConfig
-from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory
+from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory, reports_success
 
 WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
 
@@ -250,7 +250,7 @@ class Trainer:
         figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
         self.replay.add(fresh)
         overall = summary(played)
-        self.curriculum.end(overall["success_rate"])
+        self.curriculum.end(overall.get("success_rate", 0.0))
         self.step += 1
         self.counters["episodes"] += len(played)
         self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
@@ -572,14 +572,16 @@ def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of success, return and steps over episodes that were not ABORTED, the standard deviation of the return, and
-    the share that were ABORTED.
+    """Means of success, where the env reports it, return and steps over episodes that were not ABORTED, the standard
+    deviation of the return, and the share that were ABORTED.
     """
     counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     share = max(1, len(counted))
     returns = [trajectory.total_return for trajectory in counted]
-    return {
-        "success_rate": sum(trajectory.success for trajectory in counted) / share,
+    success = {}
+    if reports_success((trajectory.status, trajectory.reported_success) for trajectory in counted):
+        success = {"success_rate": sum(trajectory.success for trajectory in counted) / share}
+    return success | {
         "return": sum(returns) / share,
         "return_std": statistics.pstdev(returns) if returns else 0.0,
         "episode_steps": sum(len(trajectory.turns) for trajectory in counted) / share,

@@ -277,9 +277,13 @@ def test_what_makes_tables_mislead_is_told(tmp_path: Path, capsys: pytest.Captur
         assert main([*playing, *arguments]) == 0
         return " ".join(capsys.readouterr().out.split())
 
-    assert "reports no success" in told("--name=a")
-    assert "random" in (tmp_path / "results/a/eval.md").read_text().split("### return")[1]
-    assert "reached the limit of 1 step without success" in told("--horizon=1", "--name=b")
+    assert "does not say which episodes succeed" in told("--name=a")
+    assert "success" not in (tmp_path / "results/a/eval.md").read_text()
+    (row,) = read_json(tmp_path / "results/a/eval.json")["rows"]
+    assert (row["success"], row["low"]) == (None, None)
+    assert 0 < row["return"] < 2
+    assert "no episode ended within 1 step" in told("--horizon=1", "--name=b")
+    assert (tmp_path / "results/b/eval.json").read_text().count('"success": null') == 1, "cut off, it says nothing"
     assert main(["evaluate", "--env=corridor", "--policy=oracle", "--eval-reps=2", "--name=c"]) == 0
     assert "went alike" in capsys.readouterr().out
     assert again(tmp_path / "results/c", tmp_path / "results/c/episodes.jsonl") == 0

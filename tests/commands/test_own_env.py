@@ -16,7 +16,7 @@ import reflectkit
 from reflectkit.cli.main import main
 from reflectkit.envs import env_class
 from reflectkit.errors import is_user_code
-from reflectkit.jsonl import read_json, write_json, write_jsonl
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from tests.examples import own_module, save_example
 from tests.writing import writing_model
 
@@ -215,6 +215,40 @@ def test_what_it_writes_is_trained_by_the_command_that_it_prints(capsys: pytest.
         assert env_class(f"{name}.py").__name__ == f"New{kind.capitalize()}"
         play = [*printed[0], "--policy", "random", "--auto"]
         assert main(play) == 0
+
+
+SHOP = """
+class Shop:
+    choices, horizon = ["sell"], 2
+
+    def reset(self, seed):
+        self.day = 0
+        return f"{seed % 5} people wait."
+
+    def step(self, choice):
+        self.day += 1
+        return "Some people wait.", 1.5, self.day == 2, {"profit": 1.5 * self.day}
+"""
+
+
+def test_a_profit_is_what_is_shown_and_a_game_without_a_decision_is_told(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = own_module(request.node)
+    Path(f"{name}.py").write_text(SHOP, encoding="utf-8")
+    few = ["--max-steps=1", "--episodes=8", "--validate-problems=4", "--validate-steps=1"]
+    assert main(["rlft", f"--env={name}.py:Shop", "--model=tiny", *few, "--name=rl"]) == 0
+    assert "nothing to decide" in " ".join(capsys.readouterr().out.split())
+    figures = read_json(Path("results/rl/report.json"))["figures"]
+    assert (figures["return"], figures["profit"], "success_rate" in figures) == (3.0, 3.0, False)
+    assert all("success" not in found and found["return"] == 3 for found in figures["held_out"].values())
+    (row,) = [row for _, row in read_jsonl(Path("results/rl/metrics.jsonl"))]
+    assert (row["validation_profit"], "validation_success_rate" in row) == (3.0, False)
+    players = ["--policy=RL=results/rl", "--policy=random"]
+    assert main(["evaluate", f"--env={name}.py:Shop", *players, "--problems=4", "--name=e"]) == 0
+    assert main(["plot", "--runs=results/rl", "--name=curves"]) == 0
+    assert main(["plot", "--evals=results/e", "--name=bars"]) == 0
+    assert read_json(Path("results/bars/report.json"))["figures"] == {"RL all": 3.0, "random all": 3.0}
 
 
 def test_code_next_to_the_package_is_the_users() -> None:

@@ -95,6 +95,46 @@ def test_choices_are_taken_by_their_texts(form: int) -> None:
     assert last.info.get("figures") == ({"sum": 3} if form > 3 else None)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "success"),
+    [
+        ([0.0, 0.0], False),
+        ([-0.02, 1.0], True),
+        ([-0.02, 0.98], True),  # a goal less the cost of the step
+        ([-1.0, -1.0], False),
+        ([1.0, 1.0], None),  # points
+        ([0.4, -0.6], None),  # profits
+        ([-0.6, 3.2], None),
+        ([0.0, 0.4], None),  # a mark
+        ([0.5, 0.0], None),
+    ],
+)
+def test_success_is_guessed_in_games_with_a_goal_only(rewards: list[float], success: bool | None) -> None:
+    class Rewarded(Counter):
+        def step(self, choice: str) -> Any:
+            self.sum += 1
+            return "?", rewards[self.sum - 1], self.sum == 2
+
+    env = make(Rewarded)
+    env.reset(task_of(env, seed=1), 0)
+    env.step(0)
+    assert env.step(0).info["success"] is success
+
+
+def test_numbers_in_the_info_of_a_step_are_figures_and_the_last_counts() -> None:
+    class Shop(Counter):
+        horizon = 2
+
+        def step(self, choice: str) -> Any:
+            self.sum += 3
+            told = {"profit": numpy.float32(self.sum), "sold": 2, "bust": numpy.bool_(True), "success": 1, "return": 7}
+            return "?", 1.0, False, told | {"name": "x", "mask": numpy.zeros(2), "nothing": None, 5: 6}
+
+    env = make(Shop)
+    (trajectory,) = rollout([Episode(task_of(env, seed=1), 0)], lambda: Checked(env, 2), Plays(0))
+    assert trajectory.figures == {"profit": 6.0, "sold": 2.0, "bust": 1.0}
+
+
 def test_gymnasiums_truncation_and_success_are_understood() -> None:
     class Cut(Counter):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
@@ -876,7 +916,7 @@ def test_a_class_with_choices_may_wait() -> None:
     assert result_of(env.reset(task_of(env, seed=7), 0)).text == "7"
     assert step(env, 0).observation.text == "7a"
     last = step(env, 1)
-    assert (last.observation.text, last.terminated, last.info) == ("7ab", True, {"success": True})
+    assert (last.observation.text, last.terminated, last.info) == ("7ab", True, {"success": None})
 
 
 def test_the_choices_of_a_game_are_those_of_its_action_mask() -> None:
@@ -1038,6 +1078,8 @@ class Blank(Game):
 class Named(Game):
     def get_action_meanings(self): return ["left"]
 
+class Loss(Base):
+    def step(self, choice): return "?", 0.0, False, {"profit": float("inf")}
 if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_point=Four, max_episode_steps=9)
 """
 
@@ -1049,6 +1091,7 @@ if "Four-v0" not in gymnasium.registry: gymnasium.register("Four-v0", entry_poin
         ("Raises", ".py, line 13: ZeroDivisionError"),
         ("Draws", ".py, line 18: step() of Draws returned"),
         ("Said", "its 'success' must be True or False"),
+        ("Loss", "its 'profit' is inf; return a finite number"),
         ("Long", "its reward is nan; return a finite number"),
         ("Huge", "its reward is an integer of 16,610 bits"),
         ("Fourth", "its last value is 'won'"),

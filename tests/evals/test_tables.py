@@ -15,9 +15,12 @@ from reflectkit.evals.tables import (
     differences,
     differences_over_seeds,
     differences_table,
+    measure_of,
     passes_table,
     pooled,
+    result_sentence,
     row,
+    summary_table,
     table,
     tables_of,
 )
@@ -133,6 +136,29 @@ def test_returns_are_compared_in_their_own_unit() -> None:
     (gap,) = [one for one in differences(played) if one["figure"] == "return"]
     assert (gap["difference"], gap["low"], gap["high"], gap["p"]) == (10.0, 10.0, 10.0, 2 / 2**8)
     assert differences_table([gap], "return").rows[0][2:4] == ("+10", "+10 to +10")
+
+
+def test_the_return_takes_the_place_of_success_where_an_episode_does_not_report_it() -> None:
+    played = [
+        episode(name, str(task), task % 2 == 0, **{"return": 3.0 * (name == "a") + task})
+        for name in "ab"
+        for task in range(8)
+    ]
+    assert measure_of(pooled([played])) == "success"
+    cut_off = [line | {"status": "truncated", "success": None} if line["task"] == "1" else line for line in played]
+    assert [row["success"] for row in pooled([cut_off])] == [0.5, 0.5], "it failed"
+    profits = [line | {"success": None} if line["task"] == "1" else line for line in played]
+    rows, compared = pooled([profits, profits]), differences(profits)
+    assert [row["success"] for row in rows] == [None, None]
+    assert measure_of(rows) == "return"
+    assert {gap["figure"] for gap in compared} == {"return"}
+    first = tables_of("T", rows, profits)[0]
+    assert first.columns[:4] == ("policy", "level", "return", "95 % interval")
+    assert first.rows[0][2] == "6.50"
+    assert "success" not in first.columns
+    summed = summary_table("T", rows, "return", "eval.md")
+    assert [row[:2] for row in summed.rows] == [("a", "6.5"), ("b", "3.5")]
+    assert result_sentence("{a} and {b} %", rows, compared, "return").endswith(": a, with a return of 6.5.")
 
 
 def test_tries_by_hand() -> None:

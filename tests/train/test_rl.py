@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_the_figures_of_an_update_by_hand() -> None:
     figures = {"success_rate": 0.5, "return": 2.0, "return_std": 1.0, "episode_steps": 1.0, "aborted": 1 / 3}
     assert summary(played) == pytest.approx(figures)
     assert summary(played[:0])["return_std"] == 0
+
+
+def test_an_update_has_no_success_rate_where_an_ended_episode_reports_none() -> None:
+    task, ended = Task("1", "e", "l", "g", {}), Turn(Observation(()), Decision(0), 2.0, {"success": None})
+    profit = Trajectory(task, 0, (ended,), Status.COMPLETED, False)
+    lost = Trajectory(task, 0, (replace(ended, info={"success": False}),), Status.COMPLETED, False)
+    assert "success_rate" not in summary([profit, lost])
+    assert summary([lost])["success_rate"] == 0.0
 
 
 def test_curriculum_gives_equal_steps_and_every_task_its_turn() -> None:

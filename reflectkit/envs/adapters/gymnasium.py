@@ -165,6 +165,8 @@ class GymnasiumGame:
         action = self.env.action_space.start + self.names.index(choice)
         seen, reward, terminated, truncated, info = self._returned("step", action)
         self.choices = self._legal(info)
+        if type(self.env.unwrapped).__module__.startswith("gymnasium.envs."):
+            info = {}  # Gymnasium's own games tell probabilities there, no results
         return self._text(seen), reward, terminated, truncated, info
 
     def _returned(self, method: str, *arguments: Any, **named: Any) -> tuple[Any, ...]:

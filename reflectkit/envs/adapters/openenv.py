@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, check_choice, check_task
 from reflectkit.envs.adapters import env_type
+from reflectkit.envs.adapters.rewards import guessed_success
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
@@ -358,6 +359,7 @@ class OpenEnv(Env):
             self.release()
             raise EnvironmentFailure(f"{self.server.url} ended the episode before its first step")
         self._over, self._early = False, float(answer["reward"] or 0)
+        self._gained, self._latest = False, self._early
         self._messages = [Message("user", observation_text(answer["observation"]))]
         return self._observe()
 
@@ -401,7 +403,9 @@ class OpenEnv(Env):
     def _act(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """The observation after `action`."""
         answer = self.server.ask(self._session, "step", action, self.settings)
-        self._reward += float(answer["reward"] or 0)
+        self._gained = self._gained or self._latest > 0
+        self._latest = float(answer["reward"] or 0)
+        self._reward += self._latest
         self._over = answer["done"]
         seen: dict[str, Any] = answer["observation"]
         return seen
@@ -415,7 +419,8 @@ class OpenEnv(Env):
         info: dict[str, Any] = {"refused": refused} if refused else {}
         if self._over:
             told = [place.get("success") for place in (seen, seen.get("metadata")) if isinstance(place, dict)]
-            info["success"] = next((flag for flag in told if isinstance(flag, bool)), self._reward > 0)
+            guess = guessed_success(self._gained, self._latest, over=True)
+            info["success"] = next((flag for flag in told if isinstance(flag, bool)), guess)
         return StepResult(self._observe(), self._reward, self._over, info=info)
 
 

@@ -7,6 +7,7 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_origin
@@ -16,12 +17,12 @@ from pydantic import create_model
 from reflectkit.config import REQUIRED, Config, NoSettings, alternatives, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task
 from reflectkit.envs.adapters.prompts import DatasetSettings, DatasetTasks, prompt_messages
-from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, is_reward, score, waits
+from reflectkit.envs.adapters.rewards import CompletionIds, chat_messages, guessed_success, is_reward, score, waits
 from reflectkit.envs.conversation import LONGEST_RESULT, cut
 from reflectkit.errors import ConfigError, DataError, brief, code_place
 from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.tool_errors import RAISED, code_error
-from reflectkit.rollouts.wrappers import is_flag
+from reflectkit.rollouts.wrappers import TAKEN, is_flag
 from reflectkit.tools import read_use
 from reflectkit.types import Decision, Message, Observation, Task, ToolSpec
 
@@ -29,6 +30,8 @@ SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
 FORM = "return (observation, reward, done): a text, a number, and True or False"
 NOT_TOOLS = ("reset", "get_reward")
+NOT_FIGURES = frozenset({"success", "refused", "return", *TAKEN})
+"""Names of numbers in the info of a step that are not figures of the game: reflectkit reports these itself."""
 
 
 def env_of_class(kind: type) -> type[Env]:
@@ -168,12 +171,13 @@ class Choices(Plain):
     """A class with `choices` (a list, a property or a method), `reset(seed)` → text, and `step(choice)` → (text,
     reward, done). Gymnasium's forms of `reset` and `step` are understood, too.
 
-    The episode is a success if the last reward is above 0, or as `success` in a fourth value, a dict, says.
+    Whether the episode is a success, `success` in a fourth value says, a dict; otherwise see `guessed_success`. Other
+    numbers in it are figures.
     """
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin the problem."""
-        seed = self._begin(task, seed)
+        seed, self._gained = self._begin(task, seed), False
         parameters = inspect.signature(self.plain.reset).parameters
         with self._own_random():
             if "seed" in parameters:
@@ -210,8 +214,26 @@ class Choices(Plain):
         if not isinstance(info.get("success"), bool | int | float | None) and not is_flag(info["success"]):
             raise self._wrong("step", returned, "its 'success' must be True or False")
         told = {key: info[key] for key in ("figures", "refused") if key in info}
-        told["success"] = bool(info.get("success", reward > 0)) if over else False
+        if figures := self._figures(returned, info):
+            told["last_figures"] = figures
+        success = info.get("success")
+        if success is None:
+            told["success"] = guessed_success(self._gained, float(reward), over)
+        else:
+            told["success"] = bool(success) if over else False
+        self._gained = self._gained or float(reward) > 0
         return StepResult(self._observe("step", text, over), float(reward), bool(terminated), bool(truncated), told)
+
+    def _figures(self, returned: Any, info: dict[Any, Any]) -> dict[str, float]:
+        """The numbers in what `step` returned last, except what has another meaning."""
+        figures = {}
+        for name, value in info.items():
+            if not isinstance(name, str) or name in NOT_FIGURES or not (isinstance(value, Real) or is_flag(value)):
+                continue
+            if not is_reward(value):
+                raise self._wrong("step", returned, f"its '{name}' is {brief(value)}; return a finite number")
+            figures[name] = float(value)
+        return figures
 
     def _observe(self, method: str, text: object, over: bool = False) -> Observation:
         if not isinstance(text, str):

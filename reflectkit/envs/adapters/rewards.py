@@ -102,6 +102,23 @@ def is_reward(value: object) -> bool:
     return False
 
 
+GOAL = 0.9
+"""Least reward for a goal, usually 1, from which the cost of the last step may be taken."""
+
+
+def guessed_success(gained: bool, reward: float, over: bool) -> bool | None:
+    """Whether an episode succeeded whose env does not say; None where its rewards do not tell.
+
+    They tell in a game with a goal: nothing is above 0 but a reward of 0.9 to 1 at the end. gained: whether a reward
+    before the latest, `reward`, was above 0.
+    """
+    if gained or (reward > 0 and not over):
+        return None
+    if reward <= 0:
+        return False
+    return True if GOAL <= reward <= 1 else None
+
+
 async def score(
     specs: Sequence[str],
     row: Mapping[str, Any],

@@ -18,6 +18,7 @@ from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, check_task
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.prompts import DatasetTasks, prompt_messages
+from reflectkit.envs.adapters.rewards import guessed_success
 from reflectkit.envs.adapters.rows import FILES
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.registry import code_files
@@ -67,7 +68,7 @@ class SkyRL(Env):
             first, _ = self._inner.init([{"role": message.role, "content": message.content} for message in prompt])
         except Exception as error:  # each environment checks its row and its configuration in its own way
             raise DataError(task.id, f"skyrl:{self.id} cannot begin it: {type(error).__name__}: {error}") from None
-        self._messages = prompt_messages(first, task.id)
+        self._messages, self._gained = prompt_messages(first, task.id), False
         return Observation(self._messages, replies=True)
 
     def step(self, action: Action) -> StepResult:
@@ -85,7 +86,9 @@ class SkyRL(Env):
         if over:
             self.close()
             numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-            info = {"success": reward > 0, "figures": {f"skyrl_{name}": value for name, value in numbers.items()}}
+            info = {"figures": {f"skyrl_{name}": value for name, value in numbers.items()}}
+        info["success"] = guessed_success(self._gained, reward, over)
+        self._gained = self._gained or reward > 0
         return StepResult(Observation(self._messages, replies=True), reward, over, info=info)
 
     def close(self) -> None:

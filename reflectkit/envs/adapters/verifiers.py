@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from reflectkit.env import Action, Env, StepResult, check_task
 from reflectkit.envs.adapters import env_type
+from reflectkit.envs.adapters.rewards import guessed_success
 from reflectkit.envs.conversation import LONGEST_RESULT, cut, spoken
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.registry import code_files
@@ -121,7 +122,7 @@ class Verifiers(Env):
             scores = {name: value.value for name, value in self._trace.rewards.items() if value is not None}
             named_scores = scores | {name: value for name, value in self._trace.metrics.items() if value is not None}
             figures = {f"verifiers_{name}": float(value) for name, value in named_scores.items()}
-            info |= {"success": reward > 0, "figures": figures}
+            info |= {"success": guessed_success(False, reward, over=True), "figures": figures}
         return StepResult(self._observe(), reward, over, info=info)
 
     async def _served(self, toolset: Any) -> Any:

@@ -674,6 +674,7 @@ const WORDS = ["name", "env", "level"];
 const percent = (share) => (typeof share === "number" ? (100 * share).toFixed(1) : plain(share ?? ""));
 
 function figure(name, row) {
+  if ((row[name] ?? null) === null) return ""; // success that the environment does not report
   if (name === "success") return `${percent(row.success)} %`;
   return name === "low" ? `${percent(row.low)} to ${percent(row.high)} %` : plain(row[name] ?? "");
 }
@@ -683,7 +684,7 @@ function drawOverview() {
   placed = null;
   byId("detail").replaceChildren(make("h2", null, index.runs.length === 1 ? "The run" : `${index.runs.length} runs`), ...index.runs.map((run) => {
     const rows = run.rows.filter(isObject);
-    const used = Object.keys(FIGURES).filter((name) => rows.some((one) => one[name] !== undefined && (name !== "aborted" || one[name])));
+    const used = Object.keys(FIGURES).filter((name) => rows.some((one) => (one[name] ?? null) !== null && (name !== "aborted" || one[name])));
     const kind = (name) => (WORDS.includes(name) ? null : "number");
     const table = make("table", null,
       make("thead", null, make("tr", null, used.map((name) => make("th", { scope: "col", class: kind(name) }, FIGURES[name])))),

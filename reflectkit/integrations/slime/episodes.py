@@ -348,7 +348,7 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
     thoughts = [decision.thoughts for decision in decisions if decision.thoughts is not None]
     figures = {
         **trajectory.figures,
-        "success": float(trajectory.success),
+        **({} if trajectory.reported_success is None else {"success": float(trajectory.success)}),
         "return": trajectory.total_return,
         "truncated": float(trajectory.status is Status.TRUNCATED),
         "steps": len(decisions),

@@ -99,8 +99,8 @@ def figures(samples: Sequence[Any]) -> dict[str, float]:
     for name in sorted({name for episode in ended for name in episode["figures"]}):
         means[name] = fmean(episode["figures"][name] for episode in ended if name in episode["figures"])
     tries: dict[str, list[bool]] = {}
-    for episode in ended:
-        tries.setdefault(episode["task"], []).append(bool(episode["figures"]["success"]))
+    for episode in ended if "success" in means else ():
+        tries.setdefault(episode["task"], []).append(bool(episode["figures"].get("success")))
     most = max(map(len, tries.values()), default=0)
     complete = [outcomes for outcomes in tries.values() if len(outcomes) == most]
     if most > 1:
