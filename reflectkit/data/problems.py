@@ -222,7 +222,13 @@ class Problems:
 
     @property
     def _has_files(self) -> bool:
-        return bool(self.files) or any((self.setup.folder / f"{split}.json").exists() for split in SPLITS)
+        return bool(self.files or self.split_files)
+
+    @property
+    def split_files(self) -> list[Path]:
+        """The files of splits in the env's folder."""
+        paths = (self.setup.folder / f"{split}.json" for split in SPLITS)
+        return [path for path in paths if path.exists()]
 
     def file(self, split: str) -> Path | None:
         """The file of `split`, which may be missing; None if its problems come from the env itself."""
@@ -280,8 +286,8 @@ class Problems:
         if self.by_seed:
             return TRAINED_SEEDS
         fresh = 0
-        for path in (self.setup.folder / f"{split}.json" for split in SPLITS):
-            for record in read_records(path, self.setup.env_name) if path.exists() else ():
+        for path in self.split_files:
+            for record in read_records(path, self.setup.env_name):
                 seed = record.task.data.get("seed")
                 fresh = max(fresh, seed + 1 if isinstance(seed, int) else SEEDS)
         return fresh

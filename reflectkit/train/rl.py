@@ -153,9 +153,12 @@ def input_files(config: RLConfig, levels: Sequence[Level], validation: Level | N
     """The files and folders that a run reads."""
     start = Path(config.policy.start)
     splits = ["train"] if validation is None else ["train", "validate"]
+    files = [file for split in splits if (file := config.problems.file(split))]
+    if any(level.dealt for level in levels):  # new seeds are those that no split has
+        files += [file for file in config.problems.split_files if file not in files]
     tasks = [task for level in levels for task in level.tasks]
     return [
-        *(file for split in splits if (file := config.problems.file(split))),
+        *files,
         *([start] if config.policy.load_dir or start.is_dir() else []),
         *players.model_folders([config.reflector.load_dir]),
         *([config.resume_from] if config.resume_from else []),
