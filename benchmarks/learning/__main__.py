@@ -15,6 +15,7 @@ from benchmarks.learning.learners import Budget
 from benchmarks.learning.measure import LEARNERS, Run, Task, missing_package, plays, workers
 from benchmarks.learning.results import Results, tables
 from benchmarks.learning.texts import TEXTS
+from reflectkit.errors import ReflectkitError
 from reflectkit.jsonl import locked
 
 FOLDER = Path(__file__).parents[2] / "research" / "learning"
@@ -61,14 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             names.append(name)
 
-    # 2. Measure, or show what is there.
+    # 2. Show what is there.
+    results = Results(options.folder / "results.jsonl")
+    if options.table:
+        played = [game for game in options.games if any(plays(name, game) for name in names)]
+        print(tables(results, names, played, options.budgets, options.seeds))
+        return 0
+
+    # 3. Or measure what is not.
     options.folder.mkdir(parents=True, exist_ok=True)
     with locked(options.folder):
-        results = Results(options.folder / "results.jsonl")
-        if options.table:
-            played = [game for game in options.games if any(plays(name, game) for name in names)]
-            print(tables(results, names, played, options.budgets, options.seeds))
-            return 0
+        results.repair()
         failures = 0
         deadline = time.time() + 60 * options.minutes
         for budget in options.budgets:
@@ -80,13 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if plays(name, game)
             ]
             failures += measure_all(results, runs, options.jobs, deadline)
-        return 1 if failures else 0
+    return 1 if failures else 0
 
 
 def measure_all(results: Results, runs: Sequence[Run], jobs: int, deadline: float) -> int:
     """Measure those of `runs` that have no current result; returns how many failed. deadline: of `time.time()`."""
     rivals = [run for run in runs if LEARNERS[run.learner].rival]
-    ours = [run for run in runs if run not in rivals]
+    ours = [run for run in runs if not LEARNERS[run.learner].rival]
 
     # Rivals take as many steps as our default, so ours come first.
     first = [run for run in ours if results.current(run) is None]
@@ -118,4 +122,9 @@ def measure_each(results: Results, runs: Sequence[Run], jobs: int, deadline: flo
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command resumes")
+    except ReflectkitError as error:
+        sys.exit(str(error))

@@ -64,11 +64,14 @@ class Results:
         self.path = path
         self.by_code: dict[tuple[Run, str], Result] = {}
         self.newest: dict[Run, Result] = {}
-        rows = [row for row in salvaged(path, FIELDS) if row is not None]
-        if rows:
-            rewrite(path, rows)  # without a line that a kill cut off
-        for row in rows:
+        self.rows = [row for row in salvaged(path, FIELDS) if row is not None]
+        for row in self.rows:
             self._remember(Result(**row))
+
+    def repair(self) -> None:
+        """Write the file again without a line that a kill cut off."""
+        if self.rows:
+            rewrite(self.path, self.rows)
 
     def _remember(self, result: Result) -> None:
         self.by_code[result.run, result.code] = self.newest[result.run] = result
