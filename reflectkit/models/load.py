@@ -156,7 +156,13 @@ def _resize_embeddings(base: Any, folder: Path) -> None:
 
     layers = {base.get_input_embeddings(), base.get_output_embeddings()}
     names = [f"base_model.model.{name}" for name, module in base.named_modules() if module in layers]
-    axes = {"weight": 0, "base_layer.weight": 0, "lora_embedding_A": 1, "lora_B.weight": 0}
+    axes = {
+        "weight": 0,
+        "base_layer.weight": 0,
+        "token_adapter.base_layer.weight": 0,
+        "lora_embedding_A": 1,
+        "lora_B.weight": 0,
+    }
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
         keys = set(file.keys())
         sizes = {

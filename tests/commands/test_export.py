@@ -66,6 +66,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "new tokens": {"added": 3, "target_modules": ["c_attn"]},
     "new tokens in LoRA": {"added": 3, "target_modules": ["wte", "lm_head"]},
     "new tokens alone": {"added": 3, "target_modules": ["c_attn"], "trainable_token_indices": "added"},
+    "new tokens, and some others alone": {"added": 3, "target_modules": ["c_attn"], "trainable_token_indices": [3, 7]},
 }
 """As users of peft make them, on a model with tied embeddings."""
 
