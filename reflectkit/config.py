@@ -77,6 +77,11 @@ class Config(BaseModel):
         """The tree with these values by their flat names. Raises what `build` raises."""
         return build(cls, values)
 
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults, by flat name, that follow from the other settings that are given, `values`."""
+        return {}
+
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables, by name, that act as settings: part of a run's identity, and shown first."""
@@ -353,6 +358,7 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type or out of its bounds, a missing
     one, a contradiction, or a setting of another choice. Both name `where`, the command or step.
     """
+    values = kind.implied(values) | dict(values)
     rows = leaves(kind, values)
     names = {leaf.name for leaf in rows}
     if unknown := [str(key) for key in values if key not in names]:

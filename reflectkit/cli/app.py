@@ -210,7 +210,8 @@ def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
             given[written] = value if equals else next(rest, "")
     settings = _settings(given["--config"]) if choosing and given.get("--config") else {}
     settings |= dict(zip((leaf.name for leaf in rows if leaf.is_argument), positional, strict=False))
-    settings |= {name: given[flag(name)] for name in choosing if flag(name) in given}
+    settings |= {leaf.name: given[flag(leaf.name)] for leaf in rows if flag(leaf.name) in given}
+    settings = kind.implied(settings) | settings
     return {name: value for name, value in settings.items() if name in choosing}
 
 

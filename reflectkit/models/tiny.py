@@ -1,7 +1,12 @@
-"""The built-in models: a GPT-2 or an LFM2 of about 1 M parameters, with a byte-level BPE tokenizer trained on the rows.
+"""The built-in models: a Qwen3, a GPT-2 or an LFM2 of about 1 M parameters, with a byte-level BPE tokenizer.
 
 They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer`
-load them. Learned absolute positions suit small envs: a map after a constant text has each cell at a constant position.
+load them. RL from random weights begins with a Qwen3, and SFT with a GPT-2. Each is better at its own task:
+
+- Qwen3 normalises queries and keys, so attention differs between tokens from the start. GPT-2's is nearly even at
+  first, and all prompts have nearly the same hidden state: RL then learns which action is best everywhere, and no
+  longer tries the others. Qwen3's positions are relative, so states may be longer than those of training.
+- GPT-2's learned positions suit SFT on small envs: a map after a constant text has each cell at a constant position.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -19,6 +25,8 @@ from transformers import (
     Lfm2ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from reflectkit.errors import DivergedError
@@ -28,7 +36,9 @@ from reflectkit.models.load import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
-STEP = 64  # context lengths are multiples of this
+LAYERS, HEADS = 4, 4
+STEP = 64  # context lengths of a GPT-2 are multiples of this
+CONTEXT = 8192  # tokens; relative positions cost nothing
 VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few words of a small env
 
 
@@ -115,6 +125,34 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         return Lfm2ForCausalLM(config) if hybrid else GPT2LMHeadModel(config)
+
+
+def build_relative(tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> PreTrainedModel:
+    """A fresh Qwen3 for `tokenizer`: 4 layers, 4 heads, relative positions.
+
+    longest: tokens of the longest prompt that was seen. Prompts may be four times as long, and CONTEXT at least. The
+    head starts small, so that all actions are about equally likely at first.
+    """
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=3 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=WIDTH // HEADS,
+        max_position_embeddings=max(CONTEXT, 4 * longest),
+        initializer_range=0.06,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        model = Qwen3ForCausalLM(config)
+        nn.init.normal_(model.lm_head.weight, std=0.02)
+    return model
 
 
 COPY_RATE = 3e-3

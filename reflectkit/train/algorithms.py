@@ -418,7 +418,9 @@ REINFORCE = Algorithm(
 class PpoSettings(CriticSettings):
     """PPO's own settings."""
 
-    gae_lambda: float = option(1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors.", ge=0, le=1)
+    gae_lambda: float = option(
+        1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors; 0.95 by default for random weights.", ge=0, le=1
+    )
 
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
@@ -548,7 +550,12 @@ _GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORIT
 class AlgorithmConfig(Config):
     """Algorithm: how the policy learns from episodes."""
 
-    name: str = option("grpo", name="algo", help=f"{_SUMMARIES}; or your own as package.module:NAME.", essential=True)
+    name: str = option(
+        "grpo",
+        name="algo",
+        help=f"{_SUMMARIES}; or your own as package.module:NAME. Default: grpo, but ppo for random weights.",
+        essential=True,
+    )
     settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
     gamma: float = option(1.0, help="Discount factor; the paper uses 1.", ge=0, le=1)
     normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
@@ -568,11 +575,13 @@ class AlgorithmConfig(Config):
     mask_ratio: float = option(
         3.0, help="Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse.", gt=1
     )
-    epochs: int = option(1, help="Passes over each batch.", ge=1)
+    epochs: int = option(1, help="Passes over each batch; 4 by default for random weights.", ge=1)
     target_kl: float = option(
         0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
     )
-    minibatch: int = option(512, help="Rows per gradient step, over all processes.", ge=1)
+    minibatch: int = option(
+        512, help="Rows per gradient step, over all processes; 128 by default for random weights.", ge=1
+    )
     loss_mean: Literal["token", "row"] = option(
         "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
     )

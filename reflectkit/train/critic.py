@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,15 +13,26 @@ from torch import nn
 from reflectkit.errors import refuse
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import right_pad, trunk_of
+from reflectkit.train.algorithms import SPREAD, deviation
 
 
 class Critic(nn.Module):
     """Predicts a value for each decision. Its last layer starts at 0, so the first values are 0.
 
+    Its output counts in standard deviations of the returns from their mean, both of the first update whose returns
+    differ. So a profit of 300 and a reward of 1 are learned alike.
+
     head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state without training
     the policy; "shared" trains the policy's trunk too; "separate" trains a copy of the trunk. seed: for the weights of
     an mlp's first layer.
     """
+
+    mean: torch.Tensor
+    """Of the returns, in units of reward."""
+    deviation: torch.Tensor
+    """Their standard deviation."""
+    knows_returns: torch.Tensor
+    """Whether both are known."""
 
     def __init__(self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
         super().__init__()
@@ -36,6 +48,9 @@ class Critic(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed % 2**63)
             self.head = last if head == "linear" else nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("deviation", torch.ones(()))
+        self.register_buffer("knows_returns", torch.zeros((), dtype=torch.bool))
         self.own_trunk = copy.deepcopy(trunk_of(player.model)).requires_grad_(True) if trunk == "separate" else None
         self.to(next(player.model.parameters()).device)
 
@@ -45,8 +60,16 @@ class Critic(nn.Module):
             hidden_ND = self._read(self.own_trunk, prompts)
         elif self.trunk == "detached":
             hidden_ND = hidden_ND.detach()
-        values_N: torch.Tensor = self.head(hidden_ND.to(next(self.head.parameters()).dtype)).squeeze(-1)
-        return values_N
+        outputs_N: torch.Tensor = self.head(hidden_ND.to(next(self.head.parameters()).dtype)).squeeze(-1)
+        return self.mean + self.deviation * outputs_N
+
+    def see_returns(self, returns: Sequence[float]) -> None:
+        """Take the mean and the standard deviation of the first `returns` that differ, in units of reward."""
+        differ = len(returns) > 0 and max(returns) - min(returns) > SPREAD
+        if differ and not self.knows_returns:
+            self.mean.fill_(fmean(returns))
+            self.deviation.fill_(deviation(returns))
+            self.knows_returns.fill_(True)
 
     def _read(self, trunk: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         device = next(trunk.parameters()).device

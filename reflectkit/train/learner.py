@@ -346,6 +346,8 @@ class Learner:
             checkpoint_gradients(self.player.model)
         # rows of one prompt stay together, for one forward pass
         parts = units(samples, reads_branches(self.scorer))
+        if self.critic is not None:
+            self.critic.see_returns(_returns(samples))
         self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
@@ -614,7 +616,7 @@ class Learner:
                 value_D, column("returns")[starts], column("values")[starts], settings.value_clip
             )
             weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
-            critic_loss = (error_D * weight_D).sum()
+            critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
         with torch.no_grad():
@@ -697,6 +699,17 @@ class Learner:
             f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens instead of {before}"
             " (--max-tokens-per-batch)"
         )
+
+
+def _returns(samples: Sequence[Sample]) -> list[float]:
+    """The returns of all trained tokens that the current policy wrote."""
+    fresh = [sample for sample in samples if not sample.replayed]
+    return [
+        value
+        for sample in fresh
+        for value, is_trained in zip(sample.returns, sample.loss_mask, strict=True)
+        if is_trained
+    ]
 
 
 def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from reflectkit.agents.players import TEACHER, is_chat, refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
-from reflectkit.config import Config, flag, non_default, option
+from reflectkit.config import Config, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
@@ -21,7 +22,7 @@ from reflectkit.models.hub import TINY
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.base import COLDEST
 from reflectkit.sampling.config import LOCAL, SamplerConfig
-from reflectkit.train.algorithms import AlgorithmConfig
+from reflectkit.train.algorithms import AlgorithmConfig, GrpoSettings
 from reflectkit.train.settings import (
     LEARNING_RATE,
     RATE_FROM_SCRATCH,
@@ -32,6 +33,10 @@ from reflectkit.train.settings import (
 
 LIMITS = ("max_steps", "patience")
 """Settings that say only when training ends; a run may be continued with others."""
+
+
+FROM_SCRATCH: dict[str, Any] = {"algo": "ppo", "epochs": 4, "minibatch": 128, "gae_lambda": 0.95}
+"""What learns most of the games of `python -m benchmarks.learning` with a model of random weights."""
 
 
 class PolicyConfig(Config):
@@ -317,6 +322,14 @@ class RLConfig(Config):
     checkpoints: CheckpointConfig = CheckpointConfig()
     chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
+
+    @classmethod
+    @override
+    def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The algorithm for random weights, unless another one or a setting of GRPO is given."""
+        of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
+        from_scratch = values.get("model") in TINY and values.get("algo", "ppo") == "ppo" and not of_grpo & {*values}
+        return FROM_SCRATCH if from_scratch else {}
 
     @model_validator(mode="before")
     @classmethod

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reflectkit.agents.scripted import AnyAction
-from reflectkit.agents.two_player import COMMENT_TOKENS
 from reflectkit.console import Progress
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import locked
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import VOCABULARY, build_model, build_tokenizer, context_for
+from reflectkit.models.tiny import CONTEXT, VOCABULARY, build_model, build_relative, build_tokenizer
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
@@ -28,9 +27,7 @@ EXPLORED = 64
 def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) -> Path:
     """The folder of a model for the env of `levels`, in the env's data folder; the same settings give the same model.
 
-    Its tokenizer is made of the prompts that a random player sees, and its context is a quarter longer than the longest
-    of them, or than what they would grow to by the horizon, with a comment if a reflector writes some. Raises
-    ConfigError for an env without choices.
+    Its tokenizer is made of the prompts that a random player sees. Raises ConfigError for an env without choices.
     """
     form = config.sampler.answer or ANSWERS[0]
     played = [_explored(level, config.run.seed) for level in levels]
@@ -41,20 +38,17 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     most = max(len(observation.choices) for observation in seen)
     fixed = len({len(observation.choices) for observation in seen}) == 1
     tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[: most if fixed else 2 * most]], VOCABULARY)
-    lengths = {prompt: len(prompt_ids(tokenizer, prompt)) for prompt in prompts}
-    longest = max(lengths.values())
-    stages = config.curriculum.stages(config.env.kind.levels[-1])
-    for names, episodes in zip(stages, played, strict=True):  # better players may last longer, and read more
-        shown = [[lengths[policy_prompt(each, None, form)] for each in episode] for episode in episodes]
-        growth = sum(own[-1] - own[0] for own in shown) / max(1, sum(len(own) - 1 for own in shown))
-        longest = max(longest, max(own[0] for own in shown) + int(growth * config.setup.horizon_at(names[-1])))
-    context = context_for(longest + (COMMENT_TOKENS if config.reflector.load_dir else 0))
-    seed, hybrid = config.run.seed, config.policy.model == "tiny-hybrid"
+    longest = max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts)
+    seed = config.run.seed
+    if config.policy.model == "tiny-hybrid":
+        model = build_model(tokenizer, max(CONTEXT, 4 * longest), seed, hybrid=True)
+    else:
+        model = build_relative(tokenizer, longest, seed)
+    context = model.config.max_position_embeddings
     digest = hashlib.sha256(
         "\0".join([form, str(seed), str(context), *prompts]).encode("utf-8", "replace")
     ).hexdigest()[:8]
     folder = config.setup.env_folder / "models" / f"{config.policy.model}-{digest}"
-    model = build_model(tokenizer, context, seed, hybrid=hybrid)
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         role = "policy" if config.reflector.load_dir else "plain"
@@ -64,7 +58,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     weights = sum(weight.numel() for weight in model.parameters())
     progress.news(
         f"--model {config.policy.model}: {weights / 1e6:.1f} M random weights in {folder}, a context of"
-        f" {context} tokens, --learning-rate {config.optim.rate:g}"
+        f" {context} tokens, --algo {config.algo.name}, --learning-rate {config.optim.rate:g}"
     )
     return folder
 

@@ -67,7 +67,7 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
 
 LEARNING_RATE = 2.5e-4
 """Peak learning rate of a model that was trained before."""
-RATE_FROM_SCRATCH = 1e-3
+RATE_FROM_SCRATCH = 5e-4
 """Of one with random weights, which has nothing to forget."""
 
 
