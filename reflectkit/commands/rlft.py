@@ -146,9 +146,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
             )
             current.tables.append(held_out_table)
             if rl.no_better_than_random(figures["held_out"]):
-                stuck = last[-1].get("groups_without_spread") == 1
-                longer = "" if stuck else f"--max-steps {3 * config.max_steps}, or "
-                progress.news(f"not measurably better than a random player: try {longer}demonstrations first")
+                advice = rl.advice(config, [row["return"] for row in history if row["return"] is not None])
+                progress.news(f"not measurably better than a random player: try {advice}")
         asked = config.setup.asked(progress)
         if chat is not None:
             asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}

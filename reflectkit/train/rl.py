@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 from reflectkit.agents import players
@@ -705,6 +705,34 @@ def no_better_than_random(figures: Mapping[str, Any]) -> bool:
     if random.get("success") == 1:  # nobody can be better
         return False
     return bool(after.get("low", -math.inf) <= mean and after.get("return_low", -math.inf) <= random.get("return", 0.0))
+
+
+def advice(config: RLConfig, returns: Sequence[float]) -> str:
+    """What to try after a run that learned nothing, what helped most often in `benchmarks.learning` first.
+
+    returns: the mean return of each update.
+    """
+    options = []
+    if config.policy.model in TINY and config.algo.name != "ppo":
+        options.append(f"random weights without --algo {config.algo.name}, that is, with ppo")
+    if has_risen(returns):
+        options.append(f"--max-steps {3 * config.max_steps}, as the return still rises")
+    options += ["more --episodes", "demonstrations first"]
+    return ", or ".join(options)
+
+
+def has_risen(returns: Sequence[float]) -> bool:
+    """Whether the last third is above the first by more than two standard errors of the difference.
+
+    >>> has_risen([0.0, 0.2, 0.1, 0.4, 0.8, 0.9]), has_risen([0.0, 0.2, 0.1, 0.1, 0.0, 0.2])
+    (True, False)
+    """
+    count = len(returns) // 3
+    if count < 2:
+        return False
+    first, last = returns[:count], returns[-count:]
+    error = math.sqrt((variance(first) + variance(last)) / count)
+    return fmean(last) - fmean(first) > 2 * error
 
 
 def _with_rows(error: DivergedError, folder: Path, trainer: Trainer) -> ReflectkitError:

@@ -1,0 +1,74 @@
+"""Learning from random weights: its defaults, its model, and a critic that counts in deviations of the returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.models.load import LoadedModel
+from reflectkit.models.tiny import build_relative, build_tokenizer
+from reflectkit.train.critic import Critic
+from reflectkit.train.rl import advice, has_risen
+from reflectkit.train.rl_config import RLConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "algo", "epochs", "minibatch"),
+    [
+        ({"model": "tiny"}, "ppo", 4, 128),
+        ({"model": "tiny-hybrid"}, "ppo", 4, 128),
+        ({"model": "tiny", "algo": "ppo", "epochs": 2}, "ppo", 2, 128),
+        ({"model": "tiny", "algo": "reinforce"}, "reinforce", 1, 512),
+        ({"model": "tiny", "advantages": "step"}, "grpo", 1, 512),
+        ({"model": "somewhere"}, "grpo", 1, 512),
+        ({"model": "somewhere", "algo": "ppo"}, "ppo", 1, 512),
+    ],
+)
+def test_random_weights_learn_by_ppo_unless_told_otherwise(
+    given: dict[str, Any], algo: str, epochs: int, minibatch: int
+) -> None:
+    config = RLConfig.from_flat(env="taxi", **given)
+    assert (config.algo.name, config.algo.epochs, config.algo.minibatch) == (algo, epochs, minibatch)
+    if algo == "ppo":
+        assert config.algo.settings.gae_lambda == (0.95 if given["model"] != "somewhere" else 1.0)
+
+
+def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> None:
+    tokenizer = build_tokenizer(["a b"], [], 300)
+    critic = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
+    hidden_ND = torch.zeros(1, 128)
+    critic.see_returns([2.0, 2.0])  # no spread: nothing is known yet
+    assert critic(hidden_ND, [[1]]).tolist() == [0.0]
+    critic.see_returns([100.0, 300.0])
+    critic.see_returns([0.0, 1.0])  # later ones change nothing
+    assert critic(hidden_ND, [[1]]).tolist() == [200.0]
+    with torch.no_grad():
+        critic.head.bias.fill_(-0.5)
+    assert critic(hidden_ND, [[1]]).tolist() == [150.0]
+    again = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
+    again.load_state_dict(critic.state_dict())
+    assert again(hidden_ND, [[1]]).tolist() == [150.0]
+
+
+def test_a_relative_model_reads_longer_states_and_prefers_no_token() -> None:
+    tokenizer = build_tokenizer(["a b"], [], 300)
+    model = build_relative(tokenizer, longest=20, seed=3)
+    assert model.config.max_position_embeddings >= 4 * 20
+    rows_BT = torch.randint(len(tokenizer), (2, 500), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(rows_BT).logits[:, -1]
+    assert torch.log_softmax(logits, -1).exp().max() < 3 / len(tokenizer)
+    again = build_relative(tokenizer, longest=20, seed=3)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_advice_names_more_updates_only_where_the_return_rises() -> None:
+    config = RLConfig.from_flat(env="taxi", model="tiny", algo="grpo", max_steps=9)
+    rising = [0.0, 0.1, 0.0, 0.4, 0.5, 0.6, 0.9, 1.0, 0.9]
+    assert has_risen(rising)
+    assert "--max-steps 27" in advice(config, rising)
+    assert "--max-steps" not in advice(config, [0.1, 0.0, 0.1] * 3)
+    assert advice(config, rising).startswith("random weights without --algo grpo")
+    assert "--algo" not in advice(RLConfig.from_flat(env="taxi", model="tiny"), rising)
