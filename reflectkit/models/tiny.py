@@ -127,11 +127,19 @@ def build_model(
         return Lfm2ForCausalLM(config) if hybrid else GPT2LMHeadModel(config)
 
 
-def build_relative(tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> PreTrainedModel:
-    """A fresh Qwen3 for `tokenizer`: 4 layers, 4 heads, relative positions.
+def relative_context(longest: int) -> int:
+    """A context length for relative positions: four times the `longest` prompt that was seen, and CONTEXT at least.
 
-    longest: tokens of the longest prompt that was seen. Prompts may be four times as long, and CONTEXT at least. The
-    head starts small, so that all actions are about equally likely at first.
+    >>> relative_context(20), relative_context(3000)
+    (8192, 12000)
+    """
+    return max(CONTEXT, 4 * longest)
+
+
+def build_relative(tokenizer: PreTrainedTokenizerFast, context: int, seed: int) -> PreTrainedModel:
+    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, relative positions.
+
+    The head starts small, so that all actions are about equally likely at first.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -141,7 +149,7 @@ def build_relative(tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) 
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         head_dim=WIDTH // HEADS,
-        max_position_embeddings=max(CONTEXT, 4 * longest),
+        max_position_embeddings=context,
         initializer_range=0.06,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.eos_token_id,

@@ -12,7 +12,7 @@ from reflectkit.errors import ConfigError
 from reflectkit.jsonl import locked
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import CONTEXT, VOCABULARY, build_model, build_relative, build_tokenizer
+from reflectkit.models.tiny import VOCABULARY, build_model, build_relative, build_tokenizer, relative_context
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
@@ -38,13 +38,12 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     most = max(len(observation.choices) for observation in seen)
     fixed = len({len(observation.choices) for observation in seen}) == 1
     tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[: most if fixed else 2 * most]], VOCABULARY)
-    longest = max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts)
+    context = relative_context(max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts))
     seed = config.run.seed
     if config.policy.model == "tiny-hybrid":
-        model = build_model(tokenizer, max(CONTEXT, 4 * longest), seed, hybrid=True)
+        model = build_model(tokenizer, context, seed, hybrid=True)
     else:
-        model = build_relative(tokenizer, longest, seed)
-    context = model.config.max_position_embeddings
+        model = build_relative(tokenizer, context, seed)
     digest = hashlib.sha256(
         "\0".join([form, str(seed), str(context), *prompts]).encode("utf-8", "replace")
     ).hexdigest()[:8]

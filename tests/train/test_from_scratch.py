@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.tiny import build_relative, build_tokenizer
+from reflectkit.models.tiny import build_relative, build_tokenizer, relative_context
 from reflectkit.train.critic import Critic
 from reflectkit.train.rl import advice, has_risen
 from reflectkit.train.rl_config import RLConfig
@@ -54,13 +54,13 @@ def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> N
 
 def test_a_relative_model_reads_longer_states_and_prefers_no_token() -> None:
     tokenizer = build_tokenizer(["a b"], [], 300)
-    model = build_relative(tokenizer, longest=20, seed=3)
+    model = build_relative(tokenizer, relative_context(20), seed=3)
     assert model.config.max_position_embeddings >= 4 * 20
     rows_BT = torch.randint(len(tokenizer), (2, 500), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(rows_BT).logits[:, -1]
     assert torch.log_softmax(logits, -1).exp().max() < 3 / len(tokenizer)
-    again = build_relative(tokenizer, longest=20, seed=3)
+    again = build_relative(tokenizer, relative_context(20), seed=3)
     assert all(map(torch.equal, model.parameters(), again.parameters()))
 
 
