@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +30,18 @@ from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
 from reflectkit.train.processes import Processes, check_launch, launch, shared_run, start_processes
 from reflectkit.train.settings import require_trackers
+from reflectkit.train.sft import (
+    MEASUREMENTS,
+    encoded_rows,
+    gradient_steps,
+    held_out_rows,
+    inputs_of,
+    last_checkpoint,
+    split_rows,
+    starting_model,
+    train,
+)
 from reflectkit.train.sft import SFTConfig as SFTConfig
-from reflectkit.train.sft import encoded_rows, held_out_rows, inputs_of, last_checkpoint, starting_model, train
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
@@ -60,9 +70,10 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     source = config.rows_file
     config.setup.require(source)
     rows = read_rows(source)
-    inputs = [] if config.validate_file is None else [config.validate_file]
+    inputs = [] if config.held_out_file is None else [config.held_out_file]
     for file in inputs:
         read_rows(file)  # wrong ones are told of before torch is imported
+    trained, held_out = split_rows(config, rows)
     form = "" if config.role == "reflection" else form_of(source, rows)
     launched = "RANK" in os.environ  # by torchrun, accelerate or `launch`
     processes = start_processes("sft", config.device, config.run.threads) if launched else Processes()
@@ -71,7 +82,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     with processes.first_then_rest():
         config = with_values(config, model=model_source(start, config.run.data_dir, progress))
     if config.checkpoints.plan:
-        return _plan(config, source, rows, progress)
+        return _plan(config, source, rows, trained, progress)
     whole = (
         f"--optimizer {config.optim.optimizer} needs the whole model in each process, which FSDP2 spreads; use adamw"
     )
@@ -89,7 +100,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
-        from reflectkit.train.sft_trainers import Validation
+        from reflectkit.train.sft_trainers import ACCURACY, LOSS, Validation
 
         facts |= {"env": config.env, "prompts": version, "model": config.model}
         if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
@@ -109,13 +120,15 @@ def run(config: SFTConfig, progress: Progress) -> Report:
                 progress.news("the rows are plain text: from here on, the model's chat template is not used")
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
-            encoded = encoded_rows(config, source, rows, player, progress)  # first, since some rows may not fit
-            held_out = held_out_rows(config, player)
+            encoded = encoded_rows(config, source, trained, player, progress)  # first, since some rows may not fit
+            measured_rows = held_out_rows(config, source, held_out, player)
             longest = max(len(row["input_ids"]) for row in encoded)
             parameters = sum(weight.numel() for weight in player.model.parameters())
             if not config.max_length:
                 progress.news(f"the longest row has {longest:,} tokens, of {player.context:,} that the model reads")
-            config = with_values(config, max_steps=_steps(config, len(encoded)))
+            steps = gradient_steps(config, len(encoded))
+            for line in _intentions(config, len(trained), len(measured_rows), steps):
+                progress.news(line)
             if config.tiny.copy_steps and not resume:
                 from reflectkit.models.tiny import teach_copying
 
@@ -132,23 +145,28 @@ def run(config: SFTConfig, progress: Progress) -> Report:
                 processes.wait()
                 return target
 
-            def keep_best(step: int, loss: float) -> None:
-                target = save(step, {"validation_loss": loss})
+            def keep_best(step: int, measured: Mapping[str, float]) -> None:
+                target = save(step, measured)
                 for other in checkpoints(current.folder) if processes.first else ():
                     if other != target:
                         shutil.rmtree(other)
 
             validation = None
-            if held_out:
-                validation = Validation(held_out, config.validate_steps, config.patience, keep_best)
+            if measured_rows:
+                every = config.validate_steps or -(-steps // MEASUREMENTS)
+                validation = Validation(measured_rows, every, config.most_measurements, keep_best)
+            config = with_values(config, max_steps=steps)
             steps, log = train(
                 config, current.folder / "trainer", resume, player, encoded, progress, processes, validation
             )
 
         # 3. Save
-        if steps < config.max_steps:
-            progress.news(f"ended by --patience {config.patience} after {pluralize(steps, 'step')}")
-        measured = {"validation_loss": log[-1]["validation_loss"]} if validation else {}
+        if validation and steps < config.max_steps:
+            failures = pluralize(validation.patience, "measurement")
+            progress.news(
+                f"ended after {pluralize(steps, 'step')}: no gain on held-out rows in {failures} (--patience)"
+            )
+        measured = {name: log[-1][name] for name in (LOSS, ACCURACY)} if validation else {}
         target = save(steps, measured)
         losses = [row["loss"] for row in log if "loss" in row]
         figures = {
@@ -160,7 +178,9 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         }
         best = best_checkpoint(checkpoints(current.folder))
         if best is not None:
-            figures |= {"best_checkpoint": best.name, "best_validation_loss": model_facts(best)["validation_loss"]}
+            facts = model_facts(best)
+            figures |= {"held_out_rows": len(measured_rows), "best_checkpoint": best.name}
+            figures |= {f"best_{name}": facts[name] for name in (LOSS, ACCURACY)}
         if not processes.first:
             return Report("sft", current.folder, figures, (best or target,))
         write_jsonl(current.folder / "metrics.jsonl", log)
@@ -169,14 +189,24 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         return current.finish(figures, [best or target])
 
 
-def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
+def _intentions(config: SFTConfig, trained: int, held_out: int, steps: int) -> Iterator[str]:
+    """Lines that tell how long a run may take, where nobody says, and what is measured."""
+    if config.follows_rows:
+        until = ", or until held-out rows gain nothing" if held_out else ""
+        yield f"at most {pluralize(steps, 'step')} on {pluralize(trained, 'row')}{until}; or set --max-steps"
+    if held_out:
+        place = config.held_out_file or "these rows"
+        yield f"held out: {pluralize(held_out, 'row')} of {place}"
+
+
+def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], trained: Sequence[Row], progress: Progress) -> Report:
     """What training takes, by arithmetic."""
     from reflectkit.models.chat import Dialogue
 
     player = starting_model(config, source, rows)
-    lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
+    lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, trained, player, progress)]
     tokens = config.batch_size // config.gradient_accumulation * max(lengths)
-    steps = _steps(config, len(lengths))
+    steps = gradient_steps(config, len(lengths))
     mean = sum(lengths) / len(lengths)
     return plan_report(
         "sft",
@@ -194,8 +224,3 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
         },
         stop_tokens=Dialogue(player.tokenizer, plain=True).stop_tokens,
     )
-
-
-def _steps(config: SFTConfig, rows: int) -> int:
-    """The number of gradient steps on `rows` rows, or groups of them."""
-    return config.epochs * -(-rows // config.batch_size) or config.max_steps

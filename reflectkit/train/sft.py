@@ -24,6 +24,7 @@ from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedE
 from reflectkit.models.hub import PASSAGE, TINY
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
 from reflectkit.runs.run import CHECKSUMS, RunConfig, checkpoints, verify
+from reflectkit.seeding import generator
 from reflectkit.text import pluralize
 from reflectkit.train.processes import Processes, stopped_between
 from reflectkit.train.settings import CheckpointConfig, Log, LoraConfig, OptimizerConfig, tracking
@@ -59,16 +60,35 @@ class SFTConfig(Config):
         help="tiny or tiny-hybrid (from scratch), smollm2-135m, a model folder, or a Hugging Face id.",
         essential=True,
     )
-    max_steps: int = option(1500, help="Gradient steps.", ge=1, essential=True)
+    max_steps: int = option(
+        0,
+        help="Gradient steps; 0: as many as the number of rows asks for, and fewer once held-out rows gain nothing.",
+        ge=0,
+        essential=True,
+    )
     epochs: int = option(
         0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.", ge=0, essential=True
     )
     validate_file: Path | None = option(
-        None, help="Held-out rows whose loss is measured, such as gen-sft makes of data/ENV/validate.json."
+        None,
+        help="Held-out rows to measure on; default without --max-steps and --epochs: the file of the same name in the"
+        " folder held-out next to the rows, if there is one.",
     )
-    validate_steps: int = option(100, help="Gradient steps between measurements on --validate-file.", ge=1)
-    patience: int = option(
-        0, help="Measurements in a row without a lower held-out loss that end training; 0: none do.", ge=0
+    hold_out: float | None = option(
+        None,
+        help="Share of the rows to hold out and measure on; default: 0.1 without --max-steps, --epochs and other"
+        " held-out rows, else 0.",
+        ge=0,
+        le=0.5,
+    )
+    validate_steps: int = option(
+        0, help="Gradient steps between measurements on held-out rows; 0: a twentieth of all steps.", ge=0
+    )
+    patience: int | None = option(
+        None,
+        help="Measurements in a row without a gain in held-out loss or accuracy that end training; 0: none do; default:"
+        " 5 without --max-steps and --epochs, else 0.",
+        ge=0,
     )
     batch_size: int = option(16, help="Rows per gradient step, over all processes.", ge=1, essential=True)
     gradient_accumulation: int = option(
@@ -115,6 +135,32 @@ class SFTConfig(Config):
         """The rows to train on."""
         return self.task_file or self.setup.folder / FILE_OF_ROLE[self.role]
 
+    @property
+    def follows_rows(self) -> bool:
+        """Whether the number of steps follows from the number of rows, as nobody sets it."""
+        return not self.max_steps and not self.epochs
+
+    @property
+    def held_out_file(self) -> Path | None:
+        """The held-out rows, if they are in a file."""
+        beside = self.rows_file.parent / HELD_OUT / self.rows_file.name
+        found = self.follows_rows and self.hold_out is None and beside.is_file()
+        return self.validate_file or (beside if found else None)
+
+    @property
+    def held_out_share(self) -> float:
+        """The share of the rows to hold out."""
+        if self.hold_out is not None:
+            return self.hold_out
+        return HELD_OUT_SHARE if self.follows_rows and self.held_out_file is None else 0.0
+
+    @property
+    def most_measurements(self) -> int:
+        """Measurements in a row without a gain that end training; 0: none do."""
+        if self.patience is not None:
+            return self.patience
+        return PATIENCE if self.follows_rows else 0
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         env_class(self.env)
@@ -129,14 +175,54 @@ class SFTConfig(Config):
         refuse(copies and not scratch, for_tiny)
         short = f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
         refuse(copies and 0 < self.max_length < PASSAGE, short)
-        if self.validate_file is None and (given := non_default(self, "validate_steps", "patience")):
-            raise ConfigError(f"{flag(given[0])} needs held-out rows: --validate-file")
+        refuse(self.validate_file and self.hold_out, "--hold-out is for rows without a --validate-file; leave one out")
+        unmeasured = not (self.follows_rows or self.validate_file or self.hold_out)
+        if unmeasured and (given := non_default(self, "validate_steps", "patience")):
+            raise ConfigError(f"{flag(given[0])} needs held-out rows: --validate-file or --hold-out 0.1")
         trained = f"--lora-r needs a pretrained model; --model {self.model} starts from scratch"
         refuse(self.lora.r and scratch, trained)
         return self
 
 
 FULL_DISK_BYTES = 4 * 2**20
+HELD_OUT = "held-out"
+"""The folder next to rows with held-out ones in a file of the same name."""
+HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST_ROWS = 0.1, 1000, 20
+"""Of the rows that are held out by default: their share and their most; fewer rows than the last are all trained on."""
+STRETCHES = 10
+"""In how many stretches of neighbours rows are held out."""
+SCRATCH_STEPS, PRETRAINED_STEPS = (20, 600, 3000), (5, 100, 3000)
+"""(passes over the rows, fewest steps, most steps) by default, for random weights and for others."""
+MEASUREMENTS, PATIENCE = 20, 5
+"""Measurements on held-out rows in a run, and how many in a row without a gain end it, by default."""
+
+
+def split_rows(config: SFTConfig, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """(the rows to train on, those that are held out of them).
+
+    Stretches of neighbouring rows are held out, drawn by the seed: neighbours are mostly steps of one episode, and one
+    that is trained on would give the other away.
+    """
+    count = round(config.held_out_share * len(rows))
+    if config.hold_out is None:
+        count = 0 if len(rows) < FEWEST_ROWS else min(count, MOST_HELD_OUT)
+    if not count:
+        return list(rows), []
+    size = max(1, count // STRETCHES)
+    starts = range(0, len(rows) - size + 1, size)
+    drawn = generator(config.run.seed, "held-out rows").sample(starts, count // size)
+    held_out = {number for start in drawn for number in range(start, start + size)}
+    trained = [row for number, row in enumerate(rows) if number not in held_out]
+    return trained, [rows[number] for number in sorted(held_out)]
+
+
+def gradient_steps(config: SFTConfig, rows: int) -> int:
+    """The number of gradient steps, at most, on `rows` rows, or groups of them."""
+    a_pass = -(-rows // config.batch_size)
+    if not config.follows_rows:
+        return config.epochs * a_pass or config.max_steps
+    passes, fewest, most = SCRATCH_STEPS if config.model in TINY else PRETRAINED_STEPS
+    return min(max(passes * a_pass, fewest), most)
 
 
 def encode(
@@ -240,7 +326,7 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
         from reflectkit.models.tiny import build_model, context_for
 
         tokenizer = tiny_tokenizer(config, source, rows)
-        held_out = [] if config.validate_file is None else read_rows(config.validate_file)
+        held_out = [] if config.held_out_file is None else read_rows(config.held_out_file)
         texts = [*_texts(config, source, rows), *(row.text for row in held_out)]
         longest = max(len(tokenizer.encode(text)) for text in texts)
         context = config.max_length or context_for(longest)
@@ -315,15 +401,20 @@ def encoded_rows(
     return packs
 
 
-def held_out_rows(config: SFTConfig, player: LoadedModel) -> list[dict[str, list[int]]]:
-    """The rows of --validate-file, if there is one; only the completions count. Raises DataError, CheckpointError."""
+def held_out_rows(
+    config: SFTConfig, source: Path, held_out: Sequence[Row], player: LoadedModel
+) -> list[dict[str, list[int]]]:
+    """What to measure on: rows of `source` that are `held_out`, or those of a file; only the completions count.
+
+    Raises DataError, CheckpointError.
+    """
     from reflectkit.models.labels import check_embedded
 
-    if config.validate_file is None:
-        return []
+    if config.held_out_file is not None:
+        source, held_out = config.held_out_file, read_rows(config.held_out_file)
     encoded = encode(
-        config.validate_file,
-        read_rows(config.validate_file),
+        source,
+        held_out,
         player.tokenizer,
         role=config.role,
         max_length=config.max_length,

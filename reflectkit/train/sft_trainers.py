@@ -9,6 +9,7 @@ mask, so it works with adapters, recomputed activations and TRL's trainer, and f
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -322,25 +323,35 @@ def _convolve(layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor,
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out rows, whose loss is measured while the model learns.
+    """Held-out rows, on which the model is measured while it learns.
 
     rows: input_ids and labels of each. every: steps between two measurements; there is one after the last step.
-    patience: measurements in a row without a lower loss that end training; 0: none do. keep: called by all processes
-    with the step and the loss where it is the lowest so far.
+    patience: measurements in a row without a gain (`since_gain`) that end training; 0: none do. keep: called by all
+    processes with the step and the measurement where the loss is the lowest so far.
     """
 
     rows: Sequence[Encoded]
     every: int
     patience: int
-    keep: Callable[[int, float], None]
+    keep: Callable[[int, dict[str, float]], None]
+
+
+LOSS, ACCURACY = "validation_loss", "validation_accuracy"
+"""The figures of a measurement."""
+LEAST_GAIN = 0.001
+"""Nats per token by which the held-out loss has to fall; a model that is sure of all answers gains less for ever."""
 
 
 @torch.no_grad()
-def mean_loss(model: Any, rows: Sequence[Encoded], batch_size: int) -> float:
-    """The mean loss over the trained tokens of `rows`, in nats, without dropout."""
+def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, float]:
+    """How well the model, without dropout, gives the answers in `rows`, which are their stretches of trained tokens.
+
+    LOSS: mean over the trained tokens, in nats. ACCURACY: share of the answers each token of which is the most likely
+    one after those before it.
+    """
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
-    total, count = 0.0, 0
+    total, tokens, right, answers = 0.0, 0, 0, 0
     for first in range(0, len(rows), batch_size):
         batch = rows[first : first + batch_size]
         width = max(len(row["input_ids"]) for row in batch)
@@ -353,13 +364,32 @@ def mean_loss(model: Any, rows: Sequence[Encoded], batch_size: int) -> float:
             mask_BT[place, :size] = 1
             labels_BT[place, :size] = torch.tensor(row["labels"])
         next_BT = labels_BT[:, 1:].to(device)
-        targets_N = next_BT[next_BT != NOT_TRAINED]
+        trained_BT = next_BT != NOT_TRAINED
+        targets_N = next_BT[trained_BT]
         with _selecting(trunk_of(model), partial(_before_trained, next_BT)):
             output = model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), use_cache=False)
-        total += float(nn.functional.cross_entropy(output.logits[0].float(), targets_N, reduction="sum"))
-        count += len(targets_N)
+        logits_NV = output.logits[0].float()
+        total += float(nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum"))
+        tokens += len(targets_N)
+
+        begins_BT = trained_BT & ~nn.functional.pad(trained_BT, (1, 0))[:, :-1]
+        answer_N = begins_BT.flatten().cumsum(0)[trained_BT.flatten()]  # the number of each token's answer, from 1
+        wrong_N = logits_NV.argmax(-1) != targets_N
+        answers += int(begins_BT.sum())
+        right += int(begins_BT.sum()) - len(answer_N[wrong_N].unique())
     model.train(was_training)
-    return total / count
+    return {LOSS: total / tokens, ACCURACY: right / answers}
+
+
+def since_gain(measurements: Sequence[Mapping[str, float]]) -> int:
+    """The number of measurements since the last one that gained LEAST_GAIN in loss, or anything in accuracy."""
+    loss, accuracy, since = math.inf, -1.0, 0
+    for measured in measurements:
+        since += 1
+        if measured[LOSS] <= loss - LEAST_GAIN or measured[ACCURACY] > accuracy:
+            since = 0
+            loss, accuracy = min(loss, measured[LOSS]), max(accuracy, measured[ACCURACY])
+    return since
 
 
 def _before_trained(next_BT: torch.Tensor, hidden_BTD: torch.Tensor) -> torch.Tensor:
@@ -450,17 +480,17 @@ class RunCallback(TrainerCallback):
             self._validate(self.validation, args, state, control)
 
     def _validate(self, validation: Validation, args: Any, state: Any, control: Any) -> None:
-        """Measure the loss on held-out rows. It is part of the trainer's log, and so of its checkpoints."""
-        mine = mean_loss(self.trainer.model, validation.rows, args.per_device_train_batch_size)
-        loss = self.processes.gather(mine)[0]
-        state.log_history.append({"epoch": state.epoch, "step": state.global_step, "validation_loss": loss})
-        self.figures["held-out loss"] = loss
-        self.log({"validation_loss": loss}, state.global_step)
-        losses = [record["validation_loss"] for record in state.log_history if "validation_loss" in record]
-        if loss == min(losses):
-            validation.keep(state.global_step, loss)
-        since_best = len(losses) - 1 - losses.index(min(losses))
-        if validation.patience and since_best >= validation.patience:
+        """Measure on held-out rows. The figures are part of the trainer's log, and so of its checkpoints."""
+        mine = measure(self.trainer.model, validation.rows, args.per_device_train_batch_size)
+        measured = self.processes.gather(mine)[0]
+        state.log_history.append({"epoch": state.epoch, "step": state.global_step, **measured})
+        self.figures |= {"held-out loss": measured[LOSS], "held-out accuracy": measured[ACCURACY]}
+        self.bar.advance(0, **self.figures)
+        self.log(measured, state.global_step)
+        measurements = [record for record in state.log_history if LOSS in record]
+        if measured[LOSS] == min(record[LOSS] for record in measurements):
+            validation.keep(state.global_step, measured)
+        if validation.patience and since_gain(measurements) >= validation.patience:
             control.should_training_stop = True
             control.should_save = False  # a run that is resumed would go on from there
 

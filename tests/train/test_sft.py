@@ -21,9 +21,10 @@ from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player, save_player
 from reflectkit.runs.run import checkpoints, seal, verify
+from reflectkit.train import sft as train_sft
 from reflectkit.train import sft_trainers
-from reflectkit.train.sft import starting_model
-from reflectkit.train.sft_trainers import NOT_TRAINED, mean_loss
+from reflectkit.train.sft import gradient_steps, split_rows, starting_model
+from reflectkit.train.sft_trainers import ACCURACY, LOSS, NOT_TRAINED, measure, since_gain
 from tests.kill import hashes
 from tests.rlft_runs import cut_in_half
 from tests.sft_runs import Interrupting, config, train, write_rows
@@ -116,8 +117,27 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_answers(rows: Path) ->
     by_hand = -float(first[1, 7] + second[0, 9] + second[3, 12]) / 3
     player.model.train()
     for batch_size in (1, 2):
-        assert mean_loss(player.model, encoded, batch_size) == pytest.approx(by_hand, rel=1e-5)
+        assert measure(player.model, encoded, batch_size)[LOSS] == pytest.approx(by_hand, rel=1e-5)
     assert player.model.training
+
+
+def test_an_answer_is_right_if_each_of_its_tokens_is_the_most_likely_one(rows: Path) -> None:
+    player = starting_model(config(rows, Path()), rows, read_rows(rows))
+
+    def likely(*ids: int) -> int:
+        return int(player.model.eval()(torch.tensor([ids])).logits[0, -1].argmax())
+
+    first = likely(5, 6)
+    second = likely(5, 6, first)
+    other = likely(5, 6, first, second, 9) + 1
+    both = {"input_ids": [5, 6, first, second], "labels": [NOT_TRAINED, NOT_TRAINED, first, second]}
+    wrong_end = {"input_ids": [5, 6, first, second + 1], "labels": [NOT_TRAINED, NOT_TRAINED, first, second + 1]}
+    two_answers = {
+        "input_ids": [5, 6, first, second, 9, other],
+        "labels": [NOT_TRAINED, NOT_TRAINED, first, second, NOT_TRAINED, other],
+    }
+    for batch_size in (1, 3):
+        assert measure(player.model, [both, wrong_end, two_answers], batch_size)[ACCURACY] == 2 / 4
 
 
 def held_out_losses(run: Path) -> dict[int, float]:
@@ -146,12 +166,90 @@ def test_the_best_checkpoint_on_held_out_rows_is_kept_and_resumed_to(rows: Path,
 
 def test_patience_ends_sft(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([0.9, 0.5, 0.6, 0.7, 0.1])
-    monkeypatch.setattr(sft_trainers, "mean_loss", lambda *_: next(losses))
+    monkeypatch.setattr(sft_trainers, "measure", lambda *_: {LOSS: next(losses), ACCURACY: 0.5})
     validated: dict[str, Any] = {"validate_file": rows, "validate_steps": 1, "patience": 2}
     best = train(rows, tmp_path, **validated)
     assert [path.name for path in checkpoints(best.parent)] == ["checkpoint-2", "checkpoint-4"]
     assert best.name == "checkpoint-2"
     assert read_json(best.parent / "report.json")["figures"]["steps"] == 4
+
+
+def test_a_higher_accuracy_is_a_gain_and_a_hardly_lower_loss_is_none() -> None:
+    def since(*measured: tuple[float, float]) -> int:
+        return since_gain([{LOSS: loss, ACCURACY: accuracy} for loss, accuracy in measured])
+
+    assert since((0.9, 0.5)) == 0
+    assert since((0.9, 0.5), (1.2, 0.5), (1.5, 0.6)) == 0
+    assert since((0.9, 0.5), (0.8996, 0.5), (0.8992, 0.5)) == 2
+    assert since((0.9, 0.5), (0.8996, 0.5), (0.8992, 0.5), (0.8988, 0.5)) == 0
+
+
+def write_many(folder: Path, count: int) -> Path:
+    path = folder / "rows.jsonl"
+    write_jsonl(path, [{"prompt": f"cell {number} of 99", "completion": f" {number % 2}"} for number in range(count)])
+    return path
+
+
+def test_without_a_number_of_steps_rows_are_held_out_and_the_best_checkpoint_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = iter([0.5, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.9])
+    read: list[int] = []
+
+    def measured(model: Any, held_out: Any, batch_size: int) -> dict[str, float]:
+        read.append(len(held_out))
+        accuracy = next(accuracies)
+        return {LOSS: 1 - accuracy, ACCURACY: accuracy}
+
+    monkeypatch.setattr(sft_trainers, "measure", measured)
+    monkeypatch.setattr(train_sft, "SCRATCH_STEPS", (1, 20, 20))
+    progress = Interrupting()
+    best = train(write_many(tmp_path, 40), tmp_path, progress, max_steps=0)
+    assert best.name == "checkpoint-2"
+    figures = read_json(best.parent / "report.json")["figures"]
+    assert (figures["rows"], figures["held_out_rows"], figures["steps"]) == (40, 4, 7)
+    assert figures["best_validation_accuracy"] == model_facts(best)["validation_accuracy"] == 0.7
+    assert read == [4] * 7
+    assert any("at most 20 steps on 36 rows" in line for line in progress.lines)
+
+
+def test_held_out_rows_are_neighbours_and_not_trained_on(tmp_path: Path) -> None:
+    rows = read_rows(write_many(tmp_path, 200))
+    settings = config(tmp_path / "rows.jsonl", tmp_path, max_steps=0)
+    trained, held_out = split_rows(settings, rows)
+    numbers = [row.line - 1 for row in held_out]
+    assert len(numbers) == 20
+    assert [numbers[place] + 1 for place in range(0, 20, 2)] == numbers[1::2]
+    assert sorted([*(row.line for row in trained), *(row.line for row in held_out)]) == list(range(1, 201))
+    assert split_rows(settings, rows) == (trained, held_out)
+    assert split_rows(settings, rows[:19]) == (rows[:19], [])  # too few
+    assert split_rows(config(tmp_path / "rows.jsonl", tmp_path, max_steps=9), rows) == (rows, [])
+    asked = config(tmp_path / "rows.jsonl", tmp_path, max_steps=9, hold_out=0.3)
+    assert len(split_rows(asked, rows)[1]) == 60
+
+
+def test_a_file_of_held_out_rows_next_to_the_others_is_measured_on(tmp_path: Path) -> None:
+    path = write_many(tmp_path, 40)
+    (tmp_path / "held-out").mkdir()
+    beside = tmp_path / "held-out" / path.name
+    shutil.copy(path, beside)
+    settings = config(path, tmp_path, max_steps=0)
+    assert settings.held_out_file == beside
+    assert split_rows(settings, read_rows(path)) == (read_rows(path), [])
+    assert config(path, tmp_path, max_steps=0, hold_out=0.1).held_out_file is None
+    assert config(path, tmp_path, epochs=2).held_out_file is None
+
+
+def test_the_number_of_steps_follows_from_the_rows(tmp_path: Path) -> None:
+    def steps(rows: int, **settings: Any) -> int:
+        return gradient_steps(config(tmp_path / "rows.jsonl", tmp_path, batch_size=16, **settings), rows)
+
+    assert steps(700, max_steps=0) == 20 * 44
+    assert steps(70, max_steps=0) == 600
+    assert steps(700_000, max_steps=0) == 3000
+    assert steps(700, max_steps=0, model="some/model") == 5 * 44
+    assert steps(700, max_steps=7) == 7
+    assert steps(700, max_steps=0, epochs=3) == 3 * 44
 
 
 class Bomb:
