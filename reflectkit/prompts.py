@@ -34,8 +34,15 @@ IMITATION = re.compile(
 TURN_END = "\x1e"
 """Stands in prompts for the model's end token, after each of the agent's messages in a conversation."""
 
-LABELS: tuple[str, ...] = (*(str(number) for number in range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
-"""Labels of the choices, in order; at most 252."""
+LABELS: tuple[str, ...] = (
+    *(str(number) for number in range(200)),
+    *string.ascii_lowercase,
+    *string.ascii_uppercase,
+    *("200", "201", "202"),
+)
+"""Labels of the choices, in order; 255, as many as a question of the decision protocols may have. New ones go to the
+end, since policies have learned the places of the others.
+"""
 
 
 def label(index: int) -> str:

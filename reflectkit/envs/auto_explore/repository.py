@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.errors import DataError, IllegalActionError
-from reflectkit.prompts import LABELS
 from reflectkit.text import LEFT_OUT, notebook_source, shorten
 
 FILES = 200_000  # maximum in one repository
 READ_WHOLE = 1 << 18  # bytes; of a larger file only the two ends are read
 MAX_FILE_NAME = 200  # characters; longer names do not fit a prompt
 UP = "cd .."
+MOST_COMMANDS = 252
+"""Commands that are offered in a folder."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,9 +203,9 @@ class Walk:
 @lru_cache(maxsize=10_000)
 def _commands(folder: Folder, can_go_up: bool) -> tuple[str, ...]:
     ways = [UP] * can_go_up + [f"cd {name}" for name in folder.folders]
-    room = max(0, len(LABELS) - len(ways)) // 2
+    room = max(0, MOST_COMMANDS - len(ways)) // 2
     files = folder.files[:room]
-    return tuple([*ways, *(f"cat {name}" for name in files), *(f"id {name}" for name in files)][: len(LABELS)])
+    return tuple([*ways, *(f"cat {name}" for name in files), *(f"id {name}" for name in files)][:MOST_COMMANDS])
 
 
 def shortest_path(target: str, here: str = "", *, read: bool = False) -> list[str]:
