@@ -67,7 +67,7 @@ class ShuffledComments:
 
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
-PROMPTS_KEPT = 20_000
+CHARACTERS_KEPT = 50_000_000  # of prompts whose tokens are remembered
 COMMENT_TOKENS = 100  # at most, in a comment
 NEVER_END = 0.95
 """Share of answers without an end from which on the end of the model's turns may be unknown."""
@@ -194,7 +194,10 @@ class TwoPlayerAgent:
         self.thinks = policy.role == "think"
         own = "the policy was trained with --role think and writes its own comments; drop the reflector"
         refuse(self.thinks and commentator is not None, own)
+        self.shares_prompts = False
+        """Whether prompts of the same time begin alike; see `SampleRequest.shared`."""
         self._tokenised: dict[str, tuple[int, ...]] = {}
+        self._characters = 0  # of the prompts in it
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The policy's decision; what it draws depends on the turn's seed alone.
@@ -228,7 +231,7 @@ class TwoPlayerAgent:
             return replace(decision, hint="", hint_failure=str(error))
         if not hint.strip():
             return replace(decision, hint="")
-        prompt = self._prompt(observation, hint, _comments(observation, context.turns, hinted=True))
+        prompt = self.prompt(observation, hint, _comments(observation, context.turns, hinted=True))
         labels = self.labels(observation.choices) if observation.choices else ()
         read = trie(labels).depth if labels else len(decision.token_ids)
         if len(prompt) + read > self.policy.context:
@@ -238,7 +241,7 @@ class TwoPlayerAgent:
             self.dialogue.remember(prompt, decision.token_ids)
         return replace(decision, hint=hint, hint_prompt_ids=prompt)
 
-    def _prompt(
+    def prompt(
         self, observation: Observation, comment: str | None, earlier: Sequence[str | None] = ()
     ) -> tuple[int, ...]:
         """The policy's prompt. earlier: the comments on the earlier turns, which a conversation shows."""
@@ -263,7 +266,7 @@ class TwoPlayerAgent:
             prompt = (*thought.prompt_ids, *thought.token_ids, *self._acting_ids)
             comment = thought.text
         else:
-            prompt = self._prompt(observation, comment, _comments(observation, context.turns))
+            prompt = self.prompt(observation, comment, _comments(observation, context.turns))
         if not observation.choices:
             decision = await self._write(observation, prompt, comment, context)
         else:
@@ -297,7 +300,14 @@ class TwoPlayerAgent:
     ) -> Decision:
         """One of the choices."""
         labels = self.labels(observation.choices)
-        ask = SampleRequest(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
+        ask = SampleRequest(
+            prompt,
+            labels,
+            temperature=self.temperature,
+            seed=context.seed,
+            truncation=self.truncation,
+            shared=self.shares_prompts,
+        )
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, truncation_reason=sampled.too_long)
@@ -366,9 +376,11 @@ class TwoPlayerAgent:
     def _ids(self, text: str) -> tuple[int, ...]:
         """The prompt's tokens, which are kept, since episodes repeat prompts."""
         if text not in self._tokenised:
-            if len(self._tokenised) > PROMPTS_KEPT:
+            if self._characters > CHARACTERS_KEPT:
                 self._tokenised.clear()
+                self._characters = 0
             self._tokenised[text] = tuple(prompt_ids(self.policy.tokenizer, text))
+            self._characters += len(text)
         return self._tokenised[text]
 
 

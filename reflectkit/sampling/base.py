@@ -67,6 +67,8 @@ class SampleRequest:
     """A text ends with any of these tokens."""
     truncation: Truncation = EVERYTHING
     """Applied to the labels, or to each token of a text; for evaluation only."""
+    shared: bool = False
+    """Whether other requests of the same time begin alike, and what they share is to be read once."""
 
     def __post_init__(self) -> None:
         if self.temperature < COLDEST:

@@ -85,7 +85,10 @@ class LocalSampler:
             raise CheckpointError(self._too_long(min(len(ask.prompt_ids) for ask in asks)))
         self.player.model.eval()
         self.player.activate()
-        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in asks if ask.labels and ask in fitting])
+        self.scores.trim()
+        for shared in (False, True):
+            chosen = [ask for ask in asks if ask.labels and ask in fitting and ask.shared == shared]
+            self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in chosen], shared)
         written = self._write([ask for ask in asks if not ask.labels and ask in fitting])
         answers = []
         for ask in asks:
@@ -104,17 +107,16 @@ class LocalSampler:
         return len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1) <= self.context
 
     @torch.no_grad()
-    def _score(self, keys: Sequence[Key]) -> None:
-        """Add the log-probabilities of the labels after each prompt to what is kept."""
-        self.scores.trim()
+    def _score(self, keys: Sequence[Key], shared: bool) -> None:
+        """Add the log-probabilities of the labels after each prompt to what is kept. shared: see `SampleRequest`."""
         waiting = [key for key in dict.fromkeys(keys) if self.scores.get(*key) is None]
         size = self.batch * (self.team.count if self.team else 1)
         for temperature in dict.fromkeys(key[2] for key in waiting):
             alike = [key for key in waiting if key[2] == temperature]
             for start in range(0, len(alike), size):
-                self._score_batch(alike[start : start + size], temperature)
+                self._score_batch(alike[start : start + size], temperature, shared)
 
-    def _score_batch(self, keys: Sequence[Key], temperature: float) -> None:
+    def _score_batch(self, keys: Sequence[Key], temperature: float, shared: bool) -> None:
         share = self.team.share(keys) if self.team else keys
         part = share or keys[:1]  # all processes must make the pass
         prompts = [prompt for _, prompt, _ in part]
@@ -124,6 +126,7 @@ class LocalSampler:
             [labels for labels, _, _ in part],
             pad_id=self.player.pad_id,
             temperature=temperature or 1.0,
+            share=shared,
         )
         self._count({hash(key): len(key[1]) + sum(map(len, trie(key[0]).chains)) for key in part})
         if self.watch is not None:
