@@ -13,15 +13,28 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "reflectkit"
 NOUNS = {"config", "console", "env", "errors", "eventloop", "files", "jsonl", "keys"}
 NOUNS |= {"prompts", "registry", "seeding", "text", "tools", "types"}
-LIBRARY = NOUNS | {"agents", "chat", "data", "envs", "evals", "models", "rollouts", "runs", "sampling", "train"}
+LIBRARY = NOUNS | {
+    "agents",
+    "chat",
+    "data",
+    "decisions",
+    "envs",
+    "evals",
+    "models",
+    "rollouts",
+    "runs",
+    "sampling",
+    "train",
+}
 MAY_IMPORT = {
     **dict.fromkeys(NOUNS, NOUNS),
     "rollouts": NOUNS,
     "runs": NOUNS,
-    "chat": NOUNS | {"runs"},
+    "decisions": NOUNS,
+    "chat": NOUNS | {"decisions", "runs"},
     "models": NOUNS | {"runs"},
     "sampling": NOUNS | {"agents", "data", "models", "rollouts", "runs"},
-    "envs": NOUNS | {"chat", "models", "rollouts", "runs"},
+    "envs": NOUNS | {"chat", "decisions", "models", "rollouts", "runs"},
     **dict.fromkeys(("agents", "data", "evals", "train"), LIBRARY),
     "recipe": LIBRARY | {"commands"},
     "commands": LIBRARY | {"recipe"},

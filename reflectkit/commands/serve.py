@@ -1,7 +1,8 @@
-"""serve: answer programs that speak to OpenAI's API with a trained policy, which a reflector may comment for.
+"""serve: answer programs with a trained policy, which a reflector may comment for: OpenAI's chat completions, and
+decisions in the forms of OpenAI and System One.
 
 The reflector's comment is put before each answer here; the program never sees it. With --record, each answer is kept
-with its tokens, their log-probabilities and the version of the weights.
+with its tokens, their log-probabilities, the probabilities of a decision, and the version of the weights.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import copy
 import itertools
 import os
+import secrets
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -21,7 +23,7 @@ from reflectkit.chat.config import ChatConfig
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
-from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.eventloop import LoopThread
 from reflectkit.jsonl import dumps, refuse_device
 from reflectkit.runs.run import RunConfig
@@ -29,10 +31,14 @@ from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.types import Decision, ToolUse, to_json
 
+if TYPE_CHECKING:
+    from reflectkit.envs.adapters.endpoint import DecisionRequest
+
 EXAMPLES = (
     "reflectkit serve --policy results/my-agent/rl --reflector results/my-agent/reflector",
     "reflectkit serve --policy HuggingFaceTB/SmolLM2-135M-Instruct --port 9000 --record answers.jsonl",
 )
+MOST_ORDERS = 64
 TOKEN = "REFLECTKIT_TOKEN"
 """The environment variable with the key that programs must send."""
 
@@ -51,6 +57,12 @@ class ServeConfig(Config):
     max_new_tokens: int = option(
         512, help="Maximum length of an answer; the program may ask for less.", ge=1, essential=True
     )
+    option_orders: int = option(
+        1,
+        help="Read the options of a decision in this many orders, and answer with the mean probabilities.",
+        ge=1,
+        le=MOST_ORDERS,
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
     sampler: SamplerConfig = SamplerConfig()
     chat: ChatConfig = ChatConfig()
@@ -65,7 +77,7 @@ class ServeConfig(Config):
         return self
 
 
-class _Served(Env):
+class Programs(Env):
     """The programs that ask."""
 
     name = "program"
@@ -84,9 +96,9 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         if warning := mismatch(player):
             progress.news(f"warning: {warning}")
         progress.news(f"serve: loading {config.load_dir}")
-        players = Players(PlayersSetup(config, (player,), _Served, Path(folder)))
+        players = Players(PlayersSetup(config, (player,), Programs, Path(folder)))
         thread = LoopThread("reflectkit-endpoint")
-        server = _Server(players.agent(player), config)
+        server = PolicyServer(players.agent(player), config)
         try:
             thread.result(server.serve(progress))
         except KeyboardInterrupt:
@@ -98,34 +110,40 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         return Report("serve", Path(folder), {"answered": server.answered})
 
 
-class _Server:
+class PolicyServer:
     """Answers requests; those that come at the same time share a batch."""
 
     def __init__(self, agent: Agent, config: ServeConfig) -> None:
+        from reflectkit.agents.deciding import Decider
         from reflectkit.envs.adapters.endpoint import Conversations
 
         self.conversations = Conversations()
         self.thread = LoopThread("reflectkit-agent")
         self.answered = 0
         self._agent, self._config = agent, config
+        self._decider = Decider(agent, config.option_orders)
         getattr(agent, "dialogue", None)  # made here, so that all requests share what it remembers
-        self._numbers, self._env = itertools.count(), _Served()
+        self._numbers, self._env = itertools.count(), Programs()
+
+    def application(self) -> Any:
+        """The web application."""
+        from reflectkit.envs.adapters.endpoint import LOOPBACK, application
+
+        hosts = LOOPBACK if self._config.host in LOOPBACK else ("*",)
+        name, token = str(self._config.load_dir), os.environ.get(TOKEN, "")
+        return application(lambda session: Session(self, session), name, hosts=hosts, token=token)
 
     async def serve(self, progress: Progress) -> None:
         """Serve until cancelled."""
-        from reflectkit.envs.adapters.endpoint import LOOPBACK, application, serving
+        from reflectkit.envs.adapters.endpoint import serving
 
         config = self._config
-        hosts = LOOPBACK if config.host in LOOPBACK else ("*",)
-        app = application(
-            lambda name: _Named(self, name), str(config.load_dir), hosts=hosts, token=os.environ.get(TOKEN, "")
-        )
-        async with serving(app, config.host, config.port) as port:
+        async with serving(self.application(), config.host, config.port) as port:
             progress.news(f"serving {config.load_dir} at http://{config.host}:{port}/v1 (Ctrl-C ends)")
             await asyncio.Event().wait()
 
-    async def decide(self, name: str, request: Any) -> Any:
-        """The answer to `request` of session `name`. Raises RequestError."""
+    async def reply(self, name: str, request: Any) -> Any:
+        """The answer to a request for a chat completion by session `name`. Raises RequestError."""
         from reflectkit.envs.adapters.endpoint import EndpointAnswer, RequestError
 
         limit = min(request.max_tokens or self._config.max_new_tokens, self._config.max_new_tokens)
@@ -148,6 +166,33 @@ class _Server:
         action = decision.action if isinstance(decision.action, ToolUse) else ToolUse(str(decision.action))
         return EndpointAnswer(action, decision.reflection, (len(decision.prompt_ids), len(decision.token_ids)), limit)
 
+    async def decide(self, name: str, request: DecisionRequest) -> dict[str, Any]:
+        """The JSON value that answers a request for decisions by session `name`; the same for equal requests.
+
+        Raises InvalidRequestError, RequestError.
+        """
+        from reflectkit.agents.deciding import TooLongError
+        from reflectkit.decisions.bodies import invalid
+        from reflectkit.envs.adapters.endpoint import RequestError
+
+        names, questions = zip(*request.asked, strict=True)
+        context = Context(derive(self._config.run.seed, "decisions"), self._env)
+        work = self._decider.answer(request.text, questions, context)
+        try:
+            decided, usage = await asyncio.wrap_future(self.thread.submit(work))
+        except TooLongError as error:
+            raise invalid(str(error), "context_length_exceeded", request.state_field) from None
+        except EnvironmentFailure as error:
+            raise RequestError(str(error), 503, kind="api_error") from None
+        except ReflectkitError as error:
+            raise invalid(str(error), "value_error", "questions") from None
+        number = f"decision-{secrets.token_hex(8)}"
+        for question, made in zip(names, decided, strict=True):
+            kept = {"observation": to_json(made.observation), "decision": to_json(made.decision)}
+            self.record({"session": name, "id": number, "question": question, **kept})
+        self.answered += 1
+        return request.response([made.answer for made in decided], usage, number)
+
     def record(self, line: dict[str, Any]) -> None:
         """Add `line` to the file of --record, if there is one."""
         if self._config.record is not None:
@@ -155,14 +200,18 @@ class _Server:
                 file.write(dumps(line) + "\n")
 
 
-class _Named:
+class Session:
     """A session of the server: requests to /s/NAME/v1, or all others."""
 
-    def __init__(self, server: _Server, name: str) -> None:
+    def __init__(self, server: PolicyServer, name: str) -> None:
         self.conversations, self._server, self._name = server.conversations, server, name
 
     async def answer(self, request: Any) -> Any:
-        """The policy's answer."""
+        """The policy's answer to a request for a chat completion."""
+        return await self._server.reply(self._name, request)
+
+    async def decide(self, request: DecisionRequest) -> dict[str, Any]:
+        """Its answer to a request for decisions."""
         return await self._server.decide(self._name, request)
 
     def reward(self, value: float) -> None:

@@ -1,4 +1,5 @@
 """An endpoint in the form of OpenAI's chat completions: requests become observations, and actions become answers.
+It also takes decisions, in the two forms of `reflectkit.decisions`.
 
 A program repeats what it was answered with each request. `Conversations` gives such a copy its exact text back, so that
 a prompt begins with the tokens of the one before it.
@@ -16,6 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import uvicorn
@@ -29,6 +31,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from reflectkit.decisions.bodies import InvalidRequestError, read_body
+from reflectkit.decisions.openai_form import DecisionsRequest
+from reflectkit.decisions.systemone import SystemOneRequest
 from reflectkit.envs.conversation import spoken
 from reflectkit.errors import ConfigError
 from reflectkit.jsonl import dumps
@@ -43,16 +48,19 @@ IDLE_S = 300
 """Seconds after which an unused connection is closed: later than clients do it, which would lose a request."""
 REMEMBERED = 4096
 """Answers of a conversation, or of all conversations of a server, whose exact text is kept; the oldest go first."""
+DecisionRequest = SystemOneRequest | DecisionsRequest
 ALIKE = 64
 """Of those, how many that look the same to a program."""
 
 
 class RequestError(Exception):
-    """A request that is not answered. status: HTTP's."""
+    """A request that is not answered. status: HTTP's. kind: of the error, as System One names it."""
 
-    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, status: int = 400, code: str | None = None, kind: str = "invalid_request_error"
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.kind = status, code, kind
 
 
 class _Part(BaseModel):
@@ -335,11 +343,11 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
     """The web application.
 
     find: the session by its name in the path, "" for none: it has `conversations`, answers a ChatRequest with an
-    EndpointAnswer in its coroutine `answer`, and takes rewards in `reward`; both may raise RequestError. model: its
-    name in the list of models. hosts: the names under which it may be reached. token: what each request must bring, if
-    any.
+    EndpointAnswer in its coroutine `answer`, and takes rewards in `reward`; both may raise RequestError. If it has
+    `decide`, this answers a DecisionRequest with a JSON value. model: its name in the list of models. hosts: the names
+    under which it may be reached. token: what each request must bring, if any.
     """
-    numbers = itertools.count(1)
+    numbers, today = itertools.count(1), time.strftime("%Y-%m-%d")
 
     def session_of(request: Request) -> Any:
         session = find(request.path_params.get("session", ""))
@@ -370,7 +378,20 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
 
     async def models(request: Request) -> Response:
         session_of(request)
-        return JSONResponse({"object": "list", "data": [{"id": model, "object": "model", "owned_by": "reflectkit"}]})
+        openai_form = {"object": "list", "data": [{"id": model, "object": "model", "owned_by": "reflectkit"}]}
+        systemone_form = {"models": [{"name": model, "description": "served by reflectkit", "release_date": today}]}
+        return JSONResponse(openai_form | systemone_form)
+
+    async def decide(request: Request, kind: type[DecisionRequest]) -> Response:
+        session = session_of(request)
+        if not hasattr(session, "decide"):
+            raise RequestError("decisions are not answered here", 404)
+        asked = read_body(kind, await _body(request))
+        if not asked.names(model):
+            raise RequestError(
+                f"there is no model {asked.model!r:.80}; ask for {model} or jev-latest", 404, kind="not_found"
+            )
+        return JSONResponse(await _unless_gone(request, session.decide(asked)))
 
     async def reward(request: Request) -> Response:
         session = session_of(request)
@@ -382,25 +403,32 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
         return JSONResponse({"reward": value})
 
     async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, InvalidRequestError):
+            return _refusal(one_line(str(error)), 422, detail=error.detail)
         if isinstance(error, HTTPException):  # of the router
             error = RequestError(
-                "only OpenAI's chat completions are served: POST …/v1/chat/completions", error.status_code
+                "served are POST …/v1/chat/completions, …/v1/decisions and …/v1/systemone, and GET …/v1/models",
+                error.status_code,
+                kind="not_found",
             )
-        status, code = (error.status, error.code) if isinstance(error, RequestError) else (500, None)
-        return _refusal(one_line(str(error)), status, code)
+        if isinstance(error, RequestError):
+            return _refusal(one_line(str(error)), error.status, error.code, error.kind)
+        return _refusal(one_line(str(error)), 500, kind="internal_error")
 
     routes = [
         Route(f"{prefix}{path}", handler, methods=[method])
         for prefix in ("", "/s/{session}")
         for path, handler, method in (
             ("/v1/chat/completions", complete, "POST"),
+            ("/v1/systemone", partial(decide, kind=SystemOneRequest), "POST"),
+            ("/v1/decisions", partial(decide, kind=DecisionsRequest), "POST"),
             ("/v1/models", models, "GET"),
             ("/reward", reward, "POST"),
         )
     ]
     return Starlette(
         routes=routes,
-        exception_handlers={HTTPException: refused, RequestError: refused, Exception: refused},
+        exception_handlers=dict.fromkeys((HTTPException, RequestError, InvalidRequestError, Exception), refused),
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts]), Middleware(Guard, token=token)],
     )
 
@@ -420,16 +448,28 @@ class Guard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif self.token:
-            await _refusal("the API key is not the server's token", 401, "invalid_api_key")(scope, receive, send)
+            refusal = _refusal("the API key is not the server's token", 401, "invalid_api_key", "authentication_error")
+            await refusal(scope, receive, send)
         else:
-            await _refusal("a web page may ask only with the server's token", 403)(scope, receive, send)
+            refusal = _refusal("a web page may ask only with the server's token", 403, kind="permission_error")
+            await refusal(scope, receive, send)
 
 
-def _refusal(message: str, status: int, code: str | None = None) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": code}}, status)
+def _refusal(
+    message: str,
+    status: int,
+    code: str | None = None,
+    kind: str = "invalid_request_error",
+    detail: list[dict[str, Any]] | None = None,
+) -> JSONResponse:
+    """An error in the forms of both OpenAI and System One. detail: of the latter, for a request that is invalid."""
+    error = {"message": message, "type": "invalid_request_error", "code": code}
+    return JSONResponse({"error": error, "detail": detail or {"error_type": kind, "message": message}}, status)
 
 
 async def _body(request: Request) -> bytes:
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise RequestError(f"a body in {encoding:.40} is not read; send it uncompressed", 415)
     body, size = bytearray(), 0
     async for piece in request.stream():  # all of it, as a client that still sends would not read why
         size += len(piece)
@@ -438,7 +478,7 @@ async def _body(request: Request) -> bytes:
         else:
             body.clear()
     if size > LARGEST_BODY:
-        raise RequestError(f"a request has at most {LARGEST_BODY:,} bytes", 413)
+        raise RequestError(f"a request has at most {LARGEST_BODY:,} bytes", 413, kind="request_too_large")
     return bytes(body)
 
 

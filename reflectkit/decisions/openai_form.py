@@ -1,0 +1,289 @@
+"""OpenAI's Decisions API, `POST /v1/decisions`: an input, which is a text or a conversation, and a list of questions.
+
+The types of questions are predicate (yes or no), choice and score. A server reads a `DecisionsRequest` and answers with
+its `response`; a client sends `request_body` and reads what comes back with `read_probabilities`. The fields are those
+of `openai.types.decision_create_params`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, StrictBool, StrictStr, field_validator, model_validator
+from pydantic_core import from_json
+
+from reflectkit.decisions.questions import (
+    FEWEST_OPTIONS,
+    MOST_LEVELS,
+    MOST_OPTIONS,
+    MOST_QUESTIONS,
+    NO,
+    YES,
+    Answer,
+    Question,
+    Usage,
+    option_text,
+    text_of,
+)
+from reflectkit.decisions.replies import RefusedError, UnusableReplyError, checked
+from reflectkit.jsonl import dumps
+from reflectkit.prompts import one_line
+from reflectkit.tools import written_message
+from reflectkit.types import Message, Observation, ToolCall
+
+
+class _Part(BaseModel):
+    """A part of a message, an output or instructions: text, or JSON that is rendered as text."""
+
+    type: Literal["input_text", "output_text", "refusal", "input_json"]
+    text: str = ""
+    refusal: str = ""
+    data: dict[str, Any] | list[dict[str, Any]] | None = None
+
+    @property
+    def words(self) -> str:
+        """The part as text."""
+        return text_of(self.data) or self.text or self.refusal
+
+
+Content = str | list[_Part]
+
+
+def _words(content: Content) -> str:
+    return content if isinstance(content, str) else "\n".join(part.words for part in content)
+
+
+class _Said(BaseModel):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "developer", "system", "assistant"]
+    content: Content
+
+
+class _FunctionCall(BaseModel):
+    """A call of a function by the assistant. arguments: a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+    @property
+    def call(self) -> ToolCall:
+        """The call. Arguments that are no object are shown as they are."""
+        try:
+            arguments = from_json(self.arguments or "{}", allow_inf_nan=False)
+            dumps(arguments)  # refuses 1e999
+        except ValueError:
+            arguments = self.arguments
+        return ToolCall(one_line(self.name), arguments if isinstance(arguments, dict) else {"arguments": arguments})
+
+
+class _CustomCall(BaseModel):
+    """A call of a tool that takes text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+    @property
+    def call(self) -> ToolCall:
+        """The call."""
+        return ToolCall(one_line(self.name), {"input": self.input})
+
+
+class _Output(BaseModel):
+    """What a call returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Content
+
+
+Item = _Said | _FunctionCall | _CustomCall | _Output
+
+
+def _conversation(items: Sequence[Item]) -> str:
+    """The items as text, with speakers where the assistant or a tool has said something; else their contents."""
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    for item in items:
+        if isinstance(item, _Said):
+            role: Any = "system" if item.role == "developer" else item.role
+            messages.append(Message(role, _words(item.content)))
+        elif isinstance(item, _Output):
+            messages.append(Message("tool", _words(item.output), name=names[item.call_id]))
+        else:
+            names[item.call_id] = one_line(item.name)
+            messages.append(written_message("", [item.call]))
+    has_agent = any(message.role in ("assistant", "tool") for message in messages)
+    return Observation(tuple(messages), replies=has_agent).text
+
+
+class _Question(BaseModel):
+    """What all questions have."""
+
+    name: str | None = None
+    instructions: Content
+
+    def _reply(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "name": self.name, **fields}
+
+
+class Predicate(_Question):
+    """A statement that is answered with the probability that it is true."""
+
+    type: Literal["predicate"]
+
+    @property
+    def question(self) -> Question:
+        """As the model reads it."""
+        return Question("predicate", _words(self.instructions), (YES, NO))
+
+    def reply(self, answer: Answer) -> dict[str, Any]:
+        """The answer's JSON value."""
+        return self._reply("predicate", probability=answer.probabilities[0])
+
+
+class _Option(BaseModel):
+    value: StrictStr | StrictBool
+    description: str | None = None
+
+    @property
+    def words(self) -> str:
+        """As the model reads it."""
+        return option_text(self.value if isinstance(self.value, str) else text_of(self.value), self.description)
+
+
+class Choice(_Question):
+    """A question with options, each a text or a Boolean."""
+
+    type: Literal["choice"]
+    choices: list[_Option] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_OPTIONS)
+
+    @field_validator("choices")
+    @classmethod
+    def _different(cls, choices: list[_Option]) -> list[_Option]:
+        values = [(type(option.value), option.value) for option in choices]
+        for place, value in enumerate(values):
+            if value in values[:place]:
+                raise ValueError(f"the choice {value[1]!r:.60} is there twice")
+        return choices
+
+    @property
+    def question(self) -> Question:
+        """As the model reads it."""
+        return Question("choice", _words(self.instructions), tuple(option.words for option in self.choices))
+
+    def reply(self, answer: Answer) -> dict[str, Any]:
+        """The answer's JSON value."""
+        values = [option.value for option in self.choices]
+        shares = [
+            {"value": value, "probability": share} for value, share in zip(values, answer.probabilities, strict=True)
+        ]
+        chosen, confidence = values[answer.likeliest], answer.choice_confidence
+        return self._reply("choice", choice=chosen, probabilities=shares, confidence=confidence)
+
+
+class _Level(BaseModel):
+    label: str
+    description: str | None = None
+
+
+class Score(_Question):
+    """A question with a scale, whose levels have the values 0, 1, …"""
+
+    type: Literal["score"]
+    levels: list[_Level] = Field(min_length=FEWEST_OPTIONS, max_length=MOST_LEVELS)
+
+    @property
+    def question(self) -> Question:
+        """As the model reads it."""
+        options = tuple(option_text(level.label, level.description) for level in self.levels)
+        return Question("score", _words(self.instructions), options)
+
+    def reply(self, answer: Answer) -> dict[str, Any]:
+        """The answer's JSON value."""
+        shares = [
+            {"label": level.label, "value": value, "probability": share}
+            for value, (level, share) in enumerate(zip(self.levels, answer.probabilities, strict=True))
+        ]
+        score, confidence = answer.mean_level, answer.score_confidence
+        return self._reply("score", score=score, probabilities=shares, confidence=confidence)
+
+
+class DecisionsRequest(BaseModel):
+    """The body of a request. state_field: the name of the field with the state."""
+
+    state_field: ClassVar[str] = "input"
+    model: str
+    input: str | list[Item]
+    questions: list[Annotated[Predicate | Choice | Score, Field(discriminator="type")]] = Field(
+        min_length=1, max_length=MOST_QUESTIONS
+    )
+
+    @model_validator(mode="after")
+    def _outputs_have_calls(self) -> DecisionsRequest:
+        called: set[str] = set()
+        for item in self.input if isinstance(self.input, list) else ():
+            if isinstance(item, _FunctionCall | _CustomCall):
+                called.add(item.call_id)
+            elif isinstance(item, _Output) and item.call_id not in called:
+                raise ValueError(f"input: no call before it has the call_id {item.call_id!r:.60} of an output")
+        return self
+
+    def names(self, model: str) -> bool:
+        """Whether it asks for `model`: always, as in chat completions."""
+        return True
+
+    @property
+    def text(self) -> str:
+        """The state."""
+        return self.input if isinstance(self.input, str) else _conversation(self.input)
+
+    @property
+    def asked(self) -> list[tuple[str, Question]]:
+        """The questions with their names; one without a name has its number."""
+        return [(each.name or str(number), each.question) for number, each in enumerate(self.questions)]
+
+    def response(self, answers: Sequence[Answer], usage: Usage, number: str) -> dict[str, Any]:
+        """The JSON value of the answers to all questions, in their order. number: names the request in records."""
+        replies = [question.reply(answer) for question, answer in zip(self.questions, answers, strict=True)]
+        counts = {
+            "input_tokens": usage.read,
+            "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+            "output_tokens": usage.written,
+            "output_tokens_details": {"reasoning_tokens": usage.written},
+            "total_tokens": usage.read + usage.written,
+        }
+        return {"id": number, "model": self.model, "answers": replies, "usage": counts}
+
+
+def request_body(state: str, instructions: str, options: Sequence[str]) -> dict[str, Any]:
+    """The body of a request, without the model, for a choice among `options`, which are all different."""
+    choices = [{"value": option} for option in options]
+    return {"input": state, "questions": [{"type": "choice", "instructions": instructions, "choices": choices}]}
+
+
+def read_probabilities(answers: object, options: Sequence[str]) -> tuple[float, ...]:
+    """The probability of each of `options`, given the `answers` to `request_body`. Raises UnusableReplyError, and
+    RefusedError where the model declined to answer.
+    """
+    if not isinstance(answers, list) or len(answers) != 1 or not isinstance(answers[0], Mapping):
+        raise UnusableReplyError("it does not answer the question that was asked")
+    answer = answers[0]
+    if answer.get("type") == "refusal":
+        raise RefusedError("the model refused to answer")
+    entries = answer.get("probabilities")
+    if answer.get("type") != "choice" or not isinstance(entries, list):
+        raise UnusableReplyError("it has no probabilities of the options")
+    shares: dict[Any, Any] = {}
+    for entry in entries:
+        value = entry.get("value") if isinstance(entry, Mapping) else None
+        if not isinstance(value, str) or value in shares:
+            raise UnusableReplyError("its options are not those that were offered")
+        shares[value] = entry.get("probability")
+    return checked(shares, options)

@@ -1,0 +1,38 @@
+"""Probabilities in the reply of a server, which are used only if they are a distribution over the offered options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ROUNDED = 0.05
+"""By how much the probabilities of a reply may miss 1, since many servers round them."""
+
+
+class UnusableReplyError(ValueError):
+    """A reply that does not answer what was asked."""
+
+
+class RefusedError(UnusableReplyError):
+    """The model declined to answer."""
+
+
+def checked(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, ...]:
+    """The probability of each of `options`, whose sum is 1. shares: by option, as they came. Raises
+    UnusableReplyError.
+
+    >>> checked({"left": 0.26, "right": 0.78}, ("right", "left"))
+    (0.75, 0.25)
+    """
+    if set(shares) != set(options):
+        raise UnusableReplyError("its options are not those that were offered")
+    values = [shares[option] for option in options]
+    for option, value in zip(options, values, strict=True):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not 0 <= value <= 1:
+            raise UnusableReplyError(f"the probability of {option!r:.60} is {value!r:.60}")
+    total = math.fsum(values)
+    if abs(total - 1) > ROUNDED:
+        raise UnusableReplyError(f"its probabilities add up to {total:.4g}, not to 1")
+    return tuple(value / total for value in values)
