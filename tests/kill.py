@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,11 @@ def arm(point: str) -> None:
     os.replace, os.rename = dying(os.replace), dying(os.rename)
 
 
-def started(arguments: list[str], folder: Path, point: str | None = None) -> int:
-    """Start `reflectkit ARGUMENTS` in `folder`, in a fork of this process, which has imported everything; its id.
+def started(
+    arguments: list[str], folder: Path, point: str | None = None, call: Callable[[list[str]], int] = main
+) -> int:
+    """Start `reflectkit ARGUMENTS`, or another `call`, in `folder`, in a fork of this process, which has imported
+    everything; its id.
 
     `point` names where it kills itself. What it prints is in `output.txt`.
     """
@@ -57,7 +60,7 @@ def started(arguments: list[str], folder: Path, point: str | None = None) -> int
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             if point is not None:
                 arm(point)
-            code = main(arguments)
+            code = call(arguments)
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:
@@ -67,16 +70,22 @@ def started(arguments: list[str], folder: Path, point: str | None = None) -> int
     return child
 
 
-def forked(arguments: list[str], folder: Path, point: str | None = None) -> int:
+def forked(
+    arguments: list[str], folder: Path, point: str | None = None, call: Callable[[list[str]], int] = main
+) -> int:
     """The exit code of a command that is `started`; negative where a signal ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(started(arguments, folder, point), 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(started(arguments, folder, point, call), 0)[1])
 
 
-def fork_killed_at(points: Sequence[str], arguments: list[str], folder: Path) -> None:
-    """`reflectkit ARGUMENTS` in `folder`, killed at each of `points` in turn, then left to end; it must end well."""
+def fork_killed_at(
+    points: Sequence[str], arguments: list[str], folder: Path, call: Callable[[list[str]], int] = main
+) -> None:
+    """`reflectkit ARGUMENTS`, or another `call`, in `folder`, killed at each of `points` in turn, then left to end; it
+    must end well.
+    """
     for point in points:
-        assert forked(arguments, folder, point) == -signal.SIGKILL, (point, (folder / "output.txt").read_text())
-    assert forked(arguments, folder) == 0, (folder / "output.txt").read_text()
+        assert forked(arguments, folder, point, call) == -signal.SIGKILL, (point, (folder / "output.txt").read_text())
+    assert forked(arguments, folder, call=call) == 0, (folder / "output.txt").read_text()
 
 
 def hashes(folder: Path) -> dict[str, str]:

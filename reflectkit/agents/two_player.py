@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from reflectkit.env import Context, teacher_of
+from reflectkit.env import Context, Env, teacher_of
 from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path, choice_ids, completion_ids, length_behind, prompt_ids, trie
@@ -49,21 +49,40 @@ class NoComments:
         return ""
 
 
+DRAWS = 1000  # at most, until a comment is found that is on another state
+
+
 class ShuffledComments:
     """Comments of `asked`, of which a share is replaced by comments on other states.
 
-    others: the comments to draw those from, at least one. share: 0 … 1. The turn's seed decides which turns.
+    others: what to draw those from, a reflector's prompt on a state and a comment on it, at least one. share: 0 … 1.
+    The turn's seed decides which turns.
     """
 
-    def __init__(self, asked: CommentSource, others: Sequence[str], share: float) -> None:
+    def __init__(self, asked: CommentSource, others: Sequence[tuple[str, str]], share: float) -> None:
         self.asked, self.others, self.share = asked, tuple(others), share
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """Another state's comment, or the comment of `asked`, which is called only then."""
+        """Another state's comment, or the comment of `asked`, which is called only then. Raises ConfigError if there
+        seems to be none on another state.
+        """
         chance = generator(context.seed, "swapped comment")
-        if chance.random() < self.share:
-            return chance.choice(self.others)
-        return await self.asked.remark(observation, context)
+        if chance.random() >= self.share:
+            return await self.asked.remark(observation, context)
+        here = reflection_prompt(observation)
+        for _ in range(DRAWS):
+            prompt, comment = chance.choice(self.others)
+            if prompt != here and not _is_true(context.env, comment):
+                return comment
+        raise ConfigError(f"--swap-comments: the {len(self.others)} comments are on this state; give --swap-from more")
+
+
+def _is_true(env: Env, comment: str) -> bool:
+    """Whether the teacher of an env that is being played confirms `comment` on its state."""
+    if getattr(env, "over", True):
+        return False  # as in `serve`
+    teacher = env.teacher()
+    return teacher.has("confirms") and teacher.confirms(comment)
 
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again

@@ -181,5 +181,6 @@ class SamplerConfig(Config):
         from reflectkit.agents.two_player import ShuffledComments
         from reflectkit.data.sft_rows import read_rows
 
-        others = [row.parts[0][1].strip() for path in self._comment_files(folder) for row in read_rows(path)]
+        rows = [row for path in self._comment_files(folder) for row in read_rows(path)]
+        others = [(prompt, comment.strip()) for prompt, comment in (row.parts[0] for row in rows)]
         return ShuffledComments(commentator, others, self.swap_comments) if others else commentator

@@ -9,11 +9,14 @@ import pytest
 from reflectkit.agents.two_player import NoComments, Reflector, ShuffledComments, TeacherComments, TwoPlayerAgent
 from reflectkit.env import Context
 from reflectkit.envs import env_class, make
+from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel
-from reflectkit.prompts import policy_prompt
+from reflectkit.prompts import policy_prompt, reflection_prompt
+from reflectkit.rollouts.wrappers import checked
 from reflectkit.sampling.hf import LocalSampler
+from reflectkit.seeding import generator
 from reflectkit.types import Message, Observation, PaidComment
 from tests.train.training import agent_of, decide_all
 
@@ -80,10 +83,27 @@ def test_a_decision_costs_what_its_comment_cost(policy: LoadedModel, observation
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_share_of_the_comments_is_on_other_states(share: float, observations: list[Observation]) -> None:
-    swapped = ShuffledComments(NoComments(), ["a", "b"], share)
+    swapped = ShuffledComments(NoComments(), [("at a", "a"), ("at b", "b")], share)
     env = make("taxi")
     said = [run_sync(swapped.remark(observations[0], Context(seed, env))) for seed in range(400)]
     assert said == [run_sync(swapped.remark(observations[1], Context(seed, env))) for seed in range(400)]
     counts = Counter(said)
     assert abs(1 - counts[""] / 400 - share) <= 3 * (share * (1 - share) / 400) ** 0.5
     assert share == 0 or abs(counts["a"] - counts["b"]) <= 3 * (400 * share) ** 0.5
+
+
+def test_a_comment_on_another_state_is_not_on_this_one() -> None:
+    env = checked(make("taxi"))
+    tasks = env_class("taxi").taskset.tasks("full")[::60]
+    comments = []
+    for task in tasks:
+        env.reset(task, 0)
+        comments.append(env.teacher().comment(generator(0, task.id)))
+    first = env.reset(tasks[0], 0)
+    others = [("Elsewhere?", comment) for comment in comments[1:]]
+    rows = [("Elsewhere?", comments[0]), (reflection_prompt(first), "With this prompt."), *others]
+    swapped = ShuffledComments(NoComments(), rows, 1.0)
+    said = {run_sync(swapped.remark(first, Context(seed, env))) for seed in range(100)}
+    assert said == {comment for _, comment in others}
+    with pytest.raises(ConfigError, match="--swap-from"):
+        run_sync(ShuffledComments(NoComments(), rows[:2], 1.0).remark(first, Context(0, env)))

@@ -78,6 +78,48 @@ def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: 
     assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
 
 
+READS_TO_FEES = ["cat README.md", "cat setup notes.txt", "cd app", "cat fees.py", "cd rules", "cat fees.py"]
+
+
+def searched(env: Any) -> list[str]:
+    """The commands of the env's teacher, up to the end."""
+    done = False
+    while not done:
+        done = env.step(env.teacher().action()).terminated
+    return list(env.history)
+
+
+@pytest.mark.parametrize("target", ["app/rules/fees.py", "README.md", "docs/guide.md"])
+def test_a_searching_teacher_does_not_know_the_answer(repos: Path, target: str) -> None:
+    """It reads files before folders, those with words in their names first, and names the first that has both words."""
+    env = start(repos, target, searching_teacher=True)
+    assert searched(env) == [*READS_TO_FEES, "id fees.py"]
+    assert env.total_cost == 7 + (-15 if target == "app/rules/fees.py" else 15)
+
+
+def test_a_searching_teacher_names_its_best_file_when_all_was_read_or_time_runs_out(repos: Path) -> None:
+    env = AutoExplore(repos_dir=repos, searching_teacher=True, horizon=30)
+    env.reset(explore_task("docs/guide.md", "What is a zebra guide?"), 0)
+    there = ["cd ..", "cd ..", "cd docs", "cat guide.md"]
+    assert searched(env) == [*READS_TO_FEES, *there, "id guide.md"], (
+        "half of the words are not enough to name it before"
+    )
+    env = AutoExplore(repos_dir=repos, searching_teacher=True, horizon=5)
+    env.reset(explore_task("docs/guide.md", "Who lends zebras?"), 0)
+    assert searched(env) == ["cat README.md", "cat setup notes.txt", "cd app", "cd ..", "id README.md"]
+
+
+def test_a_searching_teacher_marks_what_it_would_not_have_done(repos: Path) -> None:
+    env = start(repos, searching_teacher=True)
+    assert env.teacher().note() == ""
+    take(env, "cd docs")
+    assert env.teacher().note() == "mistake"
+    take(env, "cat guide.md")
+    assert env.teacher().note() == "good", "from there on, this is what it does"
+    assert env.teacher().slips() == []
+    assert env.commands[env.teacher().action()] == "cd .."
+
+
 def test_a_forced_answer_leaves_only_files_to_name_at_the_last_step(repos: Path) -> None:
     env = start(repos, force_answer=True, horizon=2)
     assert "cd app" in env.commands

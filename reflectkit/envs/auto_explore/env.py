@@ -85,11 +85,21 @@ def question_words(question: str) -> list[str]:
     return [as_written[word] for word in keywords(question)]
 
 
+def share_of(asked: Sequence[str], text: str) -> float:
+    """The share of the keywords `asked` that `text` has.
+
+    >>> share_of(["late", "fee"], "fees.py")
+    0.5
+    """
+    found = {stem(word) for word in words(text)}
+    return sum(word in found for word in asked) / max(1, len(asked))
+
+
 ALL = "all"
 STEP, ERROR, WARNING = 1, 2, 1
 """Cost of a step, and of each error and warning in its output. The published code's for these two never occur."""
 SOLVED_BELOW = 0.01
-ENOUGH = 0.7  # share of the question's words that a file must have for the keyword player to name it
+ENOUGH = 0.7  # share of the question's words that a file must have for the keyword player or a searcher to name it
 DEEPEST = 9
 ROUNDING = 32  # tokens; lengths of shortened text are multiples of it
 HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
@@ -111,6 +121,9 @@ class AutoExploreSettings(PromptSettings):
     easy: bool = option(False, help='Name the file: the task is "Find PATH" instead of the question.')
     force_answer: bool = option(False, help="At the last step, offer only files to name, where the folder has some.")
     first_step: bool = option(False, help="Episodes of one step, for which the first command of the way is right.")
+    searching_teacher: bool = option(
+        False, help="The teacher does not know the answer: it opens files and judges them by the question's words."
+    )
 
 
 class Questions(Taskset):
@@ -210,6 +223,74 @@ class AutoExploreTeacher(Teacher):
         return why if wrong else ""
 
 
+class SearchingTeacher(AutoExploreTeacher):
+    """What would be right for a searcher, who knows the question, and of the repository only what was shown.
+
+    It names a file that has `ENOUGH` of the question's words. Else it opens the new file, or enters the new folder, of
+    the current one whose name has most of them, and backs out of a folder without any. When everything was read, or the
+    steps left are just enough, it goes back to the file that had most words, and names it.
+    """
+
+    def action(self) -> int:
+        """The searcher's next command."""
+        return self.env.commands.index(self.next_command(self.env.history, self.env.commands))
+
+    def slips(self) -> list[int]:
+        """None: reading a file that does not answer is no mistake of a searcher."""
+        return []
+
+    def note(self) -> str:
+        """The mark of the last command: "" at the start, "good" if it was the searcher's, else "mistake"."""
+        *earlier, last = self.env.history or [""]
+        if not last:
+            return ""
+        return "good" if last == self.next_command(earlier) else "mistake"
+
+    def next_command(self, history: Sequence[str], commands: Sequence[str] | None = None) -> str:
+        """The command after those of `history`. commands: what is offered then, if not everything."""
+        env = self.env
+        asked = keywords(env.question)
+
+        # 1. What was seen so far
+        walk = Walk(env.repository, env.settings.result_tokens, env.walk.hidden)
+        match_of: dict[str, float] = {}
+        seen = {walk.here: walk.folder}
+        for command in history:
+            output = walk.run(command)
+            if command.startswith("cat ") and isinstance(output, Output):
+                match_of[walk.shown[-1]] = share_of(asked, f"{command.removeprefix('cat ')} {output.text}")
+            seen.setdefault(walk.here, walk.folder)
+        commands = commands or walk.commands()
+
+        # 2. Name the file that was just read
+        last = history[-1] if history else ""
+        if last.startswith("cat ") and match_of[walk.shown[-1]] >= ENOUGH:
+            return last.replace("cat ", "id ", 1)
+
+        # 3. Name the best file if there is nothing more to see, or no time
+        def is_new(command: str) -> bool:
+            verb, _, name = command.partition(" ")
+            return verb == "cat" or (verb == "cd" and command != UP and walk.path(name) not in seen)
+
+        new = [command for command in commands if is_new(command)]
+        paths = [f"{folder.path}/{name}".lstrip("/") for folder in seen.values() for name in folder.folders]
+        count = sum(len(folder.files) for folder in seen.values())
+        saw_all = set(paths) <= set(seen) and len(match_of) == count
+        if match_of:
+            best = max(match_of, key=match_of.__getitem__)
+            back = shortest_path(best, walk.here, read=True)
+            is_late = env.horizon - len(history) <= len(back) + 1
+            if back[0] in commands and (saw_all or is_late or not (new or walk.here)):
+                return back[0]
+
+        # 4. Search on
+        if new:
+            matches = [share_of(asked, command.partition(" ")[2]) for command in new]
+            # of equals, files come before folders
+            return max(zip(matches, new, strict=True), key=lambda pair: (pair[0], pair[1].startswith("cat ")))[1]
+        return UP if UP in commands else commands[0]
+
+
 class AutoExplore(Env):
     """Find the file of a code repository that answers a question, with ls, cd and cat.
 
@@ -301,6 +382,10 @@ class AutoExplore(Env):
         info |= {"cost": cost, "success": over and self.total_cost < SOLVED_BELOW}
         return StepResult(self._observe(), -cost / self.horizon, over, info=info)
 
+    def teacher(self) -> Teacher:
+        """Who knows the answer, or a searcher."""
+        return SearchingTeacher(self) if self.settings.searching_teacher else super().teacher()
+
     def truncation_penalty(self, steps_left: int) -> float:
         """The cost of reaching the horizon: the remaining steps, and naming no file."""
         return -(STEP * (self.horizon - len(self.history)) + self.horizon) / self.horizon
@@ -314,17 +399,12 @@ class AutoExplore(Env):
         head, _, output = self._text().partition("\nOutput:")
         fields, choices = dict(line.split(": ", 1) for line in head.splitlines()), self.commands
         asked, done = keywords(fields["Task"]), fields["Commands"].split("; ")
-
-        def share(text: str) -> float:
-            found = {stem(word) for word in words(text)}
-            return sum(word in found for word in asked) / max(1, len(asked))
-
         verb, _, read = done[-1].partition(" ")
-        if verb == "cat" and share(f"{read} {output}") >= ENOUGH:
+        if verb == "cat" and share_of(asked, f"{read} {output}") >= ENOUGH:
             return choices.index(f"id {read}")
         new = [n for n in choices if n.startswith("cat ") or (n.startswith("cd ") and n not in (UP, *done))]
         if new:
-            return choices.index(max(new, key=lambda name: (share(name), name.startswith("cat "))))
+            return choices.index(max(new, key=lambda name: (share_of(asked, name), name.startswith("cat "))))
         return choices.index(UP) if UP in choices else len(choices) - 1
 
     def way(self, here: str, shown: int | None = None) -> list[str]:

@@ -1,0 +1,335 @@
+"""The arms of one seed of a world, step by step. Each step is a reflectkit command with a name: a finished one is
+skipped, and a killed one resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import reflectkit
+from reflectkit.agents.two_player import TeacherComments
+from reflectkit.cli.main import main
+from reflectkit.data.problems import read_records
+from reflectkit.data.sft_rows import FILE_OF_ROLE
+from reflectkit.env import Context
+from reflectkit.envs import env_class
+from reflectkit.envs.setup import EnvSetup
+from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.prompts import REFLECTION_MARKER
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.runs.run import digest
+from reflectkit.seeding import derive
+from reflectkit.types import Decision, Observation
+from research.claim.verdict import Gate
+from research.claim.worlds import World, dtype, processor
+
+Episodes = dict[str, tuple[int, float, int]]
+"""Success, return and number of steps by problem."""
+SWAPPED = "comments.jsonl"
+"""The reflector's own comments on the states of the demonstrations, for play with comments on other states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train. policy: the run of SFT that it starts from. reads: whether it reads the reflector's comments.
+    elsewhere: whether these are on other states.
+    """
+
+    policy: str
+    reads: bool = False
+    elsewhere: bool = False
+
+
+ARMS: Mapping[str, Arm] = {
+    "plain": Arm("sft-plain"),
+    "pair": Arm("sft-policy", reads=True),
+    "think": Arm("sft-think"),
+    "others": Arm("sft-policy", reads=True, elsewhere=True),
+    "longer": Arm("sft-plain"),
+}
+"""The arms in the order in which they run. `longer` is `plain`, continued."""
+UNTRAINED = "untrained"
+"""The record of the players that nobody trained, and of the gate."""
+
+
+class Obedient:
+    """Acts on the teacher's comments exactly, and on nothing else."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.teacher = world, TeacherComments()
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """What the comment asks for."""
+        comment = await self.teacher.remark(observation, context)
+        return Decision(self.world.obey(observation, comment), comment)
+
+
+class Seed:
+    """The steps of one seed. results, data: the folder of all runs, and of all data. records: where what an arm gave is
+    kept. updates: of RL, if not the world's.
+    """
+
+    def __init__(
+        self, name: str, world: World, seed: int, results: Path, data: Path, records: Path, updates: int | None = None
+    ) -> None:
+        self.world, self.seed, self.updates = world, seed, updates or world.updates
+        self.folder, self.data = results / f"{name}-{seed}", data / f"{name}-{seed}"
+        self.records = records / name / str(seed)
+        settings = env_class(world.env).Settings(**world.settings)
+        self.setup = EnvSetup(world.env, self.data, settings, horizon=world.horizon)
+        self.rows = self.setup.folder
+
+    # ------------------------------------------------------------------------------------------------------- commands
+
+    def run(self, name: str, command: str, *flags: object, updates: int = 0) -> Path:
+        """The folder of one command, which runs unless it is finished, and has made so many updates. Its processor time
+        is kept beside its results, without that of starts that were killed.
+        """
+        folder = self.folder / name
+        report, cost = folder / "report.json", folder / "cost.json"
+        if report.is_file() and (not updates or read_json(report)["figures"]["steps"] >= updates):
+            return folder
+        print(f"{time.strftime('%H:%M:%S')}  {self.folder.name}: {name}", flush=True)
+        earlier = read_json(cost)["processor_seconds"] if cost.is_file() else 0.0
+        before = time.process_time()
+        shared = ["--seed", self.seed, "--data-dir", self.data, "--results-dir", self.folder, "--name", name]
+        words = [*command.split(), "--env", self.world.env, *flags, *shared]
+        if code := main([str(word) for word in words]):
+            sys.exit(code)
+        write_json(cost, {"processor_seconds": round(earlier + time.process_time() - before, 1)})
+        return folder
+
+    def play(self, name: str, command: str, *flags: object, updates: int = 0) -> Path:
+        """A command that plays episodes."""
+        horizon = ["--horizon", self.world.horizon] if self.world.horizon else []
+        return self.run(name, command, *self.world.env_flags, *horizon, *flags, updates=updates)
+
+    def evaluate(self, name: str, players: Mapping[str, str], *flags: object) -> Path:
+        """Play the held-out problems greedily. players: what each is, by name."""
+        policies = [word for player, what in players.items() for word in ("--policy", f"{player}={what}")]
+        policies = [word.removesuffix("=") for word in policies]
+        return self.play(name, "evaluate", "--task-file", self.rows / "test.json", *policies, *flags)
+
+    # -------------------------------------------------------------------------------------------------- data and SFT
+
+    def prepare(self) -> None:
+        """Problems, demonstrations and rows, on the type of processor that this seed has begun on."""
+        begun = self.folder / "processor.json"
+        if not begun.is_file():
+            write_json(begun, processor())
+        if (first := read_json(begun)) != processor():
+            sys.exit(f"{self.folder.name} has begun on {first}, and this is {processor()}: finish it there")
+        world = self.world
+        for command in world.prepare:
+            self.run(command.split()[0], command)
+        self.play("demonstrations", "gen-trajectory", *world.demonstrated.split())
+        self.run("split", "split", *world.split.split())
+        self.make_rows("rows")
+
+    def make_rows(self, name: str, *flags: object) -> Path:
+        """The folder of the rows of the demonstrations that all arms share."""
+        shared = ["--demonstrations", self.world.demonstrations, *self.world.env_flags, *self.world.rows.split()]
+        out = self.data / name
+        self.run(name, "gen-sft", *shared, "--out-dir", out, *flags)
+        return out
+
+    def sft(self, name: str, role: str, rows: Path, steps: int) -> Path:
+        """One SFT."""
+        world = self.world
+        new = world.model.replace("DTYPE", dtype()).split()
+        flags = ["--role", role, "--task-file", rows / FILE_OF_ROLE[role], "--max-steps", steps]
+        return self.run(name, "sft", *flags, *new, *world.sft.split())
+
+    def reflector(self) -> Path:
+        """The reflector."""
+        return self.sft("sft-reflector", "reflection", self.data / "rows", self.world.reflector_steps)
+
+    def start(self, name: str) -> Path:
+        """The policy that RL starts from."""
+        role, rows = name.removeprefix("sft-"), self.data / "rows"
+        if role == "policy" and self.world.comments != "teacher":
+            rows = self.make_rows("rows-both", "--comments", self.world.comments, "--reflector", self.reflector())
+        return self.sft(name, role, rows, self.world.policy_steps)
+
+    # ----------------------------------------------------------------------------------------------------------- gate
+
+    def gate(self) -> Gate:
+        """Whether the pair's policy follows its teacher's comments; with the players that nobody trains."""
+        self.prepare()
+        told = f"{self.start('sft-policy')}+oracle"
+        players = {"teacher's comments": told} | dict.fromkeys(self.world.baselines, "")
+        rows = self.data / "rows" / FILE_OF_ROLE["reflection"]
+        right = self.evaluate("evaluation-untrained", players)
+        wrong = self.evaluate("evaluation-elsewhere", {"elsewhere": told}, "--swap-comments", 1, "--swap-from", rows)
+        results = {"exact": self.obeyed()} | played(right) | played(wrong)
+        self.keep(UNTRAINED, results)
+        means = {name: fmean(outcomes_of(episodes).values()) for name, episodes in results.items()}
+        return Gate(means["exact"], means["teacher's comments"], means["elsewhere"])
+
+    def obeyed(self) -> Episodes:
+        """The episodes of acting on the teacher's comments exactly."""
+        records = read_records(self.rows / "test.json", self.setup.env_name)
+        episodes = [Episode(record.task, derive(self.seed, "evaluate", record.task.id, 0)) for record in records]
+        trajectories = rollout(episodes, self.setup.maker(self.setup.kind.levels[-1]), Obedient(self.world), width=64)
+        return {each.task.id: (int(each.success), each.total_return, len(each.turns)) for each in trajectories}
+
+    # ----------------------------------------------------------------------------------------------------------- arms
+
+    def train(self, name: str) -> None:
+        """Train and play one arm, unless its record is there."""
+        if self.kept(name):
+            return
+        self.prepare()
+        arm, updates = ARMS[name], self.updates
+        start = self.start(arm.policy)
+        models, flags = ["--policy", start], list[object]()
+        if arm.reads:
+            models += ["--reflector", self.reflector()]
+        if arm.elsewhere:
+            flags += ["--swap-comments", 1, "--swap-from", self.own_comments()]
+        if name == "longer":
+            updates = self.updates_for_tokens()
+        run = self.rl("plain" if name == "longer" else name, updates, *models, *flags)
+        reads = f"+{self.reflector()}" if arm.reads else ""
+        players = {f"{name}, SFT": f"{start}{reads}", name: f"{run / f'checkpoint-{updates}'}{reads}"}
+        evaluation = self.evaluate(f"evaluation-{name}", players, *flags)
+        self.keep(name, played(evaluation), self.facts(name, run, updates))
+
+    def rl(self, name: str, updates: int, *flags: object) -> Path:
+        """The RL of one arm, up to so many updates. As the learning rate is constant, a run can be continued, and its
+        first updates are those of a shorter one.
+        """
+        world = self.world
+        wanted = ["--max-steps", updates, "--episodes", world.episodes, "--validate-steps", world.validate_steps]
+        wanted += ["--validate-problems", 1000, "--schedule", "constant", "--save-steps", world.validate_steps]
+        return self.play(f"rl-{name}", "rlft", *flags, *world.rl.split(), *wanted, updates=updates)
+
+    def own_comments(self) -> Path:
+        """The file of the reflector's comments on the states of the demonstrations, each with its prompt."""
+        rows = self.make_rows("rows-own", "--comments", "reflector", "--reflector", self.reflector())
+        path = rows / SWAPPED
+        if not path.is_file():
+            write_jsonl(path, [_comment_of(row["prompt"]) for _, row in read_jsonl(rows / FILE_OF_ROLE["policy"])])
+        return path
+
+    def updates_for_tokens(self) -> int:
+        """How many updates of `plain` take as many tokens as the pair's whole training, at the tokens that its updates
+        took so far.
+        """
+        plain, pair = (self.record(name)["tokens"] for name in ("plain", "pair"))
+        more = sum(pair.values()) - plain["sft-plain"]
+        return max(self.updates, round(self.updates * more / plain["rl"]))
+
+    # -------------------------------------------------------------------------------------------------------- records
+
+    def facts(self, name: str, run: Path, updates: int) -> dict[str, Any]:
+        """What an arm took and how it rose."""
+        arm = ARMS[name]
+        models = [arm.policy, *(["sft-reflector"] if arm.reads else [])]
+        metrics = [row for _, row in read_jsonl(run / "metrics.jsonl") if row["step"] <= updates]
+        before = read_json(run / "held_out.json")["before"]
+        curve = [(0, fmean(float(row["success"]) for row in before))]
+        curve += [
+            (row["episodes"], row["validation_success_rate"]) for row in metrics if "validation_success_rate" in row
+        ]
+        tokens = {model: _sft_tokens(self.folder / model) for model in models}
+        seconds = {model: read_json(self.folder / model / "cost.json")["processor_seconds"] for model in models}
+        seconds["rl"] = read_json(run / "cost.json")["processor_seconds"]
+        return {
+            "demonstrations": self.demonstrated_problems(),
+            "sft_updates": self.world.policy_steps,
+            "updates": len(metrics),
+            "episodes": metrics[-1]["episodes"],
+            "tokens": tokens | {"rl": sum(row["tokens"] for row in metrics)},
+            "processor_seconds": seconds,
+            "curve": curve,
+        }
+
+    def demonstrated_problems(self) -> int:
+        """Number of problems whose demonstrations the rows show."""
+        count = sum(bool(record.trajectories) for record in read_records(self.rows / "train.json", self.setup.env_name))
+        return min(count, self.world.demonstrations or count)
+
+    def keep(self, name: str, results: Mapping[str, Episodes], facts: Mapping[str, Any] | None = None) -> None:
+        """Write the record of an arm."""
+        write_json(
+            self.records / f"{name}.json",
+            {
+                "arm": name,
+                "seed": self.seed,
+                "code": code_digest(),
+                "settings": self.settings_digest(),
+                "processor": read_json(self.folder / "processor.json"),
+                **(facts or {}),
+                "success": {player: fmean(outcomes_of(episodes).values()) for player, episodes in results.items()},
+                "played": results,
+            },
+        )
+
+    def kept(self, name: str) -> bool:
+        """Whether the record of an arm is there. Ends the program if it is one of other settings."""
+        if not (self.records / f"{name}.json").is_file():
+            return False
+        if self.record(name)["settings"] != self.settings_digest():
+            sys.exit(f"{self.records / name}.json was made with other settings; move it away")
+        return True
+
+    def record(self, name: str) -> Any:
+        """The record of an arm."""
+        return read_json(self.records / f"{name}.json")
+
+    def settings_digest(self) -> str:
+        """A digest of the world's settings and the number of updates."""
+        facts = asdict(self.world) | {"obey": self.world.obey.__name__, "updates": self.updates, "prepare": ()}
+        facts = {key: value for key, value in facts.items() if key not in ("title", "seeds", "pilot_updates", "on_cpu")}
+        return _short(json.dumps(facts, sort_keys=True))
+
+
+def played(evaluation: Path) -> dict[str, Episodes]:
+    """The episodes of each player of an evaluation."""
+    results: dict[str, Episodes] = {}
+    for _, line in read_jsonl(evaluation / "episodes.jsonl"):
+        episode = (int(line["success"]), line["return"], len(line["turns"]))
+        results.setdefault(line["name"], {})[line["task"]] = episode
+    return results
+
+
+def outcomes_of(episodes: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The success of each problem."""
+    return {task: float(episode[0]) for task, episode in episodes.items()}
+
+
+def unequal(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What differs between arms that must have had the same."""
+    same = ("demonstrations", "sft_updates", "updates", "episodes", "processor", "code", "settings")
+    return [name for name in same if len({json.dumps(record[name]) for record in records}) > 1]
+
+
+def code_digest() -> str:
+    """A digest of the code of the toolkit and of this experiment."""
+    folders = (Path(reflectkit.__file__).parent, Path(__file__).parent)
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return _short("\n".join(digest(path) for path in files))
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _comment_of(prompt: str) -> dict[str, str]:
+    """The comment in a policy's prompt, as a row of a reflector: its prompt, and the comment."""
+    head, _, rest = prompt.rpartition(f"\n{REFLECTION_MARKER}")
+    return {"prompt": f"{head}\n{REFLECTION_MARKER}", "completion": rest.partition("\n")[0]}
+
+
+def _sft_tokens(run: Path) -> int:
+    rows = [row for _, row in read_jsonl(run / "metrics.jsonl") if "num_tokens" in row]
+    return int(rows[-1]["num_tokens"])

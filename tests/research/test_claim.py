@@ -1,0 +1,183 @@
+"""claim: a whole seed of the smallest world, killed on the way; the gate, the test and the rule by hand."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.envs import env_class
+from reflectkit.envs.auto_explore.env import AutoExplore
+from reflectkit.envs.taxi import Taxi
+from reflectkit.jsonl import read_json, read_jsonl
+from research.claim.__main__ import complete, run, table
+from research.claim.arms import ARMS
+from research.claim.verdict import SOUGHT, Gate, area, compare, power, seeds_needed, verdict
+from research.claim.worlds import WORLDS, obey_explore, obey_taxi
+from tests.explore import explore_task, write_repository
+from tests.kill import fork_killed_at
+
+RUN = ["--world", "corridor", "--seeds", "1"]
+EQUAL = ("plain", "pair", "think", "others")
+
+
+def called(arguments: list[str]) -> int:
+    """The exit code of the runner."""
+    run(arguments)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which one seed has run, and was killed three times."""
+    folder = tmp_path_factory.mktemp("claim")
+    fork_killed_at(["sft-policy/report.json:1", "rl-others/checkpoint:1", "longer.json:1"], RUN, folder, called)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(place: Path) -> Mapping[str, Any]:
+    """What it kept."""
+    return {path.stem: read_json(path) for path in place.glob("research/experiments/claim/corridor/1/*.json")}
+
+
+def rows(place: Path, file: str) -> list[Mapping[str, Any]]:
+    """The lines of a file."""
+    return [row for _, row in read_jsonl(place / file)]
+
+
+def settings(place: Path, name: str) -> Mapping[str, Any]:
+    """Those of a command."""
+    return dict(read_json(place / "results/claim/corridor-1" / name / "config.json")["settings"])
+
+
+def test_a_killed_seed_goes_on_and_repeats_nothing(place: Path, records: Mapping[str, Any]) -> None:
+    assert set(records) == {*ARMS, "untrained"}
+    begun = re.findall(r"corridor-1: (\S+)\n", (place / "output.txt").read_text())
+    again = {name for name in begun if begun.count(name) > 1}
+    assert again == {"sft-policy", "rl-others", "rl-plain"}, "of these, two were killed, and the last is continued"
+    assert begun.count("evaluation-plain") == 1
+
+
+def test_the_arms_have_equal_data_and_updates(place: Path, records: Mapping[str, Any]) -> None:
+    for name in ("demonstrations", "sft_updates", "updates", "episodes", "code", "settings", "processor"):
+        assert len({records[arm][name] for arm in EQUAL}) == 1, name
+    assert (records["pair"]["demonstrations"], records["pair"]["updates"], records["pair"]["episodes"]) == (3, 1, 4)
+    data = "data/claim/corridor-1"
+    states = {
+        file: {re.split("\nReflection:|\nActions:", row["prompt"])[0] for row in rows(place, f"{data}/{file}")}
+        for file in ("rows/sft.jsonl", "rows-both/sft_policy.jsonl", "rows/sft_think.jsonl")
+    }
+    assert len({frozenset(seen) for seen in states.values()}) == 1, "all policies learn from the same states"
+    trained = [settings(place, f"rl-{arm}") for arm in ("pair", "think", "others")]
+    for name in ("learning_rate", "algo", "epochs", "minibatch", "episodes", "max_steps", "schedule"):
+        assert len({str(each[name]) for each in trained}) == 1, name
+
+
+def test_the_longer_arm_takes_the_pairs_tokens(records: Mapping[str, Any]) -> None:
+    plain, pair, longer = (records[arm]["tokens"] for arm in ("plain", "pair", "longer"))
+    assert set(pair) == {"sft-policy", "sft-reflector", "rl"}
+    updates = round((sum(pair.values()) - plain["sft-plain"]) / plain["rl"])
+    assert records["longer"]["updates"] == updates > 1
+    assert longer["rl"] > plain["rl"]
+
+
+def test_mismatched_comments_are_those_of_other_states(place: Path) -> None:
+    played = rows(place, "results/claim/corridor-1/evaluation-elsewhere/episodes.jsonl")
+    for episode in played:
+        cell = int(episode["task"].rpartition("-")[2])
+        for turn in episode["turns"]:
+            told = re.search(r"(\d) cell", turn["reflection"])
+            assert told
+            assert int(told[1]) != 6 - cell
+            cell = max(0, cell + (1 if turn["action"] == 1 else -1))
+    own = "data/claim/corridor-1/rows-own/comments.jsonl"
+    reflector = rows(place, "data/claim/corridor-1/rows/sft_reflection.jsonl")
+    assert {row["prompt"] for row in rows(place, own)} <= {row["prompt"] for row in reflector}
+    for name in ("rl-others", "evaluation-others"):
+        used = settings(place, name)
+        assert (used["swap_comments"], used["swap_from"]) == (1.0, own)
+    assert settings(place, "rl-pair")["swap_comments"] == 0
+
+
+def test_the_table_has_no_word_before_all_seeds_are_in(
+    place: Path, records: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    run([*RUN, "--table"])
+    assert "by the rule: none yet: 1 of 2 seeds" in capsys.readouterr().out
+    unequal = {1: {**records, "think": records["think"] | {"updates": 2}}}
+    with pytest.raises(SystemExit, match="differ in updates"):
+        complete(unequal)
+    assert "No seed is complete." in table(WORLDS["corridor"], {1: {"plain": records["plain"]}})
+
+
+def outcomes(*gains: float) -> list[dict[str, float]]:
+    """Seeds with 100 problems each, of which an arm solves half and so many points more."""
+    return [{str(problem): float(problem < 50 + gain) for problem in range(100)} for gain in gains]
+
+
+@pytest.mark.parametrize(
+    ("gains", "word"),
+    [
+        ((9, 11, 10), "helps"),
+        ((1, 2, 3), "does not help"),  # 2, -0.5 to 4.5
+        ((-5, -6, -7), "does not help"),
+        ((1, 4, 7), "undecided"),  # 4, -3.5 to 11.5
+        ((10, 10), "none yet: 2 of 3 seeds"),
+    ],
+)
+def test_the_rule(gains: tuple[float, ...], word: str) -> None:
+    assert verdict(compare(outcomes(*gains), outcomes(*[0] * len(gains))), 3) == word
+
+
+def test_the_test_is_paired_by_problem_and_clustered_by_seed() -> None:
+    """Student's t with 2 degrees of freedom: 4.303 times 3 / sqrt(3) is 7.45."""
+    found = compare(outcomes(1, 4, 7), outcomes(0, 0, 0))
+    assert (found.seeds, found.problems) == (3, 300)
+    ends = found.low, found.difference, found.high
+    assert ends == pytest.approx((-0.0345, 0.04, 0.1145), abs=1e-4)
+    with pytest.raises(ValueError, match="different problems"):
+        compare(outcomes(0), [{"0": 1.0}])
+
+
+@pytest.mark.parametrize(
+    ("gate", "holds"),
+    [((1.0, 0.9, 0.6), True), ((1.0, 0.89, 0.0), False), ((1.0, 0.95, 0.66), False), ((0.5, 0.45, 0.15), True)],
+)
+def test_the_gate(gate: tuple[float, float, float], holds: bool) -> None:
+    assert Gate(*gate).holds is holds
+
+
+def test_power_and_area() -> None:
+    assert power(0.11, 10, 0.0) == pytest.approx(0.05)
+    assert power(0.11, 16) < 0.8 <= power(0.11, 17)
+    assert (seeds_needed(0.11), seeds_needed(10.0), SOUGHT) == (17, None, 0.08)
+    assert area([(0, 0.2), (10, 0.4), (30, 0.4)]) == pytest.approx((0.3 * 10 + 0.4 * 20) / 30)
+
+
+def test_a_comment_on_the_taxi_can_be_obeyed() -> None:
+    chance = random.Random(0)
+    env = Taxi()
+    for task in env_class("taxi").taskset.tasks("full")[::7]:
+        seen, over = env.reset(task, 0), False
+        while not over:
+            action = obey_taxi(seen, env.teacher().comment(chance))
+            assert action in env.map.best(env.state)
+            wandering = chance.random() < 0.3 and env.teacher().mistakes()
+            result = env.step(chance.choice(env.teacher().mistakes()) if wandering else action)
+            seen, over = result.observation, result.terminated
+
+
+def test_a_searchers_comment_can_be_obeyed(tmp_path: Path) -> None:
+    env = AutoExplore(repos_dir=write_repository(tmp_path), searching_teacher=True)
+    seen, over = env.reset(explore_task("app/rules/fees.py"), 0), False
+    while not over:
+        action = env.teacher().action()
+        assert obey_explore(seen, env.teacher().comment(random.Random(0))) == action
+        result = env.step(action)
+        seen, over = result.observation, result.terminated
