@@ -90,8 +90,7 @@ class ReflectorConfig(Config):
         None,
         name="reflector",
         help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
-        " azure:DEPLOYMENT, local:MODEL); without one it is plain RL. With --distill-comments also oracle, the env's"
-        " teacher.",
+        " azure:DEPLOYMENT, local:MODEL), or oracle, the env's teacher; without one it is plain RL.",
         essential=True,
     )
     share_base: bool = option(
@@ -407,9 +406,10 @@ class RLConfig(Config):
         if self.distill.weight:
             self._check_distillation()
         else:
-            refuse_without_model(reflector.load_dir)
             alone = "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
             refuse(self.algo.name == "none", alone)
+        if reflector.load_dir == TEACHER:
+            check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
         return self
 
     def _check_distillation(self) -> None:
@@ -425,8 +425,6 @@ class RLConfig(Config):
         }
         for reason, applies in refused.items():
             refuse(applies, f"--distill-comments {self.distill.weight:g}: {reason}")
-        if reflector.load_dir == TEACHER:
-            check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
 
     def _check_chat_reflector(self, chat: Endpoint) -> None:
         """Raises ConfigError for what a chat model as the reflector cannot be combined with."""
@@ -446,7 +444,7 @@ class RLConfig(Config):
         """Raises ConfigError for settings under which the reflector cannot learn."""
         training, sampler = self.reflector_training, self.sampler
         refused = {
-            "needs a reflector: give --reflector": self.reflector.load_dir is None,
+            "needs a reflector: give --reflector CHECKPOINT": self.reflector.load_dir in (None, TEACHER),
             f"trains it in this process; leave out --reflector-sampler {sampler.reflector}": sampler.reflector != LOCAL,
             "takes turns with the policy; leave out --max-staleness": self.staleness.max_staleness,
             f"does nothing in --max-steps {self.max_steps}; give at most that": training.every > self.max_steps,

@@ -35,6 +35,7 @@ JUDGED = "--reflector r --train-reflector 1"
         ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
         (f"{JUDGED} --processes 2", "runs in one process; leave out --processes"),
         ("--reflector nothing", "'nothing' is no model"),
+        ("--reflector oracle --train-reflector 1", "needs a reflector: give --reflector CHECKPOINT"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(
@@ -110,6 +111,16 @@ def test_text_that_is_not_unicode_is_played_learnt_from_saved_and_restored(
     assert any("\ud800" in turn["observation"]["messages"][0]["content"] for row in held for turn in row["turns"])
     (made.parent / "report.json").unlink()
     assert hashes(train(corridor_folder, tmp_path, **settings)) == saved
+
+
+def test_a_policy_learns_with_its_teachers_comments(corridor_folder: Path, tmp_path: Path) -> None:
+    made = train(corridor_folder, tmp_path, reflector=Path("oracle"), replay_size=4, episodes=16, max_steps=1)
+    assert not same(made, corridor_folder / "policy")
+    turns = [turn for _, row in read_jsonl(made / "replay.jsonl") for turn in row["turns"]]
+    assert turns
+    for turn in turns:
+        cells = turn["observation"]["messages"][0]["content"].rpartition("T")[2].count(" ")
+        assert f"{cells} cell" in turn["decision"]["reflection"]
 
 
 @pytest.mark.parametrize(
