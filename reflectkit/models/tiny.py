@@ -1,4 +1,4 @@
-"""The built-in models: a Qwen3, a GPT-2 or an LFM2 of about 1 M parameters, with a byte-level BPE tokenizer.
+"""The built-in models: a Qwen3 of 0.6 M parameters, a GPT-2 or an LFM2 of 1 M, with a byte-level BPE tokenizer.
 
 They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer`
 load them. RL from random weights begins with a Qwen3, and SFT with a GPT-2. Each is better at its own task:
@@ -36,7 +36,7 @@ from reflectkit.models.load import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
-LAYERS, HEADS = 4, 4
+LAYERS, HEADS = 2, 4
 STEP = 64  # context lengths of a GPT-2 are multiples of this
 CONTEXT = 8192  # tokens; relative positions cost nothing
 VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few words of a small env
@@ -137,7 +137,7 @@ def relative_context(longest: int) -> int:
 
 
 def build_relative(tokenizer: PreTrainedTokenizerFast, context: int, seed: int) -> PreTrainedModel:
-    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, relative positions.
+    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 2 layers, 4 heads, relative positions.
 
     The head starts small, so that all actions are about equally likely at first.
     """

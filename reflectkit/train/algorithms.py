@@ -588,6 +588,12 @@ class AlgorithmConfig(Config):
     entropy: float = option(
         0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
     )
+    novelty: float = option(
+        0.0,
+        help="Weight of the advantage of states that were rarely seen, which fades to 0 in the first half of the"
+        " updates; 0.5 by default for random weights.",
+        ge=0,
+    )
     kl: float = option(0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0)
     replay_size: int = option(
         0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0

@@ -35,7 +35,13 @@ LIMITS = ("max_steps", "patience")
 """Settings that say only when training ends; a run may be continued with others."""
 
 
-FROM_SCRATCH: dict[str, Any] = {"algo": "ppo", "epochs": 4, "minibatch": 128, "gae_lambda": 0.95}
+FROM_SCRATCH: dict[str, Any] = {
+    "algo": "ppo",
+    "epochs": 4,
+    "minibatch": 128,
+    "gae_lambda": 0.95,
+    "novelty": 0.5,
+}
 """What learns most of the games of `python -m benchmarks.learning` with a model of random weights."""
 
 

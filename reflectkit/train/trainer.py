@@ -28,6 +28,7 @@ from reflectkit.text import pluralize
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig, Estimates
 from reflectkit.train.learner import Learner
+from reflectkit.train.novelty import Novelty
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, visited
 from reflectkit.train.rl_config import DistillConfig, StalenessConfig
@@ -185,6 +186,7 @@ class Trainer:
         self.config, self.agent, self.learner, self.reflector_trainer = config, agent, learner, reflector_trainer
         self.processes = processes or Processes()
         self.replay = ReplayBuffer(config.algo.replay_size)
+        self.novelty = Novelty(config.algo.novelty)
         self.curriculum = Curriculum(len(config.levels), config.advance_at)
         self.step = 0
         self.playing = False
@@ -459,6 +461,8 @@ class Trainer:
             current = iter(self.learner.values(prompts))
             values += [[next(current) for _ in trajectory.turns] for trajectory in old]
         estimates = self.config.algo.estimate(fresh, old, values or [])
+        weight = self.novelty.weight_at(self.step, self.config.planned_steps(self.step))
+        estimates = self.novelty.added_to(estimates, fresh, weight)
         played = [*fresh, *old]
         distill = self.config.distill
         solved = {trajectory.group for trajectory in fresh if trajectory.success}

@@ -242,9 +242,24 @@ def test_a_continued_run_does_not_depend_on_where_it_was_stopped(corridor_folder
     assert not same(continued, straight)
 
 
+def test_a_run_that_is_resumed_remembers_which_states_it_saw(corridor_folder: Path, tmp_path: Path) -> None:
+    settings = {"novelty": 1.0, "save_steps": 2, "keep_checkpoints": 9, "max_steps": 6}
+    whole = train(corridor_folder, tmp_path / "whole", **settings)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    killed = tmp_path / "killed" / whole.parent.name
+    for name in ("checkpoint-4", "checkpoint-6"):
+        shutil.rmtree(killed / name)
+    (killed / "report.json").unlink()
+    resumed = train(corridor_folder, tmp_path / "killed", **settings)
+    assert same(whole, resumed)
+    assert same_state(whole, resumed)
+    assert sum(read_json(whole / "visits.json").values()) > sum(read_json(killed / "checkpoint-2/visits.json").values())
+    assert not same(whole, train(corridor_folder, tmp_path / "plain", **settings | {"novelty": 0.0}))
+
+
 def same_state(one: Path, other: Path) -> bool:
-    """Whether two checkpoints hold the same optimizer, critic and replayed episodes."""
-    names = ("training_state.safetensors", "replay.jsonl")
+    """Whether two checkpoints hold the same optimizer, critic, replayed episodes and visits."""
+    names = ("training_state.safetensors", "replay.jsonl", "visits.json")
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
