@@ -36,7 +36,7 @@ from reflectkit.types import Message, Observation
 
 FOLDER = Path(__file__).parents[2] / "research" / "learning"
 """Where results are kept."""
-PAIR_GAMES = ("door", "diary", "maze", "taxi")
+PAIR_GAMES = ("search", "door", "diary", "taxi")
 PAIR_DEMONSTRATIONS = 200
 SENTENCES = ("I would choose {}.", "Now {} is right.", "The best choice here is {}.")
 """What a teacher says of the best choice."""

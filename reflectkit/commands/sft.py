@@ -22,7 +22,7 @@ from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
-from reflectkit.models.hub import TINY, hub_options
+from reflectkit.models.hub import hub_options
 from reflectkit.models.packaged import model_source
 from reflectkit.prompts import REFLECTION_MARKER, listed_answers
 from reflectkit.runs.run import checkpoints, seal
@@ -32,6 +32,7 @@ from reflectkit.train.processes import Processes, check_launch, launch, shared_r
 from reflectkit.train.settings import require_trackers
 from reflectkit.train.sft import (
     MEASUREMENTS,
+    TINY,
     encoded_rows,
     gradient_steps,
     held_out_rows,

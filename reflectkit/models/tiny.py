@@ -1,18 +1,16 @@
-"""The built-in models: a Qwen3 of 0.6 M parameters, a GPT-2 or an LFM2 of 1 M, with a byte-level BPE tokenizer.
+"""The built-in models: a Qwen3, an LFM2 or a GPT-2 of 0.6 to 1 M parameters, with a byte-level BPE tokenizer.
 
 They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer`
-load them. RL from random weights begins with a Qwen3, and SFT with a GPT-2. Each is better at its own task:
-
-- Qwen3 normalises queries and keys, so attention differs between tokens from the start. GPT-2's is nearly even at
-  first, and all prompts have nearly the same hidden state: RL then learns which action is best everywhere, and no
-  longer tries the others. Qwen3's positions are relative, so states may be longer than those of training.
-- GPT-2's learned positions suit SFT on small envs: a map after a constant text has each cell at a constant position.
+load them. RL from random weights begins with a Qwen3, and SFT with an LFM2. Both have relative positions, so states may
+be longer than those of training, and normalise queries and keys, so attention differs between tokens from the start.
+GPT-2's is nearly even at first, and all prompts have nearly the same hidden state: RL then learns which action is best
+everywhere, and no longer tries the others, and SFT needs two to four times the steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,15 +78,26 @@ def context_for(longest: int) -> int:
     return STEP * -(-5 * longest // (4 * STEP))
 
 
+PAIRS = ("conv", "full_attention", "conv", "full_attention")
+"""The layers of `tiny-hybrid`."""
+CONVOLUTION_FIRST = ("conv", "full_attention", "full_attention")
+"""The layers of `tiny` in SFT."""
+
+
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, context: int, seed: int, init_range: float = 0.04, hybrid: bool = False
+    tokenizer: PreTrainedTokenizerFast,
+    context: int,
+    seed: int,
+    init_range: float = 0.04,
+    hybrid: bool = False,
+    layers: Sequence[str] = PAIRS,
 ) -> PreTrainedModel:
-    """A fresh model for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, tied embeddings.
+    """A fresh model for `tokenizer` that reads up to `context` tokens: 4 heads, tied embeddings.
 
     init_range: standard deviation of the initial weights. GPT-2's 0.02 is meant for widths from 768; at width 128 a
     model that learns from one token per row needs several times as many steps with it. hybrid: an LFM2 (Liquid AI,
-    2025) of two pairs of a gated convolution over three tokens and an attention layer, instead of a GPT-2. It learns
-    sooner to find a word elsewhere in its prompt.
+    2025), whose `layers` are gated convolutions over three tokens and attention, instead of a GPT-2 of 4 layers. It
+    learns sooner to find a word elsewhere in its prompt.
     """
     shared = {
         "vocab_size": len(tokenizer),
@@ -104,8 +113,8 @@ def build_model(
             hidden_size=WIDTH,
             intermediate_size=3 * WIDTH,
             block_auto_adjust_ff_dim=False,
-            num_hidden_layers=4,
-            layer_types=["conv", "full_attention"] * 2,
+            num_hidden_layers=len(layers),
+            layer_types=list(layers),
             num_attention_heads=4,
             num_key_value_heads=4,
             max_position_embeddings=context,

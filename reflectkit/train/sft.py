@@ -21,7 +21,8 @@ from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
 from reflectkit.envs import ENV_HELP, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, refuse
-from reflectkit.models.hub import PASSAGE, TINY
+from reflectkit.models.hub import PASSAGE
+from reflectkit.models.hub import TINY as TINY_OF_RL
 from reflectkit.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, REFLECTION_MARKER, THEN_ACT, listed_answers
 from reflectkit.runs.run import CHECKSUMS, RunConfig, checkpoints, verify
 from reflectkit.seeding import generator
@@ -35,12 +36,22 @@ if TYPE_CHECKING:
     from reflectkit.train.sft_trainers import Validation
 
 
+LEARNED_POSITIONS = "tiny-gpt2"
+TINY = (*TINY_OF_RL, LEARNED_POSITIONS)
+"""Models from scratch."""
+
+
 class TinyConfig(Config):
     """Tiny models: how they start from scratch."""
 
     vocabulary: int = option(640, help="Vocabulary size of a tiny model's tokenizer, including 256 bytes.", ge=300)
     copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages.", ge=0)
-    init_range: float = option(0.04, help="Standard deviation of a tiny model's initial weights.", gt=0, le=1)
+    init_range: float | None = option(
+        None,
+        help="Standard deviation of a tiny model's initial weights; default: 0.06 for tiny, 0.04 for the others.",
+        gt=0,
+        le=1,
+    )
 
 
 class SFTConfig(Config):
@@ -57,7 +68,7 @@ class SFTConfig(Config):
     )
     model: str = option(
         "tiny",
-        help="tiny or tiny-hybrid (from scratch), smollm2-135m, a model folder, or a Hugging Face id.",
+        help="tiny, tiny-hybrid or tiny-gpt2 (from scratch), smollm2-135m, a model folder, or a Hugging Face id.",
         essential=True,
     )
     max_steps: int = option(
@@ -171,7 +182,7 @@ class SFTConfig(Config):
         uneven = f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size {self.batch_size}"
         refuse(self.batch_size % self.gradient_accumulation, uneven)
         scratch, copies = self.model in TINY, self.tiny.copy_steps
-        for_tiny = f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
+        for_tiny = f"--copy-steps is for a model that starts from scratch ({', '.join(TINY)}), not {self.model}"
         refuse(copies and not scratch, for_tiny)
         short = f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
         refuse(copies and 0 < self.max_length < PASSAGE, short)
@@ -323,16 +334,10 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
 
     silence_libraries()
     if config.model in TINY:
-        from reflectkit.models.tiny import build_model, context_for
-
         tokenizer = tiny_tokenizer(config, source, rows)
         held_out = [] if config.held_out_file is None else read_rows(config.held_out_file)
         texts = [*_texts(config, source, rows), *(row.text for row in held_out)]
-        longest = max(len(tokenizer.encode(text)) for text in texts)
-        context = config.max_length or context_for(longest)
-        model = build_model(
-            tokenizer, context, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
-        )
+        model = _tiny_model(config, tokenizer, longest=max(len(tokenizer.encode(text)) for text in texts))
         loaded = LoadedModel(model.to(pick_device(config.device)), tokenizer, config.role)
     else:
         loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
@@ -343,6 +348,17 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
     if config.dropout is not None:
         set_dropout(loaded.model, config.dropout)
     return replace(loaded, role=config.role)
+
+
+def _tiny_model(config: SFTConfig, tokenizer: Any, longest: int) -> Any:
+    """A model with random weights. longest: tokens of the longest row."""
+    from reflectkit.models.tiny import CONVOLUTION_FIRST, PAIRS, build_model, context_for, relative_context
+
+    learned = config.model == LEARNED_POSITIONS
+    context = config.max_length or (context_for(longest) if learned else relative_context(longest))
+    layers, init_range = (CONVOLUTION_FIRST, 0.06) if config.model == "tiny" else (PAIRS, 0.04)
+    init_range = config.tiny.init_range or init_range
+    return build_model(tokenizer, context, config.run.seed, init_range, hybrid=not learned, layers=layers)
 
 
 def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:

@@ -252,6 +252,23 @@ def test_the_number_of_steps_follows_from_the_rows(tmp_path: Path) -> None:
     assert steps(700, max_steps=0, epochs=3) == 3 * 44
 
 
+def test_tiny_reads_states_much_longer_than_its_rows(rows: Path, tmp_path: Path) -> None:
+    player = load_player(train(rows, tmp_path, max_length=0), device="cpu")
+    assert player.context >= 8192
+    with torch.no_grad():
+        logits_BTV = player.model(torch.full((1, 1000), 5)).logits
+    assert logits_BTV.isfinite().all()
+
+
+def test_positions_of_tiny_are_relative(rows: Path, tmp_path: Path) -> None:
+    """The same distance before the last token makes the same difference, wherever the text begins."""
+    model = starting_model(config(rows, tmp_path), rows, read_rows(rows)).model.eval()
+    tokens = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        here, there = (model(tokens, position_ids=torch.arange(5)[None] + start).logits for start in (0, 3000))
+    torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-4)
+
+
 class Bomb:
     """Makes a file when it is unpickled."""
 

@@ -24,7 +24,7 @@ def any_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completions, "SMALL_VOCABULARY", 0)
 
 
-@pytest.fixture(params=["tiny", "tiny-hybrid", "adapter"])
+@pytest.fixture(params=["tiny-gpt2", "tiny-hybrid", "adapter"])
 def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     return open_trainer(tmp_path, request.param)
 

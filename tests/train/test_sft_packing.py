@@ -92,7 +92,7 @@ def test_every_row_lies_in_a_pack_and_none_is_too_long() -> None:
     assert sum(len(one["targets"]) for one in packs) == trained
 
 
-@pytest.mark.parametrize(("kind", "count"), [("tiny", 11), ("tiny-hybrid", None), ("adapter", 11)])
+@pytest.mark.parametrize(("kind", "count"), [("tiny-gpt2", 11), ("tiny-hybrid", None), ("adapter", 11)])
 def test_loss_and_gradients_and_metrics_are_those_of_the_rows(tmp_path: Path, kind: str, count: int | None) -> None:
     ours, rows = trainer(tmp_path, kind), transcripts()
     packs = pack(rows, LIMIT, WIDTH)
@@ -108,7 +108,7 @@ def test_loss_and_gradients_and_metrics_are_those_of_the_rows(tmp_path: Path, ki
 
 
 def test_other_attention_and_recomputed_activations_give_the_same(tmp_path: Path) -> None:
-    ours, rows = trainer(tmp_path, "tiny"), transcripts()
+    ours, rows = trainer(tmp_path, "tiny-gpt2"), transcripts()
     batch = collate(pack(rows, LIMIT, WIDTH), PAD)
     _, expected = learnt(ours, PackTrainer, batch, None)
     ours.model.config._attn_implementation = "eager"
