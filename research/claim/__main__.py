@@ -20,11 +20,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from reflectkit.jsonl import read_json
-from research.claim.arms import ARMS, UNTRAINED, Seed, code_digest, outcomes_of, unequal
+from research.claim.arms import ARMS, UNTRAINED, Seed, code_digest, gate_of, outcomes_of, unequal
 from research.claim.verdict import (
     FALLS,
     FOLLOWS,
-    POWER,
     SOUGHT,
     Difference,
     Gate,
@@ -35,33 +34,23 @@ from research.claim.verdict import (
     seeds_needed,
     verdict,
 )
-from research.claim.worlds import WORLDS, World
+from research.claim.worlds import WORLDS, World, has_gpu
 
 RESULTS, DATA, RECORDS = Path("results/claim"), Path("data/claim"), Path("research/experiments/claim")
-GATE_SEEDS, PILOT_SEEDS = (90, 91, 92), (80, 81, 82)
 PILOT_ARMS = ("plain", "pair")
-PILOT_RATES = ("5e-4", "2.5e-4")
+RISE, MOST = 0.1, 0.8
+"""Of the plain policy in the pilot: in points of success, and of its whole rise."""
 EQUAL = ("plain", "pair", "think", "others")
 """Arms with the same demonstrations, updates and episodes."""
 PRIMARY = ("pair", "plain")
 SECONDARY = (("pair", "think"), ("pair", "longer"), ("pair", "others"))
-MORE_TRIES: Mapping[str, Mapping[str, Any]] = {
-    "1": {"demonstrations": 20, "policy_steps": 600, "comments": "teacher"},
-    "2": {"demonstrations": 20, "policy_steps": 600, "comments": "both"},
-    "3": {"demonstrations": 20, "policy_steps": 2000, "comments": "both"},
-    "4": {"demonstrations": 40, "policy_steps": 2000, "comments": "both"},
-    "5": {"demonstrations": 80, "policy_steps": 2000, "comments": "both"},
-    "6": {"demonstrations": 160, "policy_steps": 2000, "comments": "both"},
-}
-"""Of the gate on the taxi, in order."""
-
 Records = Mapping[int, Mapping[str, Any]]
 """By seed and arm."""
 
 
-def seed_of(name: str, world: World, number: int, updates: int | None = None) -> Seed:
+def seed_of(name: str, world: World, number: int) -> Seed:
     """One seed, in the folders of this experiment."""
-    return Seed(name, world, number, RESULTS, DATA, RECORDS, updates)
+    return Seed(name, world, number, RESULTS, DATA, RECORDS)
 
 
 def percent(share: float) -> str:
@@ -72,10 +61,22 @@ def percent(share: float) -> str:
 # --------------------------------------------------------------------------------------------------------------- gate
 
 
-def run_gate(name: str, world: World, seeds: Sequence[int]) -> None:
-    """Print whether the pair's policy follows its teacher's comments."""
-    gates = {seed: seed_of(name, world, seed).gate() for seed in seeds}
-    print("\n".join(gate_table(gates)))
+def passed(name: str, world: World) -> World:
+    """The world as the first try changes it whose policy follows its teacher's comments. Runs what is missing of the
+    gate, and ends the program if it cannot be passed.
+    """
+    if not world.gate_seeds:
+        return world
+    for number, changes in enumerate(world.tries, 1):
+        tried = replace(world, **changes)
+        gates = {}
+        for seed in world.gate_seeds:
+            place = seed_of(f"{name}-gate-{number}", tried, seed)
+            gates[seed] = gate_of(place.record(UNTRAINED)) if place.kept(UNTRAINED) else place.gate()
+        print("\n".join(["", f"Try {number}: {dict(changes)}", "", *gate_table(gates)]), flush=True)
+        if mean_gate([*gates.values()]).holds:
+            return tried
+    sys.exit("the gate is not passed by any try; the pair is not compared")
 
 
 def gate_table(gates: Mapping[int, Gate]) -> list[str]:
@@ -92,18 +93,59 @@ def gate_table(gates: Mapping[int, Gate]) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- pilot
 
 
-def run_pilot(name: str, world: World, seeds: Sequence[int], rates: Sequence[str]) -> None:
-    """Train the two arms of the primary comparison for long, and print what fixes the size of the comparison."""
-    for rate in rates:
-        piloted = replace(world, rl=f"{world.rl} --learning-rate {rate}", updates=world.pilot_updates)
+def sized(name: str, world: World) -> World:
+    """The world with the learning rate, the updates and the number of seeds that the pilot fixes. Runs what is missing
+    of it, and ends the program if RL does not raise the plain policy enough.
+    """
+    if not world.pilot_seeds:
+        return world
+    last: dict[str, float] = {}
+    piloted: dict[str, tuple[World, Records]] = {}
+    for rate in world.rates:
+        trial = replace(world, rate=rate, updates=world.pilot_updates)
         records: dict[int, dict[str, Any]] = {}
-        for number in seeds:
-            seed = seed_of(f"{name}-pilot-{rate}", piloted, number)
+        for number in world.pilot_seeds:
+            seed = seed_of(f"{name}-pilot-{rate}", trial, number)
             for arm in PILOT_ARMS:
                 seed.train(arm)
             records[number] = {arm: seed.record(arm) for arm in PILOT_ARMS}
-        print(f"\nLearning rate {rate}\n")
-        print("\n".join(pilot_table(records)))
+        print("\n".join(["", f"Learning rate {rate}", "", *pilot_table(records)]), flush=True)
+        last[rate] = fmean(record[arm]["curve"][-1][1] for record in records.values() for arm in PILOT_ARMS)
+        piloted[rate] = trial, records
+    trial, records = piloted[max(world.rates, key=last.__getitem__)]
+    found = size_of(trial, records)
+    if found is None:
+        sys.exit("RL does not raise the plain policy by 10 points: no comparison of this size can be made")
+    print(f"\nThe comparison: rate {found.rate}, {found.updates} updates, {found.seeds} seeds", flush=True)
+    return found
+
+
+def curves_of(records: Records) -> dict[str, dict[float, list[float]]]:
+    """Success of each arm on the validation problems, by the episodes so far: of each seed."""
+    curves: dict[str, dict[float, list[float]]] = {}
+    for arm in PILOT_ARMS:
+        points = curves.setdefault(arm, {})
+        for record in records.values():
+            for episodes, success in record[arm]["curve"]:
+                points.setdefault(episodes, []).append(success)
+    return curves
+
+
+def size_of(world: World, records: Records) -> World | None:
+    """The fewest updates after which the plain policy has risen by `RISE` and by `MOST` of its rise in the pilot, and
+    the seeds that the difference takes there; None if it never rises so.
+    """
+    plain, pair = curves_of(records).values()
+    start, *_, end = (fmean(successes) for successes in plain.values())
+    begin = world.taught * world.episodes
+    for place in pair:
+        rise = fmean(plain[place]) - start
+        if place > begin and rise >= RISE and rise >= MOST * (end - start):
+            gaps = [ours - theirs for ours, theirs in zip(pair[place], plain[place], strict=True)]
+            seeds = seeds_needed(stdev(gaps)) or world.most_seeds
+            updates = round((place - begin) / world.episodes)
+            return replace(world, updates=updates, seeds=min(seeds, world.most_seeds))
+    return None
 
 
 def pilot_table(records: Records) -> list[str]:
@@ -112,16 +154,14 @@ def pilot_table(records: Records) -> list[str]:
     """
     lines = [f"| episodes | {' | '.join(PILOT_ARMS)} | deviation of the difference | seeds needed |"]
     lines.append("|---|---|---|---|---|")
-    curves = {arm: [record[arm]["curve"] for record in records.values()] for arm in PILOT_ARMS}
-    for points in zip(*curves["plain"], *curves["pair"], strict=True):
-        plain, pair = points[: len(records)], points[len(records) :]
-        gaps = [ours[1] - theirs[1] for ours, theirs in zip(pair, plain, strict=True)]
-        deviation = stdev(gaps) if len(gaps) > 1 else float("nan")
-        needed = seeds_needed(deviation) if len(gaps) > 1 else None
-        means = " | ".join(percent(fmean(point[1] for point in arm)) for arm in (plain, pair))
-        lines.append(f"| {plain[0][0]} | {means} | {percent(deviation)} | {needed or '-'} |")
-    needed = f"{percent(SOUGHT)} points are seen with a power of {POWER:g}"
-    return [*lines, "", f"Seeds needed so that a difference of {needed}."]
+    plain, pair = curves_of(records).values()
+    for place, successes in plain.items():
+        cells = [percent(fmean(successes)), "", "", ""]
+        if place in pair:
+            deviation = stdev(ours - theirs for ours, theirs in zip(pair[place], successes, strict=True))
+            cells[1:] = [percent(fmean(pair[place])), percent(deviation), str(seeds_needed(deviation) or "over 40")]
+        lines.append(f"| {place} | {' | '.join(cells)} |")
+    return lines
 
 
 # -------------------------------------------------------------------------------------------------------------- table
@@ -151,7 +191,7 @@ def end_of(arm: str, records: Records) -> list[dict[str, float]]:
     return [outcomes_of(arms[arm]["played"][arm]) for arms in records.values()]
 
 
-def table(world: World, records: Records) -> list[str]:
+def table(records: Records) -> list[str]:
     """Success of each player, costs of each arm, the comparisons, and the word of the rule."""
     players: dict[str, dict[int, float]] = {}
     for seed, arms in records.items():
@@ -166,15 +206,17 @@ def table(world: World, records: Records) -> list[str]:
     whole = complete(records)
     if not whole:
         return [*lines, "", "No seed is complete."]
-    lines += ["", f"Complete seeds: {len(whole)} of {world.seeds}", ""]
+    needed = max(arms["pair"]["seeds_needed"] for arms in whole.values())
+    lines += ["", f"Complete seeds: {len(whole)} of {needed}", ""]
     lines += ["| first − second | points | 95 % interval | p |", "|---|---|---|---|"]
     primary = compare(*(end_of(arm, whole) for arm in PRIMARY))
     lines.append(row("**pair − plain**", primary))
-    areas = {arm: [{"area": area(arms[arm]["curve"])} for arms in whole.values()] for arm in PRIMARY}
+    begin = max(arms[arm]["curve"][0][0] for arms in whole.values() for arm in PRIMARY)
+    areas = {arm: [{"area": area(arms[arm]["curve"], begin)} for arms in whole.values()] for arm in PRIMARY}
     lines.append(row("pair − plain, area below the curve", compare(*areas.values())))
     for first, second in SECONDARY:
         lines.append(row(f"{first} − {second}", compare(end_of(first, whole), end_of(second, whole))))
-    word = verdict(primary, world.seeds)
+    word = verdict(primary, needed)
     if word == "helps":
         longer = compare(end_of("pair", whole), end_of("longer", whole))
         word += ", also at equal tokens" if longer.low > 0 else "; not shown at equal tokens"
@@ -237,11 +279,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: of the comparison 1, 2, … as many as it needs")
     parser.add_argument("--arms", choices=ARMS, nargs="+", default=[*ARMS], help="default: all")
     parser.add_argument("--gate", action="store_true", help="only the gate, on its own seeds")
-    parser.add_argument(
-        "--try", dest="attempt", choices=MORE_TRIES, help="with --gate, another way to train the policy"
-    )
-    parser.add_argument("--pilot", action="store_true", help="only the pilot, on its own seeds")
-    parser.add_argument("--rates", nargs="+", default=PILOT_RATES, help="with --pilot, learning rates of RL")
+    parser.add_argument("--pilot", action="store_true", help="only the gate and the pilot, on seeds of their own")
     parser.add_argument("--table", action="store_true", help="run nothing; print what the kept results say")
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many; the same command goes on")
     given = parser.parse_args(arguments)
@@ -249,24 +287,27 @@ def run(arguments: Sequence[str] | None = None) -> None:
     if given.minutes:
         stop_after(given.minutes)
     if given.table:
-        print("\n".join(table(world, {seed: arms for seed, arms in read_records(name).items() if _asked(given, seed)})))
-    elif given.gate:
-        tried = replace(world, **MORE_TRIES[given.attempt]) if given.attempt else world
-        run_gate(f"{name}-gate{given.attempt or ''}", tried, given.seeds or GATE_SEEDS)
-    elif given.pilot:
-        run_pilot(name, world, given.seeds or PILOT_SEEDS, given.rates)
-    else:
-        print(f"code {code_digest()}", flush=True)
-        for number in given.seeds or range(1, world.seeds + 1):
-            seed = seed_of(name, world, number)
-            if not seed.kept(UNTRAINED):
-                seed.gate()
-            for arm in given.arms:
-                seed.train(arm)
-
-
-def _asked(given: argparse.Namespace, seed: int) -> bool:
-    return not given.seeds or seed in given.seeds
+        records = read_records(name)
+        print("\n".join(table({seed: records[seed] for seed in given.seeds or records})))
+        return
+    print(f"code {code_digest()}", flush=True)
+    world = passed(name, world)
+    if given.gate:
+        return
+    has_rl = world.on_cpu or has_gpu()
+    if has_rl:
+        world = sized(name, world)
+    if given.pilot:
+        return
+    for number in given.seeds or range(1, world.seeds + 1):
+        seed = seed_of(name, world, number)
+        if not seed.kept(UNTRAINED):
+            seed.gate()
+        seed.play_sft()
+        for arm in given.arms if has_rl else ():
+            seed.train(arm)
+    if not has_rl:
+        print("RL of this world takes a GPU; the gate and SFT are done")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -56,8 +56,15 @@ ARMS: Mapping[str, Arm] = {
     "longer": Arm("sft-plain"),
 }
 """The arms in the order in which they run. `longer` is `plain`, continued."""
-UNTRAINED = "untrained"
-"""The record of the players that nobody trained, and of the gate."""
+TAUGHT = "taught"
+"""The RL in which the pair's policy reads its teacher's comments."""
+UNDECIDING = (
+    "title", "obey", "prepare", "seeds", "most_seeds", "pilot_updates", "tries", "gate_seeds", "pilot_seeds", "on_cpu",
+    "rates",
+)  # fmt: skip
+"""Settings of a world that do not decide what an arm gives."""
+UNTRAINED, SFT = "untrained", "sft"
+"""The records of the players that nobody trained, with the gate, and of those that have SFT alone."""
 
 
 class Obedient:
@@ -74,13 +81,11 @@ class Obedient:
 
 class Seed:
     """The steps of one seed. results, data: the folder of all runs, and of all data. records: where what an arm gave is
-    kept. updates: of RL, if not the world's.
+    kept.
     """
 
-    def __init__(
-        self, name: str, world: World, seed: int, results: Path, data: Path, records: Path, updates: int | None = None
-    ) -> None:
-        self.world, self.seed, self.updates = world, seed, updates or world.updates
+    def __init__(self, name: str, world: World, seed: int, results: Path, data: Path, records: Path) -> None:
+        self.world, self.seed = world, seed
         self.folder, self.data = results / f"{name}-{seed}", data / f"{name}-{seed}"
         self.records = records / name / str(seed)
         settings = env_class(world.env).Settings(**world.settings)
@@ -116,7 +121,8 @@ class Seed:
         """Play the held-out problems greedily. players: what each is, by name."""
         policies = [word for player, what in players.items() for word in ("--policy", f"{player}={what}")]
         policies = [word.removesuffix("=") for word in policies]
-        return self.play(name, "evaluate", "--task-file", self.rows / "test.json", *policies, *flags)
+        held_out = ["--task-file", self.rows / "test.json", "--problems", self.world.problems]
+        return self.play(name, "evaluate", *held_out, *policies, *flags)
 
     # -------------------------------------------------------------------------------------------------- data and SFT
 
@@ -159,27 +165,45 @@ class Seed:
             rows = self.make_rows("rows-both", "--comments", self.world.comments, "--reflector", self.reflector())
         return self.sft(name, role, rows, self.world.policy_steps)
 
+    def reader(self) -> Path:
+        """The pair's policy, before it reads its reflector in RL."""
+        start = self.start("sft-policy")
+        if not self.world.taught:
+            return start
+        run = self.rl(TAUGHT, self.world.taught, "--policy", start, "--reflector", "oracle")
+        return run / f"checkpoint-{self.world.taught}"
+
     # ----------------------------------------------------------------------------------------------------------- gate
 
     def gate(self) -> Gate:
         """Whether the pair's policy follows its teacher's comments; with the players that nobody trains."""
         self.prepare()
-        told = f"{self.start('sft-policy')}+oracle"
+        told = f"{self.reader()}+oracle"
         players = {"teacher's comments": told} | dict.fromkeys(self.world.baselines, "")
         rows = self.data / "rows" / FILE_OF_ROLE["reflection"]
         right = self.evaluate("evaluation-untrained", players)
         wrong = self.evaluate("evaluation-elsewhere", {"elsewhere": told}, "--swap-comments", 1, "--swap-from", rows)
-        results = {"exact": self.obeyed()} | played(right) | played(wrong)
-        self.keep(UNTRAINED, results)
-        means = {name: fmean(outcomes_of(episodes).values()) for name, episodes in results.items()}
-        return Gate(means["exact"], means["teacher's comments"], means["elsewhere"])
+        results = played(right) | played(wrong)
+        self.keep(UNTRAINED, {"exact": self.obeyed(results["elsewhere"])} | results)
+        return gate_of(self.record(UNTRAINED))
 
-    def obeyed(self) -> Episodes:
+    def obeyed(self, problems: Collection[str]) -> Episodes:
         """The episodes of acting on the teacher's comments exactly."""
         records = read_records(self.rows / "test.json", self.setup.env_name)
-        episodes = [Episode(record.task, derive(self.seed, "evaluate", record.task.id, 0)) for record in records]
+        tasks = [record.task for record in records if record.task.id in problems]
+        episodes = [Episode(task, derive(self.seed, "evaluate", task.id, 0)) for task in tasks]
         trajectories = rollout(episodes, self.setup.maker(self.setup.kind.levels[-1]), Obedient(self.world), width=64)
         return {each.task.id: (int(each.success), each.total_return, len(each.turns)) for each in trajectories}
+
+    def play_sft(self) -> None:
+        """Train and play what the arms have before RL, unless the record is there."""
+        if self.kept(SFT):
+            return
+        self.prepare()
+        starts = {name: f"{self.start(ARMS[name].policy)}" for name in ("plain", "think")}
+        starts["pair"] = f"{self.start('sft-policy')}+{self.reflector()}"
+        players = {f"{name}, SFT": start for name, start in starts.items()}
+        self.keep(SFT, played(self.evaluate("evaluation-sft", players)))
 
     # ----------------------------------------------------------------------------------------------------------- arms
 
@@ -188,18 +212,27 @@ class Seed:
         if self.kept(name):
             return
         self.prepare()
-        arm, updates = ARMS[name], self.updates
-        start = self.start(arm.policy)
+        arm = ARMS[name]
+
+        # 1. The models that RL starts from
+        start = self.reader() if arm.reads else self.start(arm.policy)
         models, flags = ["--policy", start], list[object]()
         if arm.reads:
             models += ["--reflector", self.reflector()]
         if arm.elsewhere:
             flags += ["--swap-comments", 1, "--swap-from", self.own_comments()]
+
+        # 2. RL
+        updates = self.world.updates + (0 if arm.reads else self.world.taught)
         if name == "longer":
-            updates = self.updates_for_tokens()
+            updates = self.updates_for_tokens(updates)
         run = self.rl("plain" if name == "longer" else name, updates, *models, *flags)
+
+        # 3. Play the held-out problems
         reads = f"+{self.reflector()}" if arm.reads else ""
-        players = {f"{name}, SFT": f"{start}{reads}", name: f"{run / f'checkpoint-{updates}'}{reads}"}
+        players = {name: f"{run / f'checkpoint-{updates}'}{reads}"}
+        if arm.reads and self.world.taught:
+            players[f"{name}, taught"] = f"{start}{reads}"
         evaluation = self.evaluate(f"evaluation-{name}", players, *flags)
         self.keep(name, played(evaluation), self.facts(name, run, updates))
 
@@ -210,6 +243,7 @@ class Seed:
         world = self.world
         wanted = ["--max-steps", updates, "--episodes", world.episodes, "--validate-steps", world.validate_steps]
         wanted += ["--validate-problems", 1000, "--schedule", "constant", "--save-steps", world.validate_steps]
+        wanted += ["--learning-rate", world.rate]
         return self.play(f"rl-{name}", "rlft", *flags, *world.rl.split(), *wanted, updates=updates)
 
     def own_comments(self) -> Path:
@@ -220,36 +254,39 @@ class Seed:
             write_jsonl(path, [_comment_of(row["prompt"]) for _, row in read_jsonl(rows / FILE_OF_ROLE["policy"])])
         return path
 
-    def updates_for_tokens(self) -> int:
-        """How many updates of `plain` take as many tokens as the pair's whole training, at the tokens that its updates
-        took so far.
+    def updates_for_tokens(self, updates: int) -> int:
+        """How many updates of `plain` take as many tokens as the pair's whole training, at the tokens that its first
+        `updates` took.
         """
         plain, pair = (self.record(name)["tokens"] for name in ("plain", "pair"))
-        more = sum(pair.values()) - plain["sft-plain"]
-        return max(self.updates, round(self.updates * more / plain["rl"]))
+        left = sum(pair.values()) - plain["sft-plain"]
+        return max(updates, round(updates * left / plain["rl-plain"]))
 
     # -------------------------------------------------------------------------------------------------------- records
 
     def facts(self, name: str, run: Path, updates: int) -> dict[str, Any]:
         """What an arm took and how it rose."""
-        arm = ARMS[name]
-        models = [arm.policy, *(["sft-reflector"] if arm.reads else [])]
+        arm, world = ARMS[name], self.world
+        runs = [self.folder / arm.policy, run]
+        if arm.reads:
+            runs.append(self.folder / "sft-reflector")
+        taught = world.taught if arm.reads else 0
+        if taught:
+            runs.append(self.folder / f"rl-{TAUGHT}")
         metrics = [row for _, row in read_jsonl(run / "metrics.jsonl") if row["step"] <= updates]
+        earlier = taught * world.episodes
         before = read_json(run / "held_out.json")["before"]
-        curve = [(0, fmean(float(row["success"]) for row in before))]
-        curve += [
-            (row["episodes"], row["validation_success_rate"]) for row in metrics if "validation_success_rate" in row
-        ]
-        tokens = {model: _sft_tokens(self.folder / model) for model in models}
-        seconds = {model: read_json(self.folder / model / "cost.json")["processor_seconds"] for model in models}
-        seconds["rl"] = read_json(run / "cost.json")["processor_seconds"]
+        curve = [(earlier, fmean(float(row["success"]) for row in before))]
+        for row in metrics:
+            if "validation_success_rate" in row:
+                curve.append((earlier + row["episodes"], row["validation_success_rate"]))
         return {
             "demonstrations": self.demonstrated_problems(),
-            "sft_updates": self.world.policy_steps,
-            "updates": len(metrics),
-            "episodes": metrics[-1]["episodes"],
-            "tokens": tokens | {"rl": sum(row["tokens"] for row in metrics)},
-            "processor_seconds": seconds,
+            "sft_updates": world.policy_steps,
+            "updates": taught + len(metrics),
+            "episodes": earlier + metrics[-1]["episodes"],
+            "tokens": {each.name: _tokens(each, updates) for each in runs},
+            "processor_seconds": {each.name: read_json(each / "cost.json")["processor_seconds"] for each in runs},
             "curve": curve,
         }
 
@@ -267,6 +304,7 @@ class Seed:
                 "seed": self.seed,
                 "code": code_digest(),
                 "settings": self.settings_digest(),
+                "seeds_needed": self.world.seeds,
                 "processor": read_json(self.folder / "processor.json"),
                 **(facts or {}),
                 "success": {player: fmean(outcomes_of(episodes).values()) for player, episodes in results.items()},
@@ -287,10 +325,15 @@ class Seed:
         return read_json(self.records / f"{name}.json")
 
     def settings_digest(self) -> str:
-        """A digest of the world's settings and the number of updates."""
-        facts = asdict(self.world) | {"obey": self.world.obey.__name__, "updates": self.updates, "prepare": ()}
-        facts = {key: value for key, value in facts.items() if key not in ("title", "seeds", "pilot_updates", "on_cpu")}
+        """A digest of the world's settings that decide what an arm gives."""
+        facts = {name: value for name, value in asdict(self.world).items() if name not in UNDECIDING}
         return _short(json.dumps(facts, sort_keys=True))
+
+
+def gate_of(record: Mapping[str, Any]) -> Gate:
+    """The gate of a seed, from the record of its players that nobody trained."""
+    success = record["success"]
+    return Gate(success["exact"], success["teacher's comments"], success["elsewhere"])
 
 
 def played(evaluation: Path) -> dict[str, Episodes]:
@@ -330,6 +373,8 @@ def _comment_of(prompt: str) -> dict[str, str]:
     return {"prompt": f"{head}\n{REFLECTION_MARKER}", "completion": rest.partition("\n")[0]}
 
 
-def _sft_tokens(run: Path) -> int:
-    rows = [row for _, row in read_jsonl(run / "metrics.jsonl") if "num_tokens" in row]
-    return int(rows[-1]["num_tokens"])
+def _tokens(run: Path, updates: int) -> int:
+    """The tokens of a run of SFT, or of the first updates of one of RL, as the commands count them."""
+    rows = [row for _, row in read_jsonl(run / "metrics.jsonl")]
+    in_rows = [row["num_tokens"] for row in rows if "num_tokens" in row]
+    return int(in_rows[-1]) if in_rows else sum(row["tokens"] for row in rows if row["step"] <= updates)

@@ -82,15 +82,14 @@ def verdict(difference: Difference, needed: int) -> str:
     return "does not help" if difference.high < SOUGHT else "undecided"
 
 
-def area(curve: Sequence[tuple[float, float]]) -> float:
-    """The mean height of a curve of (x, y), by the trapezoid rule.
+def area(curve: Sequence[tuple[float, float]], begin: float = 0) -> float:
+    """The mean height of a curve of (x, y) from x = `begin`, one of its points or before them, by the trapezoid rule.
 
     >>> area([(0, 0.0), (1, 1.0), (3, 1.0)])
     0.8333333333333334
     """
+    curve = [point for point in curve if point[0] >= begin]
     width = curve[-1][0] - curve[0][0]
-    if not width:
-        return curve[0][1]
     strips = [(right - left) * (low + high) / 2 for (left, low), (right, high) in pairwise(curve)]
     return math.fsum(strips) / width
 

@@ -84,7 +84,11 @@ class World:
     """Updates between points of the curve."""
     pilot_updates: int
     seeds: int
-    """How many the comparison needs, fixed before it."""
+    """How many the comparison needs; fixed by the pilot, where there is one."""
+    taught: int = 0
+    """Updates of RL in which the pair's policy reads its teacher's comments, before the reflector's. The arms without
+    comments have as many more. A multiple of `validate_steps`.
+    """
     split: str = "--ratio 16:4:10"
     """Flags of split."""
     horizon: int = 0
@@ -96,6 +100,18 @@ class World:
     prepare: tuple[str, ...] = ()
     """Commands before the demonstrations."""
     baselines: tuple[str, ...] = ("random", "oracle")
+    tries: tuple[Mapping[str, int], ...] = ({},)
+    """Ways to train the pair's policy until it follows comments, in order: what each changes of the world."""
+    most_seeds: int = 20
+    """At most, for the comparison."""
+    gate_seeds: tuple[int, ...] = (90, 91, 92)
+    pilot_seeds: tuple[int, ...] = (80, 81, 82)
+    rates: tuple[str, ...] = ("5e-4", "2.5e-4")
+    """Learning rates of RL that the pilot tries."""
+    rate: str = "2.5e-4"
+    """Learning rate of RL; the pilot chooses it."""
+    problems: int = 0
+    """Number of held-out problems that are played; 0: all."""
     on_cpu: bool = True
     """Whether its RL is for a CPU, too."""
 
@@ -114,17 +130,25 @@ TAXI = World(
     obey=obey_taxi,
     model="--model tiny",
     sft="--max-length 256 --learning-rate 1e-3 --save-steps 500",
-    rl="--algo ppo --epochs 4 --minibatch 128 --gamma 0.95 --entropy-coef 0.02 --learning-rate 2.5e-4",
+    rl="--algo ppo --epochs 4 --minibatch 128 --gamma 0.95 --entropy-coef 0.02",
     demonstrated="--demonstrations 300 --noise 0.2",
     demonstrations=20,
     comments="teacher",
-    reflector_steps=1000,
+    reflector_steps=700,
     policy_steps=600,
     updates=30,
     episodes=128,
     validate_steps=3,
     pilot_updates=60,
     seeds=17,
+    tries=(
+        {"demonstrations": 20, "policy_steps": 600},
+        {"demonstrations": 20, "policy_steps": 600, "taught": 15},
+        {"demonstrations": 40, "policy_steps": 1000},
+        {"demonstrations": 40, "policy_steps": 1000, "taught": 15},
+        {"demonstrations": 80, "policy_steps": 1000},
+        {"demonstrations": 160, "policy_steps": 2000},
+    ),
 )
 ADAPTER = "--model smollm2-135m --lora-r 16 --lora-targets all-linear"
 WORLDS = {
@@ -134,18 +158,28 @@ WORLDS = {
         title="DangerousTaxi, the whole task, SmolLM2-135M",
         obey=obey_taxi,
         model=f"{ADAPTER} --dtype DTYPE",
-        sft="--max-length 320 --learning-rate 5e-4 --group-by-length --save-steps 20",
-        rl="--algo ppo --epochs 2 --minibatch 128 --gamma 0.95 --entropy-coef 0.02 --learning-rate 2.5e-4",
+        sft="--max-length 320 --batch-size 8 --learning-rate 5e-4 --group-by-length --save-steps 20",
+        rl="--algo ppo --epochs 2 --minibatch 128 --gamma 0.95 --entropy-coef 0.02",
         demonstrated="--demonstrations 300 --noise 0.2",
         demonstrations=20,
         comments="teacher",
-        reflector_steps=200,
-        policy_steps=200,
+        reflector_steps=150,
+        policy_steps=150,
         updates=12,
         episodes=32,
         validate_steps=3,
-        pilot_updates=20,
+        pilot_updates=12,
+        pilot_seeds=(80, 81),
+        gate_seeds=(90, 91),
+        rates=("2.5e-4",),
         seeds=3,
+        most_seeds=3,
+        tries=(
+            {"demonstrations": 20, "policy_steps": 150},
+            {"demonstrations": 20, "policy_steps": 150, "taught": 6},
+            {"demonstrations": 40, "policy_steps": 300},
+            {"demonstrations": 160, "policy_steps": 300},
+        ),
     ),
     "explore": World(
         env="auto_explore",
@@ -153,18 +187,20 @@ WORLDS = {
         obey=obey_explore,
         model=f"{ADAPTER} --dtype DTYPE",
         sft="--max-length 640 --batch-size 8 --learning-rate 1e-3 --group-by-length --save-steps 20",
-        rl="--algo ppo --epochs 2 --minibatch 128 --gamma 0.95 --entropy-coef 0.02 --learning-rate 2.5e-4",
+        rl="--algo ppo --epochs 2 --minibatch 128 --gamma 0.95 --entropy-coef 0.02",
         demonstrated="--negatives 0 --noise 0.1",
         demonstrations=0,
         comments="both",
-        reflector_steps=300,
-        policy_steps=300,
+        reflector_steps=200,
+        policy_steps=200,
         updates=20,
         episodes=64,
         validate_steps=5,
         pilot_updates=40,
         seeds=3,
         split="--by repo --ratio 8:1:3",
+        gate_seeds=(90, 91),
+        problems=60,
         horizon=30,
         settings={"result_tokens": 80, "prompt_tokens": 400, "searching_teacher": True},
         rows="--answer text",
@@ -194,18 +230,24 @@ WORLDS = {
         pilot_updates=2,
         seeds=2,
         split="--ratio 4:1:1",
+        gate_seeds=(),
+        pilot_seeds=(),
         horizon=4,
+        taught=1,
     ),
 }
 
 
-def dtype() -> str:
-    """The type of the weights: bfloat16 on a GPU, or where the processor computes with it; else float32."""
+def has_gpu() -> bool:
+    """Whether torch sees a GPU."""
     import torch
 
-    path = Path("/proc/cpuinfo")
-    flags = path.read_text().split() if path.is_file() else []
-    fast = torch.cuda.is_available() or any(flag in flags for flag in CPU_FLAGS)
+    return torch.cuda.is_available()
+
+
+def dtype() -> str:
+    """The type of the weights: bfloat16 on a GPU, or where the processor computes with it; else float32."""
+    fast = has_gpu() or any(flag in processor() for flag in CPU_FLAGS)
     return "bfloat16" if fast else "float32"
 
 
@@ -213,9 +255,9 @@ def processor() -> str:
     """The type of processor that all arms of a seed must share: the GPU, or the CPU's name and what it has of
     `CPU_FLAGS`.
     """
-    import torch
+    if has_gpu():
+        import torch
 
-    if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     path = Path("/proc/cpuinfo")
     text = path.read_text() if path.is_file() else ""

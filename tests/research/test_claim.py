@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,10 @@ from reflectkit.envs import env_class
 from reflectkit.envs.auto_explore.env import AutoExplore
 from reflectkit.envs.taxi import Taxi
 from reflectkit.jsonl import read_json, read_jsonl
-from research.claim.__main__ import complete, run, table
+from research.claim.__main__ import PILOT_ARMS, complete, passed, run, size_of, table
 from research.claim.arms import ARMS
 from research.claim.verdict import SOUGHT, Gate, area, compare, power, seeds_needed, verdict
-from research.claim.worlds import WORLDS, obey_explore, obey_taxi
+from research.claim.worlds import WORLDS, World, obey_explore, obey_taxi
 from tests.explore import explore_task, write_repository
 from tests.kill import fork_killed_at
 
@@ -35,7 +37,7 @@ def called(arguments: list[str]) -> int:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which one seed has run, and was killed three times."""
     folder = tmp_path_factory.mktemp("claim")
-    fork_killed_at(["sft-policy/report.json:1", "rl-others/checkpoint:1", "longer.json:1"], RUN, folder, called)
+    fork_killed_at(["sft-policy/report.json:1", "rl-others/checkpoint-1:1", "longer.json:1"], RUN, folder, called)
     return folder
 
 
@@ -56,7 +58,7 @@ def settings(place: Path, name: str) -> Mapping[str, Any]:
 
 
 def test_a_killed_seed_goes_on_and_repeats_nothing(place: Path, records: Mapping[str, Any]) -> None:
-    assert set(records) == {*ARMS, "untrained"}
+    assert set(records) == {*ARMS, "sft", "untrained"}
     begun = re.findall(r"corridor-1: (\S+)\n", (place / "output.txt").read_text())
     again = {name for name in begun if begun.count(name) > 1}
     assert again == {"sft-policy", "rl-others", "rl-plain"}, "of these, two were killed, and the last is continued"
@@ -66,24 +68,25 @@ def test_a_killed_seed_goes_on_and_repeats_nothing(place: Path, records: Mapping
 def test_the_arms_have_equal_data_and_updates(place: Path, records: Mapping[str, Any]) -> None:
     for name in ("demonstrations", "sft_updates", "updates", "episodes", "code", "settings", "processor"):
         assert len({records[arm][name] for arm in EQUAL}) == 1, name
-    assert (records["pair"]["demonstrations"], records["pair"]["updates"], records["pair"]["episodes"]) == (3, 1, 4)
+    assert (records["pair"]["demonstrations"], records["pair"]["updates"], records["pair"]["episodes"]) == (3, 2, 8)
     data = "data/claim/corridor-1"
     states = {
         file: {re.split("\nReflection:|\nActions:", row["prompt"])[0] for row in rows(place, f"{data}/{file}")}
         for file in ("rows/sft.jsonl", "rows-both/sft_policy.jsonl", "rows/sft_think.jsonl")
     }
     assert len({frozenset(seen) for seen in states.values()}) == 1, "all policies learn from the same states"
-    trained = [settings(place, f"rl-{arm}") for arm in ("pair", "think", "others")]
-    for name in ("learning_rate", "algo", "epochs", "minibatch", "episodes", "max_steps", "schedule"):
-        assert len({str(each[name]) for each in trained}) == 1, name
+    trained = {arm: settings(place, f"rl-{arm}") for arm in ("taught", "pair", "think", "others")}
+    for name in ("learning_rate", "algo", "epochs", "minibatch", "episodes", "schedule"):
+        assert len({str(each[name]) for each in trained.values()}) == 1, name
+    assert [trained[arm]["max_steps"] for arm in trained] == [1, 1, 2, 1], "the teacher's update counts"
 
 
 def test_the_longer_arm_takes_the_pairs_tokens(records: Mapping[str, Any]) -> None:
     plain, pair, longer = (records[arm]["tokens"] for arm in ("plain", "pair", "longer"))
-    assert set(pair) == {"sft-policy", "sft-reflector", "rl"}
-    updates = round((sum(pair.values()) - plain["sft-plain"]) / plain["rl"])
-    assert records["longer"]["updates"] == updates > 1
-    assert longer["rl"] > plain["rl"]
+    assert set(pair) == {"sft-policy", "sft-reflector", "rl-taught", "rl-pair"}
+    updates = round(2 * (sum(pair.values()) - plain["sft-plain"]) / plain["rl-plain"])
+    assert records["longer"]["updates"] == updates > 2
+    assert longer["rl-plain"] > plain["rl-plain"]
 
 
 def test_mismatched_comments_are_those_of_other_states(place: Path) -> None:
@@ -110,10 +113,50 @@ def test_the_table_has_no_word_before_all_seeds_are_in(
     monkeypatch.chdir(place)
     run([*RUN, "--table"])
     assert "by the rule: none yet: 1 of 2 seeds" in capsys.readouterr().out
-    unequal = {1: {**records, "think": records["think"] | {"updates": 2}}}
+    unequal = {1: {**records, "think": records["think"] | {"updates": 3}}}
     with pytest.raises(SystemExit, match="differ in updates"):
         complete(unequal)
-    assert "No seed is complete." in table(WORLDS["corridor"], {1: {"plain": records["plain"]}})
+    assert "No seed is complete." in table({1: {"plain": records["plain"]}})
+
+
+def piloted(*curves: tuple[float, ...]) -> dict[str, Any]:
+    """The records of a seed: a curve for each arm of the pilot, with a point every 128 episodes."""
+    return {
+        arm: {"curve": [(128 * x, y) for x, y in enumerate(curve)]}
+        for arm, curve in zip(PILOT_ARMS, curves, strict=True)
+    }
+
+
+def test_the_pilot_fixes_the_size() -> None:
+    """Plain rises by 20 points: by 16 at the third update. There, the difference deviates by 10 points."""
+    world = replace(WORLDS["taxi"], episodes=128, most_seeds=20)
+    plain = (0.5, 0.55, 0.61, 0.66, 0.7)
+    gains = (-0.1, 0.0, 0.1)
+    records = {seed: piloted(plain, tuple(y + gain for y in plain)) for seed, gain in enumerate(gains)}
+    found = size_of(world, records)
+    assert found
+    assert (found.updates, found.seeds) == (3, seeds_needed(0.1)) == (3, 15)
+    flat = {seed: piloted((0.9, 0.92, 0.95), (0.9, 0.92, 0.95)) for seed in range(3)}
+    assert size_of(world, flat) is None, "a rise of 5 points is too little"
+    wide = {seed: piloted(plain, tuple(y + 4 * gain for y in plain)) for seed, gain in enumerate(gains)}
+    assert size_of(world, wide) == replace(world, updates=3, seeds=20), "no more than the most"
+
+
+def test_the_first_try_that_passes_the_gate_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def seed_of(name: str, world: World, number: int) -> Any:
+        tried.append((world.demonstrations, number))
+        follows = 0.95 if world.demonstrations == 40 else 0.5 + number / 1000
+        return SimpleNamespace(kept=lambda record: False, gate=lambda: Gate(1.0, follows, 0.1))
+
+    monkeypatch.setattr("research.claim.__main__.seed_of", seed_of)
+    tries = ({"demonstrations": 20}, {"demonstrations": 40, "taught": 5}, {"demonstrations": 80})
+    world = replace(WORLDS["taxi"], tries=tries)
+    assert passed("taxi", world) == replace(world, demonstrations=40, taught=5)
+    assert tried == [(count, seed) for count in (20, 40) for seed in (90, 91, 92)]
+    with pytest.raises(SystemExit, match="not passed by any try"):
+        passed("taxi", replace(world, tries=tries[:1]))
 
 
 def outcomes(*gains: float) -> list[dict[str, float]]:
@@ -158,6 +201,7 @@ def test_power_and_area() -> None:
     assert power(0.11, 16) < 0.8 <= power(0.11, 17)
     assert (seeds_needed(0.11), seeds_needed(10.0), SOUGHT) == (17, None, 0.08)
     assert area([(0, 0.2), (10, 0.4), (30, 0.4)]) == pytest.approx((0.3 * 10 + 0.4 * 20) / 30)
+    assert area([(0, 0.2), (10, 0.4), (30, 0.6)], 10) == pytest.approx(0.5)
 
 
 def test_a_comment_on_the_taxi_can_be_obeyed() -> None:
