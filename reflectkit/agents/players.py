@@ -1,4 +1,6 @@
-"""Creates the players that --policy describes: scripted agents, baselines of an env, checkpoints and chat models."""
+"""Creates the players that --policy describes: scripted agents, baselines of an env, checkpoints, and chat and decision
+models.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reflectkit.chat.config import HISTORY_TOKENS, KEYS, ChatConfig, Endpoint, parse_endpoint
+from reflectkit.chat.config import (
+    DECISION_KEYS,
+    HISTORY_TOKENS,
+    KEYS,
+    ChatConfig,
+    DecisionConfig,
+    Endpoint,
+    parse_endpoint,
+)
 from reflectkit.config import as_plain, flag, flat, is_path, leaves
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
@@ -39,6 +49,8 @@ if TYPE_CHECKING:
     from reflectkit.envs.setup import EnvConfig
 
 SCRIPTED = ("oracle", "random")
+ASKED_KINDS = (*KEYS, *DECISION_KEYS)
+"""What the name of a chat or decision model begins with."""
 TEACHER = Path("oracle")
 SILENCE = Path("nothing")
 WITHOUT_MODEL = (TEACHER, SILENCE)
@@ -62,17 +74,23 @@ def method_of(text: str, methods: Iterable[str]) -> tuple[str, str]:
 
 def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
     """The chat models of a --policy without its name: one that acts, or two, of which the second reflects; none for
-    other policies. One of `methods` has one.
+    other policies. One of `methods` has one. A decision model acts alone.
     """
     method, model = method_of(text, methods)
-    parts = model.split("+") if model.partition(":")[0] in KEYS else []
+    kinds = KEYS if method or "+" in model else ASKED_KINDS
+    parts = model.split("+") if model.partition(":")[0] in kinds else []
     most = 1 if method else 2
-    return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
+    return parts if len(parts) <= most and all(part.partition(":")[0] in kinds for part in parts) else []
 
 
 def is_chat(model: Path | None) -> bool:
-    """Whether a reflector is a chat model instead of a checkpoint."""
-    return model is not None and str(model).partition(":")[0] in KEYS
+    """Whether a reflector is a chat model, or a decision model, instead of a checkpoint."""
+    return model is not None and str(model).partition(":")[0] in ASKED_KINDS
+
+
+def is_decision_model(model: str) -> bool:
+    """Whether a player is a decision model that is asked over HTTP."""
+    return model.partition(":")[0] in DECISION_KEYS
 
 
 @dataclass(frozen=True)
@@ -86,13 +104,18 @@ class Player:
     reflector: Path | None = None
     """Who comments for that, if anyone."""
     chat: tuple[str, ...] = ()
-    """In place of a checkpoint, the chat model that acts, and the one that reflects, if any."""
+    """In place of a checkpoint, the chat or decision model that acts, and the chat model that reflects, if any."""
     method: str = ""
     """The published method that it plays by, if any."""
 
     @property
+    def decides(self) -> bool:
+        """Whether it is a decision model that is asked over HTTP."""
+        return bool(self.chat) and is_decision_model(self.chat[0])
+
+    @property
     def asked(self) -> tuple[str, ...]:
-        """The chat models that it asks."""
+        """The chat and decision models that it asks."""
         return (str(self.reflector),) if is_chat(self.reflector) else self.chat
 
     def resolved(self, data_dir: Path, progress: Progress) -> Player:
@@ -120,12 +143,12 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
         return Player(name, policy, reflector)
     # 2. A name in front, which a chat model or a method may have
     name, equals, model = text.partition("=")
-    if not (equals and name) or method_of(name, methods)[0] or name.partition(":")[0] in KEYS:
+    if not (equals and name) or method_of(name, methods)[0] or name.partition(":")[0] in ASKED_KINDS:
         name, equals, model = text, "", text
     if chat := chat_parts(model, methods):
         return Player(name, chat=tuple(chat), method=method_of(model, methods)[0])
     method, checkpoint = method_of(model, methods)
-    if method and (not checkpoint or checkpoint.partition(":")[0] in KEYS):
+    if method and (not checkpoint or checkpoint.partition(":")[0] in ASKED_KINDS):
         raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
     if method:
         return Player(name, Path(checkpoint), method=method)
@@ -381,6 +404,10 @@ class PlayingConfig(Protocol):
     max_new_tokens: int
     device: str
 
+    @property
+    def decisions(self) -> DecisionConfig:
+        """How decision models are asked."""
+
 
 @dataclass(frozen=True)
 class PlayersSetup:
@@ -404,7 +431,7 @@ class PlayersSetup:
         """
         local = any(model.startswith("local:") for player in self.players for model in player.asked)
         base_url = self.config.chat.base_url if part.startswith("local:") or not local else None
-        return parse_endpoint(part, base_url, "--policy", "")
+        return parse_endpoint(part, base_url, "--policy", "", decides=True)
 
 
 class Players:
@@ -450,7 +477,7 @@ class Players:
             journal = journal_path(self.settings.env_folder, endpoint)
             if reflects:
                 journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
-            temperature = 0.0 if reflects else config.temperature
+            temperature = 0.0 if reflects or endpoint.decides else config.temperature
             client = client_at(config.chat, endpoint, journal, self._budget, temperature)
             self._clients[name] = self._stack.enter_context(client)
         return self._clients[name]
@@ -459,6 +486,11 @@ class Players:
         """The agent of `player`."""
         settings, kind, config = self.settings, self.settings.kind, self.settings.config
         name, policy, method = player.name, player.policy, player.method
+        if player.decides:
+            from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy
+
+            model = DecisionModel(self._client(player.chat[0]), rules=not config.decisions.plain_questions)
+            return DecisionPolicy(model, config.temperature)
         if player.chat:
             from reflectkit.chat.players import ChatMethod, ChatPolicy
 
@@ -509,6 +541,14 @@ class Players:
             return TeacherComments()
         if checkpoint == SILENCE:
             return NoComments()
+        if is_decision_model(str(checkpoint)):
+            from reflectkit.agents.decision_players import DecisionModel, DecisionReflector
+
+            client, rules = (
+                self._client(str(checkpoint), reflects=True),
+                not self.settings.config.decisions.plain_questions,
+            )
+            return DecisionReflector(DecisionModel(client, rules=rules))
         if is_chat(checkpoint):
             from reflectkit.chat.players import ChatReflector
 

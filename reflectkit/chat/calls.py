@@ -12,9 +12,10 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -22,7 +23,7 @@ import openai
 from typing_extensions import override
 
 from reflectkit.chat.config import (
-    KEYS,
+    AT_OPENAI,
     LOCAL,
     OPENAI,
     RESUMES,
@@ -91,7 +92,7 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         elif received.is_success and (reason := encoding_fault(received.headers)):
             raise NoAccessError(reason)
         if not 200 <= status < 300:
-            read, written = _billed(value, "prompt_tokens"), _billed(value, "completion_tokens")
+            read, written = billed(value, "prompt_tokens"), billed(value, "completion_tokens")
             if read or written:  # few servers charge for errors
                 self.on_error_bill(request.content, read or 0, written or 0)
         headers = {name: text for name, text in received.headers.items() if name in ("retry-after", "retry-after-ms")}
@@ -163,6 +164,9 @@ class Caller:
     no local server listens.
     """
 
+    addresses: ClassVar[Mapping[str, str]] = {"openai": OPENAI}
+    """The address of each kind of endpoint that does not say its own."""
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -196,15 +200,15 @@ class Caller:
                 raise ConfigError(
                     f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or give --base-url"
                 )
-            check_address(source, address, KEYS[endpoint.kind], LOCAL)
+            check_address(source, address, endpoint.key_name, LOCAL)
             version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
             self._client = openai.AsyncAzureOpenAI(azure_endpoint=address, api_version=version, **options)
         else:
-            if endpoint.kind == "local":
+            if endpoint.kind == "local" or (endpoint.decides and address):
                 _check_listening(str(address))
-            self._client = openai.AsyncOpenAI(base_url=address or OPENAI, **options)
+            self._client = openai.AsyncOpenAI(base_url=address or self.addresses[endpoint.kind], **options)
         account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
-        self._client.organization, self._client.project = account if endpoint.kind == "openai" else (None, None)
+        self._client.organization, self._client.project = account if endpoint.kind in AT_OPENAI else (None, None)
 
     async def call(
         self, messages: Sequence[Message], limit: int, prompt_tokens: int, least: int | None = None
@@ -218,14 +222,26 @@ class Caller:
         ------
         NoAnswerError: this call got no answer. NoAccessError: no call will.
         """
-        timeouts = 0
         refused: set[_Form] = set()
         while True:
             form = self._form
             sent = form.body(self.endpoint.model, messages, self.temperature, limit, least or limit)
+            create = partial(self._client.chat.completions.with_raw_response.create, **sent)
             try:
-                received = await self._client.chat.completions.with_raw_response.create(**sent)
-                return self._answer(received.http_response, limit, prompt_tokens)
+                return self._answer((await self._received(create)).http_response, limit, prompt_tokens)
+            except openai.APIStatusError as error:
+                refused.add(form)
+                change = form.change_after(error, sent, least or limit)
+                if not change or replace(form, **change) in refused:
+                    return self._refusal(error)
+                self._form = replace(self._form, **change)
+
+    async def _received(self, send: Callable[[], Awaitable[Any]]) -> Any:
+        """The response to what `send` sends. Raises openai.APIStatusError, NoAnswerError, NoAccessError."""
+        timeouts = 0
+        while True:
+            try:
+                return await send()
             except TimeoutError:
                 timeouts += 1
                 if timeouts == MOST_TIMEOUTS:
@@ -233,12 +249,8 @@ class Caller:
                     raise NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}") from None
             except NoAccessError as error:
                 raise NoAccessError(f"{self.endpoint}: {error}") from None
-            except openai.APIStatusError as error:
-                refused.add(form)
-                change = form.change_after(error, sent, least or limit)
-                if not change or replace(form, **change) in refused:
-                    return self._refusal(error)
-                self._form = replace(self._form, **change)
+            except openai.APIStatusError:
+                raise
             except (openai.APIConnectionError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 cause = error.__cause__ or error
                 reason = f"{self.endpoint} cannot be reached ({redacted(str(cause) or type(cause).__name__)})"
@@ -271,7 +283,7 @@ class Caller:
                 fault = str(error)
         if fault:
             text, refusal, finish = redacted(response.text), fault, MALFORMED
-        read, written = _billed(value, "prompt_tokens"), _billed(value, "completion_tokens")
+        read, written = billed(value, "prompt_tokens"), billed(value, "completion_tokens")
         if written is None:  # a model that thinks may have used it all
             written = limit if self.endpoint.thinks else min(limit, count_tokens(text))
         text, refusal = (part.encode("utf-8", "replace").decode() for part in (text, refusal))
@@ -286,7 +298,7 @@ class Caller:
         if status == 400 and "content_filter" in f"{error.code} {_message(error)}":
             return Answer("", "content_filter", "", 0, 0)
         reasons = {
-            401: f"does not accept the key in {KEYS[self.endpoint.kind]}; set the right one",
+            401: f"does not accept the key in {self.endpoint.key_name}; set the right one",
             402: f"asks for payment: {message}; add credit, then {RESUMES}",
             403: f"is not allowed with this key: {message}",
             404: f"has no such model or address: {message}",
@@ -319,7 +331,7 @@ def _error_in(value: Mapping[str, Any]) -> Any:
     return holder.get("error") if isinstance(holder, dict) else None
 
 
-def _billed(value: Mapping[str, Any], name: str) -> int | None:
+def billed(value: Mapping[str, Any], name: str) -> int | None:
     """The number of tokens `name` on the bill; None if there is no possible number."""
     usage = value.get("usage")
     count = usage.get(name) if isinstance(usage, dict) else None

@@ -44,7 +44,9 @@ class Request:
 
     name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw: distinguishes equal
     requests that should each get their own sampled answer. cuts: whether an answer that is cut off at the limit is used
-    as it is.
+    as it is. again: how often it is repeated after an unusable answer.
+
+    For a decision model, the content of the one message is the JSON body that is sent; see `chat.decisions`.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Request:
     max_tokens: int
     draw: int = 0
     cuts: bool = False
+    again: int = ASKED_AGAIN
 
     @property
     def prompt_tokens(self) -> int:
@@ -225,8 +228,8 @@ class ChatClient:
         """The outcome of `request`. parse: maps the text of an answer to its value; raises ValueError with the reason
         if the text is unusable.
 
-        A request whose answer is cut off, empty, refused, filtered or does not parse is repeated, at most twice. Equal
-        concurrent requests share one call.
+        A request whose answer is cut off, empty, refused, filtered or does not parse is repeated, as often as it says.
+        Equal concurrent requests share one call.
 
         Raises
         ------
@@ -284,7 +287,7 @@ class ChatClient:
                 return Outcome(_value(answer, request, parse))
             except ValueError as error:
                 reason = str(error)
-        if len(answers) <= ASKED_AGAIN:
+        if len(answers) <= request.again:
             return None
         return Outcome(rejected=Rejected(request.name, reason, redacted(answers[-1].text)))
 
@@ -314,11 +317,11 @@ class ChatClient:
     def calls_left(self, request: Request) -> int:
         """How many calls `request` may still take; 0 if the journal has a usable answer."""
         answers = self._kept(request)
-        return 0 if answers and not _fault(answers[-1], request) else 1 + ASKED_AGAIN - len(answers)
+        return 0 if answers and not _fault(answers[-1], request) else 1 + request.again - len(answers)
 
     def _kept(self, request: Request) -> list[Answer]:
         """The answers to `request` in the journal, up to the first that is missing."""
-        answers = (self.journal.answers.get(self.key(request, attempt)) for attempt in range(1 + ASKED_AGAIN))
+        answers = (self.journal.answers.get(self.key(request, attempt)) for attempt in range(1 + request.again))
         return [answer for answer in takewhile(bool, answers) if answer]
 
     @property
@@ -372,7 +375,7 @@ class ChatClient:
         """The outcome of one request. Raises what ended the session, if anything did."""
         answers: list[Answer] = []
         value, rejected, reason, unparsed, kept = None, None, "", 0, True
-        for attempt in range(1 + ASKED_AGAIN):
+        for attempt in range(1 + request.again):
             kept = kept and self.key(request, attempt) in self.journal.answers
             try:
                 answer = await self._answer(session, request, attempt)
@@ -453,8 +456,10 @@ class ChatClient:
 
     def _connect(self) -> Caller:
         from reflectkit.chat.calls import Caller  # imports openai
+        from reflectkit.chat.decisions import DecisionCaller
 
-        return Caller(self.endpoint, self.temperature, self.timeout_s, self._keep_error)
+        caller = DecisionCaller if self.endpoint.decides else Caller
+        return caller(self.endpoint, self.temperature, self.timeout_s, self._keep_error)
 
     def _keep_error(self, sent: bytes, prompt_tokens: int, completion_tokens: int) -> None:
         """Keep and pay the bill of an error."""

@@ -1,6 +1,7 @@
-"""Chat models: their endpoints, with keys from the environment alone, prices, settings, and what calls would cost.
+"""Chat and decision models: their endpoints, with keys from the environment alone, prices, settings, and what calls
+would cost.
 
-An endpoint is OpenAI, Azure, or any server with their protocol.
+An endpoint is OpenAI, Azure, or any server with their protocol; of a decision model, also one with System One's.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run"
 
 
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
+DECISION_KEYS = {"decisions": "OPENAI_API_KEY", "systemone": "TYPESAFE_API_KEY"}
+"""The same for decision models, by their protocol. A key is needed only at the protocol's own address."""
 OPENAI, LOCAL = "https://api.openai.com/v1", "http://localhost:1234/v1"
+SYSTEM_ONE = "https://api.typesafe.ai/v1"
 ADDRESS = "OPENAI_BASE_URL"
 """The variable with the address of openai: models, unless a flag gives one."""
+AT_OPENAI = ("openai", "decisions")
+"""The kinds that OpenAI serves."""
 RESUMES = "run the same command again, it resumes from here"
 
 
@@ -56,7 +62,9 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible server."""
+    """kind: "openai", "azure" or "local"; of a decision model "decisions" or "systemone". model: name, or Azure
+    deployment. base_url: of a compatible server.
+    """
 
     kind: str
     model: str
@@ -66,36 +74,54 @@ class Endpoint:
         return f"{self.kind}:{self.model}"
 
     @property
+    def decides(self) -> bool:
+        """Whether it answers questions with probabilities, and writes nothing."""
+        return self.kind in DECISION_KEYS
+
+    @property
+    def key_name(self) -> str:
+        """The environment variable with its key."""
+        return (KEYS | DECISION_KEYS)[self.kind]
+
+    @property
     def thinks(self) -> bool:
         """Whether the model, by its name, writes hidden tokens before it answers; such models take no temperature."""
+        if self.decides:
+            return False
         name = self.model.rpartition("/")[2]
         return name.startswith(("o1", "o3", "o4", "gpt-5")) and not name.startswith("gpt-5-chat")
 
 
 def parse_endpoint(
-    text: str, base_url: str | None, flag: str = "--teacher", alone: str = "oracle, ", address: str = "--base-url"
+    text: str,
+    base_url: str | None,
+    flag: str = "--teacher",
+    alone: str = "oracle, ",
+    address: str = "--base-url",
+    *,
+    decides: bool = False,
 ) -> Endpoint:
     """The endpoint that `flag` names: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError.
 
-    alone: what else the flag takes, and address: the flag of `base_url`, for the message.
+    alone: what else the flag takes, and address: the flag of `base_url`, for the message. decides: whether it may be a
+    decision model, `decisions:MODEL` or `systemone:MODEL`.
     """
     kind, _, model = text.partition(":")
-    if kind not in KEYS or not model:
+    if kind not in (KEYS | DECISION_KEYS if decides else KEYS) or not model:
         name = text if text and ":" not in text and "/" not in text else "MODEL"
         raise ConfigError(f"{flag} {text!r}: write {alone}openai:{name}, azure:DEPLOYMENT or local:{name}")
-    if base_url is None and kind == "openai":
+    if base_url is None and kind in AT_OPENAI:
         base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:
-        check_address(address, base_url, KEYS[kind], LOCAL)
+        check_address(address, base_url, (KEYS | DECISION_KEYS)[kind], LOCAL)
     return Endpoint(kind, model, base_url or (LOCAL if kind == "local" else None))
 
 
 def address_in_use(endpoints: Iterable[Endpoint]) -> dict[str, str]:
     """OPENAI_BASE_URL, if one of `endpoints` has its address from there; else nothing."""
     address = _address_in_environment()
-    if address is None or not any(endpoint.kind == "openai" and endpoint.base_url == address for endpoint in endpoints):
-        return {}
-    return {ADDRESS: address}
+    used = any(endpoint.kind in AT_OPENAI and endpoint.base_url == address for endpoint in endpoints)
+    return {ADDRESS: address} if address is not None and used else {}
 
 
 def _address_in_environment() -> str | None:
@@ -106,9 +132,10 @@ def _address_in_environment() -> str | None:
 
 def key_of(endpoint: Endpoint) -> str:
     """The key from the environment; "" for a local server without one. Raises ConfigError if it is missing."""
-    key = header_text(KEYS[endpoint.kind])
-    if not key and endpoint.kind != "local":
-        raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
+    key = header_text(endpoint.key_name)
+    elsewhere = endpoint.decides and endpoint.base_url is not None
+    if not key and endpoint.kind != "local" and not elsewhere:
+        raise ConfigError(f"{endpoint} needs a key: export {endpoint.key_name}=…")
     return key
 
 
@@ -148,7 +175,8 @@ def prices_of(kind: str, model: str, read: float | None, written: float | None) 
     from genai_prices import Usage, calc_price
 
     try:
-        price = calc_price(Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=kind)
+        provider = "openai" if kind in AT_OPENAI else kind
+        price = calc_price(Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=provider)
     except LookupError:
         return Prices(0.0, 0.0, known=False)
     read, written = (float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price))
@@ -208,6 +236,15 @@ class ChatConfig(Config):
     def prices_at(self, endpoint: Endpoint) -> Prices:
         """The token prices of `endpoint`. Raises ConfigError."""
         return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
+
+
+class DecisionConfig(Config):
+    """Decision models: how they are asked."""
+
+    plain_questions: bool = option(
+        False,
+        help="Ask decision models without the environment's rules, as policies that were trained here are asked.",
+    )
 
 
 class TeacherConfig(Config):

@@ -28,7 +28,16 @@ from reflectkit.agents.players import (
     parse_policy,
     warn_of,
 )
-from reflectkit.chat.config import HISTORY_HELP, HISTORY_TOKENS, ORACLE, ChatConfig, Endpoint, address_in_use, key_of
+from reflectkit.chat.config import (
+    HISTORY_HELP,
+    HISTORY_TOKENS,
+    ORACLE,
+    ChatConfig,
+    DecisionConfig,
+    Endpoint,
+    address_in_use,
+    key_of,
+)
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
@@ -70,7 +79,8 @@ class EvaluateConfig(Config):
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
         " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
         " oracle, random, a baseline of the env, or, with or without NAME=, a chat model"
-        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
+        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR, or a decision model"
+        " (decisions:MODEL in OpenAI's form, systemone:MODEL); METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
         essential=True,
     )
@@ -125,6 +135,7 @@ class EvaluateConfig(Config):
     rollout: RolloutConfig = RolloutConfig()
     sampler: SamplerConfig = SamplerConfig()
     chat: ChatConfig = ChatConfig()
+    decisions: DecisionConfig = DecisionConfig()
     run: RunConfig = RunConfig()
 
     @property
@@ -315,7 +326,7 @@ def play(
             if aspects := dict(setup.kind.taskset.aspects(task)):
                 line["aspects"] = aspects
             if config.score_oracle:
-                scores = oracle_scores(trajectory, likely=player.policy is not None)
+                scores = oracle_scores(trajectory, likely=player.policy is not None or player.decides)
                 line["figures"] = {**line.get("figures", {}), **scores}
             done[task.id, trajectory.seed] = tables.lean(line), file.tell()
             file.write(json_line(line))

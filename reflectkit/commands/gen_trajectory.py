@@ -3,8 +3,10 @@ its correction.
 
 Problems come from the env itself or from a file (`data.json` in its folder). The oracle teacher needs no network; with
 probability `--noise` it makes a deliberate mistake. A chat teacher acts, by choices or by calls of tools, and comments.
-With `--actor oracle`, the oracle acts, and the chat teacher sees the best action and comments without naming it.
-`--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those that did badly.
+With `--actor oracle`, the oracle acts, and the chat teacher sees the best action and comments without naming it. With
+`--actor decisions:MODEL` or `systemone:MODEL`, a decision model acts, its probabilities are kept, and the env's own
+teacher comments. `--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those that did
+badly.
 
 With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the oracle comments on the
 states that it visited.
@@ -15,20 +17,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import model_validator
+from typing_extensions import override
 
+from reflectkit.agents.decision_players import CommentedActor, DecisionModel, DecisionPolicy
+from reflectkit.agents.players import is_decision_model
 from reflectkit.agents.scripted import Demonstrator, RandomAgent, Recovery
 from reflectkit.chat.client import SPENT, Rejected, client_at
 from reflectkit.chat.config import (
     HISTORY_HELP,
     HISTORY_TOKENS,
     ORACLE,
+    DecisionConfig,
+    Endpoint,
     TeacherConfig,
+    address_in_use,
     free_estimate,
+    parse_endpoint,
 )
 from reflectkit.chat.players import ChatTeacher, lesson_asked
 from reflectkit.commands import Traits
@@ -48,6 +58,7 @@ from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Status, Task, Trajectory, reports_success
 
+TEACHER = "teacher"
 DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
 EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
@@ -84,8 +95,10 @@ class GenTrajectoryConfig(Config):
         ge=1,
         essential=True,
     )
-    actor: Literal["teacher", "oracle"] = option(
-        "teacher", help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
+    actor: str = option(
+        TEACHER,
+        help="Who acts: teacher; oracle with comments by a chat teacher, which sees the best action; or a decision"
+        " model (decisions:MODEL, systemone:MODEL), with comments by the environment's teacher, if it has one.",
     )
     noise: float | None = option(
         None,
@@ -112,6 +125,7 @@ class GenTrajectoryConfig(Config):
     states: int = option(0, help="Comment on at most this many of these states; 0: all.", ge=0)
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
     teacher: TeacherConfig = TeacherConfig()
+    decisions: DecisionConfig = DecisionConfig()
     rollout: RolloutConfig = RolloutConfig()
     run: RunConfig = RunConfig()
 
@@ -137,20 +151,51 @@ class GenTrajectoryConfig(Config):
         refuse(self.negatives and not kind.teacher_type.has("slips"), no_slips)
         if self.level:
             check_level(self.env.name, self.level)
+        if self.decides:
+            refuse(
+                not teacher.is_oracle, f"--actor {self.actor} takes no --teacher {teacher.name}; leave one of them out"
+            )
+            refuse(self.negatives, f"--negatives shows mistakes of the oracle, not of {self.actor}; leave it out")
+            teacher.chat.check_budget(self.endpoint)
+        elif self.actor not in (TEACHER, ORACLE):
+            raise ConfigError(f"--actor {self.actor!r}: write {TEACHER}, {ORACLE}, decisions:MODEL or systemone:MODEL")
         lacking = [f"{name}()" for name in DEMONSTRATES if not kind.teacher_type.has(name)]
         other = "add that, or let a chat model act and comment, --teacher openai:MODEL or local:MODEL"
         lacks = f"the teacher of env '{self.env.name}' lacks {' and '.join(lacking)}"
-        refuse(teacher.is_oracle and lacking, f"{lacks}; {other}: its successful episodes are kept")
+        unable = teacher.is_oracle and lacking and not self.decides
+        refuse(unable, f"{lacks}; {other}: its successful episodes are kept")
         if self.oracle_acts:
             self.env.require_teacher()
         elif self.noise:
-            raise ConfigError(f"--noise is for an oracle that acts, not {teacher.name}; add --actor oracle")
+            raise ConfigError(f"--noise is for an oracle that acts, not {self.actor_name}; add --actor oracle")
         return self
 
     @property
     def oracle_acts(self) -> bool:
         """Whether the env's oracle acts."""
-        return self.actor == ORACLE or self.teacher.is_oracle
+        return self.actor == ORACLE or (self.teacher.is_oracle and not self.decides)
+
+    @property
+    def decides(self) -> bool:
+        """Whether a decision model acts."""
+        return is_decision_model(self.actor)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Of the decision model that acts, or of the chat teacher. Raises ConfigError."""
+        if not self.decides:
+            return self.teacher.endpoint
+        return parse_endpoint(self.actor, self.teacher.chat.base_url, "--actor", "teacher, oracle, ", decides=True)
+
+    @property
+    def actor_name(self) -> str:
+        """The decision model that acts, or the teacher."""
+        return self.actor if self.decides else self.teacher.name
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use([self.endpoint] if self.decides else [])
 
     @property
     def keeps_successes(self) -> bool:
@@ -178,10 +223,12 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     records, chosen = _problems(config, level, source)
     tasks = [record.task for record in records]
     negatives = kind.teacher_type.negatives if config.negatives is None else config.negatives
+    negatives = 0 if config.decides else negatives
     planned = [("positive", 0, task) for task in chosen]
     planned += [("negative", number, task) for task in chosen for number in range(negatives)]
     oracle: Agent = Demonstrator(kind.teacher_type.noise if config.noise is None else config.noise)
-    if teacher.chat.dry_run and teacher.is_oracle:
+    asks = config.decides or not teacher.is_oracle
+    if teacher.chat.dry_run and not asks:
         return Report("gen-trajectory", setup.env_folder, *free_estimate())
     if teacher.chat.dry_run:
         return _dry_run(config, level, planned, oracle, progress)
@@ -191,9 +238,14 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         client, agent = None, oracle
-        if not teacher.is_oracle:
-            journal = setup.env_folder / "journal.jsonl"
-            client = stack.enter_context(client_at(teacher.chat, teacher.endpoint, journal))
+        if asks:
+            journal, temperature = setup.env_folder / "journal.jsonl", 0.0 if config.decides else 1.0
+            opened = client_at(teacher.chat, config.endpoint, journal, temperature=temperature)
+            client = stack.enter_context(opened)
+        if client and config.decides:
+            model = DecisionModel(client, rules=not config.decisions.plain_questions)
+            agent = CommentedActor(DecisionPolicy(model))
+        elif client:
             agent = ChatTeacher(client, oracle if config.oracle_acts else None, config.history_tokens)
         played = _play(config, level, planned, agent, progress)
         aborted = [trajectory for trajectory in played if trajectory.status is Status.ABORTED]
@@ -209,7 +261,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             planned,
             played,
             kind.teacher_type,
-            teacher.model_name,
+            config.endpoint.model if config.decides else teacher.model_name,
             config.min_reward,
             None if config.oracle_acts else setup.maker(level),
             only_successes=config.keeps_successes,
@@ -325,7 +377,7 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory]) -> 
     ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     if not ended:
         return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
-    none = f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name}"
+    none = f"none of {pluralize(len(ended), 'episode')} by {config.actor_name}"
     highest = max(float(config.env.kind.teacher_type.reward_of(trajectory)) for trajectory in ended)
     if config.keeps_successes and not reports_success((one.status, one.reported_success) for one in ended):
         fix = "keep those with enough reward by --min-reward"
@@ -379,14 +431,18 @@ def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: 
 
 def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, oracle: Agent, progress: Progress) -> Report:
     """The cost of a teacher that acts like the oracle, or at random where there is none."""
-    from reflectkit.evals.estimate import PlannedCalls, Still, estimate
+    from reflectkit.evals.estimate import PlannedCalls, Still, deciding_alone, estimate
 
-    kind, endpoint = config.env.kind, config.teacher.endpoint
+    kind, endpoint = config.env.kind, config.endpoint
     form, acts = kind.action_kind(config.env.settings), config.oracle_acts or kind.teacher_type.has(*DEMONSTRATES)
     agent: Agent = RandomAgent() if form == "choice" else Still()
     if acts:
         agent = oracle if config.oracle_acts else Demonstrator(0.0)
     tasks = list({task.id: task for _, _, task in planned}.values())
+    if config.decides:
+        ask = partial(deciding_alone, endpoint=endpoint, rules=not config.decisions.plain_questions)
+        asked = [PlannedCalls(str(endpoint), level, tasks, len(tasks), [endpoint], ask, usual=0)]
+        return estimate("gen-trajectory", config.setup, config.teacher.chat, asked, progress, config.run.seed)
     positive = PlannedCalls(
         str(endpoint),
         level,

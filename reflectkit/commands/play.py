@@ -29,7 +29,7 @@ from reflectkit.agents.players import (
     resolve_model_path,
     warn_of,
 )
-from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, key_of
+from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, DecisionConfig, Endpoint, address_in_use, key_of
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.episodes import episode_to_json
@@ -158,8 +158,9 @@ class PlayConfig(Config):
     env: EnvConfig
     policy: str = option(
         PERSON,
-        help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]; the reflector may be"
-        " a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL).",
+        help="Who plays: person, oracle, random, a baseline of the env, a decision model (decisions:MODEL,"
+        " systemone:MODEL), or NAME=MODEL[+REFLECTOR]; the reflector may be a chat model (openai:MODEL,"
+        " azure:DEPLOYMENT, local:MODEL).",
         essential=True,
     )
     reflector: Path | None = option(
@@ -186,6 +187,7 @@ class PlayConfig(Config):
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
     sampler: SamplerConfig = SamplerConfig()
     chat: ChatConfig = ChatConfig()
+    decisions: DecisionConfig = DecisionConfig()
     run: RunConfig = RunConfig()
 
     @property
@@ -227,9 +229,9 @@ class PlayConfig(Config):
 
     @property
     def asked_endpoints(self) -> list[Endpoint]:
-        """The chat model that comments, if one does."""
-        models = (self.player.reflector, self.reflector)
-        return [self.players.endpoint_of(str(model)) for model in models if is_chat(model)]
+        """The decision model that plays, and the chat or decision model that comments, if any do."""
+        models = [model for model in (self.player.reflector, self.reflector) if is_chat(model)]
+        return [self.players.endpoint_of(str(model)) for model in (*self.player.chat, *models)]
 
     @property
     @override
@@ -240,7 +242,7 @@ class PlayConfig(Config):
     def player(self) -> Player:
         """Who plays."""
         player = parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
-        if player.chat:
+        if player.chat and not player.decides:
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
             )
@@ -263,9 +265,10 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     if player.policy is not None:
         config.sampler.answer_of(player.policy)
     if config.chat.dry_run:
-        from reflectkit.evals.estimate import PlannedCalls, comment_alone, estimate
+        from reflectkit.evals.estimate import asked_of, estimate
 
-        asked = [PlannedCalls(name, task.level, [task], 1, config.asked_endpoints, comment_alone) for task in drawn]
+        commented = player if player.asked else replace(player, reflector=commentator)
+        asked = [asked_of(commented, config.players, task.level, [task], 1) for task in drawn]
         return estimate("play", setup, config.chat, asked, progress, config.run.seed)
     for endpoint in config.asked_endpoints:
         key_of(endpoint)

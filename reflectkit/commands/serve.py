@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import Player, Players, PlayersSetup, mismatch
-from reflectkit.chat.config import ChatConfig
+from reflectkit.agents.players import Player, Players, PlayersSetup, is_decision_model, mismatch
+from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of, parse_endpoint
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
 from reflectkit.env import Agent, Context, Env
-from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError
+from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError, refuse
 from reflectkit.eventloop import LoopThread
 from reflectkit.jsonl import dumps, refuse_device
 from reflectkit.runs.run import RunConfig
@@ -46,7 +46,12 @@ TOKEN = "REFLECTKIT_TOKEN"
 class ServeConfig(Config):
     """Settings of serve."""
 
-    load_dir: Path = option(name="policy", help="Checkpoint, run or hub id of the policy.", essential=True)
+    load_dir: Path = option(
+        name="policy",
+        help="Checkpoint, run or hub id of the policy; or a decision model elsewhere, decisions:MODEL or"
+        " systemone:MODEL.",
+        essential=True,
+    )
     reflect_load_dir: Path | None = option(
         None, name="reflector", help="The same for the model that comments before each answer.", essential=True
     )
@@ -68,10 +73,18 @@ class ServeConfig(Config):
     chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
+    @property
+    def decisions(self) -> DecisionConfig:
+        """A decision model is asked what a program asks, and nothing else."""
+        return DecisionConfig(plain_questions=True)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         from reflectkit.envs.adapters.endpoint import LOOPBACK
 
+        if is_decision_model(str(self.load_dir)):
+            refuse(self.reflect_load_dir, f"--policy {self.load_dir} reads no comments; leave out --reflector")
+            self.chat.check_budget(parse_endpoint(str(self.load_dir), self.chat.base_url, "--policy", "", decides=True))
         if self.host not in LOOPBACK and not os.environ.get(TOKEN):
             raise ConfigError(f"--host {self.host} is open to others; set {TOKEN} to a key that programs must send")
         return self
@@ -92,11 +105,17 @@ def run(config: ServeConfig, progress: Progress) -> Report:
         except OSError as error:
             raise ConfigError(f"--record {config.record}: {error.strerror}; name another file") from None
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
-        player = Player("policy", config.load_dir, config.reflect_load_dir).resolved(config.run.data_dir, progress)
+        player = Player("policy", config.load_dir, config.reflect_load_dir)
+        if is_decision_model(str(config.load_dir)):
+            player = Player("policy", chat=(str(config.load_dir),))
+        player = player.resolved(config.run.data_dir, progress)
         if warning := mismatch(player):
             progress.news(f"warning: {warning}")
         progress.news(f"serve: loading {config.load_dir}")
-        players = Players(PlayersSetup(config, (player,), Programs, Path(folder)))
+        setup = PlayersSetup(config, (player,), Programs, Path(folder))
+        for part in player.asked:
+            key_of(setup.endpoint_of(part))
+        players = Players(setup)
         thread = LoopThread("reflectkit-endpoint")
         server = PolicyServer(players.agent(player), config)
         try:

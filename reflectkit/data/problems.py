@@ -47,13 +47,14 @@ COMPARED = 3
 @dataclass(frozen=True, slots=True)
 class Step:
     """One decision. note: "positive", "mistake" or "correction". best: the teacher's action, if this one was another
-    player's mistake and the action is chosen from a list.
+    player's mistake and the action is chosen from a list. probabilities: of all actions, if a decision model acted.
     """
 
     reflection: str
     cmd: str
     note: Note = "positive"
     best: str = ""
+    probabilities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class _File:
 
 def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demonstration:
     """A finished episode as a demonstration."""
-    steps = tuple(
-        Step(turn.decision.reflection or "", turn.action_text, cast(Note, turn.decision.note or "positive"))
-        for turn in trajectory.turns
-    )
+    steps = []
+    for turn in trajectory.turns:
+        note, shares = cast(Note, turn.decision.note or "positive"), turn.decision.probabilities
+        steps.append(Step(turn.decision.reflection or "", turn.action_text, note, probabilities=shares))
     answer = trajectory.turns[-1].info.get("answer", "") if trajectory.turns else ""
-    return Demonstration(model_name, info, trajectory.seed, steps, str(answer))
+    return Demonstration(model_name, info, trajectory.seed, tuple(steps), str(answer))
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -111,8 +112,9 @@ def record_to_json(record: Record) -> dict[str, Any]:
         if not item["filename"]:
             del item["filename"]
         for step in item["trajectory"]:
-            if not step["best"]:
-                del step["best"]
+            for name in ("best", "probabilities"):
+                if not step[name]:
+                    del step[name]
     if record.task.env == EXPLORE:
         from reflectkit.envs.auto_explore import questions
 

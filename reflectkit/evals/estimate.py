@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
+from reflectkit.agents.decision_players import deciding_request, options_of
 from reflectkit.agents.players import Player, PlayersSetup, is_chat
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.chat.client import THINKING_TOKENS, Request
@@ -58,10 +59,19 @@ def comment_alone(seen: Observation, context: Context) -> list[Request]:
     return [reflecting_request(seen, Context(0, context.env))]
 
 
+def deciding_alone(seen: Observation, context: Context, endpoint: Endpoint, *, rules: bool) -> list[Request]:
+    """What a decision model is asked."""
+    return [deciding_request(seen, context, endpoint, options_of(seen, endpoint), rules=rules)]
+
+
 def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[Task], repeats: int) -> PlannedCalls:
     """What the chat models of `player` are asked where each of the tasks is played `repeats` times."""
 
+    endpoints = [players.endpoint_of(part) for part in player.asked]
+
     def ask(seen: Observation, context: Context) -> list[Request]:
+        if endpoints and endpoints[0].decides:
+            return deciding_alone(seen, context, endpoints[0], rules=not players.config.decisions.plain_questions)
         if player.method:
             return [request_of(player.method, context)]
         if is_chat(player.reflector) and not player.chat:
@@ -70,8 +80,8 @@ def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[
         played = playing_request(seen, context, comment, players.history_tokens)
         return [played, reflecting_request(seen, context, players.history_tokens)] if comment else [played]
 
-    endpoints = [players.endpoint_of(part) for part in player.asked]
     usual = players.kind.methods[player.method] // 2 if player.method else ANSWER
+    usual = 0 if endpoints and endpoints[0].decides else usual
     agent = Still() if player.method else RandomAgent()
     return PlannedCalls(player.name, level, tasks, len(tasks) * repeats, endpoints, ask, usual, agent)
 

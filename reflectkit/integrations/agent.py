@@ -27,7 +27,7 @@ from reflectkit.agents.players import (
     trained_elsewhere,
     unlike_training,
 )
-from reflectkit.chat.config import ChatConfig, key_of
+from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of
 from reflectkit.config import Config, build, option
 from reflectkit.console import Quiet
 from reflectkit.env import Agent, Context, Env
@@ -90,6 +90,7 @@ class AgentConfig(Config):
     device: str = option("auto", help="auto, cpu, cuda, …")
     sampler: SamplerConfig = SamplerConfig()
     chat: ChatConfig = ChatConfig()
+    decisions: DecisionConfig = DecisionConfig()
     run: RunConfig = RunConfig()
 
 

@@ -1,0 +1,177 @@
+"""Decision models as players: one chooses among the legal actions, or tells a policy which are likely.
+
+It is asked a question with the actions as options, and answers with a probability for each. It sees what a policy sees,
+and the env's rules as instructions, but no earlier turns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+
+from reflectkit.chat.client import ChatClient, Outcome, Request
+from reflectkit.chat.config import RESUMES, ApiError, BudgetSpentError, Endpoint
+from reflectkit.decisions import openai_form, systemone
+from reflectkit.decisions.questions import MOST_OPTIONS, Question
+from reflectkit.env import Agent, Context, rules_of
+from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.prompts import label, one_line
+from reflectkit.sampling.base import draw
+from reflectkit.seeding import generator
+from reflectkit.types import Decision, Message, Observation, PaidComment
+
+FORMS: dict[str, ModuleType] = {"decisions": openai_form, "systemone": systemone}
+"""The protocol of each kind of decision model."""
+ASKED = "Choose the next action."
+ORDERS = 2
+"""In how many orders of the options it is asked, where its answers are unusable."""
+LIKELY, LEAST_LIKELY = 3, 0.01
+"""Most actions in a comment, and the least probability of one."""
+
+
+def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
+    """The actions as options, which must all differ and have words. Raises ConfigError for none, and for too many."""
+    choices = observation.choices
+    if not choices:
+        raise ConfigError(f"{endpoint} chooses from a list of actions and writes nothing; use a chat model here")
+    if len(choices) > MOST_OPTIONS:
+        most = f"{endpoint} chooses from at most {MOST_OPTIONS} actions, and a state has {len(choices)}"
+        raise ConfigError(f"{most}; use another player")
+    if len(set(choices)) == len(choices) and all(choices):
+        return choices
+    return tuple(f"{label(index).strip()} {choice}" for index, choice in enumerate(choices))
+
+
+def deciding_request(
+    observation: Observation, context: Context, endpoint: Endpoint, options: Sequence[str], *, rules: bool
+) -> Request:
+    """The request for a choice among `options`. rules: whether the instructions are the env's rules; else there are
+    none, as for a policy that was trained here.
+    """
+    instructions = f"{rules_of(context.env)}\n\n{ASKED}".strip() if rules else ""
+    body = FORMS[endpoint.kind].request_body(observation.text, instructions, options)
+    name = f"{context.env.name}, step {len(context.turns) + 1}"
+    return Request(name, (Message("user", json.dumps(body, ensure_ascii=False)),), 0, again=0)
+
+
+class DecisionModel:
+    """A decision model behind a client. rules: see `deciding_request`."""
+
+    def __init__(self, client: ChatClient, *, rules: bool = True) -> None:
+        self.client, self.rules = client, rules
+
+    async def ask(
+        self, observation: Observation, context: Context
+    ) -> tuple[tuple[float, ...], list[Outcome[tuple[float, ...]]]]:
+        """(the probability of each action; none without a usable answer; the outcome of each request). Where there is
+        one action, nothing is asked.
+
+        A refusal and other unusable answers depend on the exact request, so it is asked once more with the options in
+        the reverse order.
+        """
+        endpoint = self.client.endpoint
+        options = options_of(observation, endpoint)
+        outcomes: list[Outcome[tuple[float, ...]]] = []
+        if len(options) == 1:
+            return (1.0,), outcomes
+        for order in Question("choice", "", options).orders(ORDERS):
+            listed = [options[index] for index in order]
+            request = deciding_request(observation, context, endpoint, listed, rules=self.rules)
+            read = partial(_read, FORMS[endpoint.kind], listed)
+            outcomes.append(await self.client.ask(request, read))
+            value, rejected = outcomes[-1].value, outcomes[-1].rejected
+            if value is not None:
+                shares = [0.0] * len(options)
+                for index, share in zip(order, value, strict=True):
+                    shares[index] = share
+                return tuple(shares), outcomes
+            if rejected is None or rejected.unanswered:  # the budget, or the server
+                break
+        return (), outcomes
+
+    def price(self, outcomes: Sequence[Outcome[tuple[float, ...]]]) -> float | None:
+        """The cost of the outcomes in US dollars; None if the price is unknown."""
+        return sum(outcome.cost_usd for outcome in outcomes) if self.client.prices.known else None
+
+
+def _read(form: ModuleType, options: Sequence[str], text: str) -> tuple[float, ...]:
+    """The probabilities in the text of an answer. Raises ValueError."""
+    shares: tuple[float, ...] = form.read_probabilities(json.loads(text), options)
+    return shares
+
+
+class DecisionPolicy:
+    """A decision model that plays: the likeliest action, or one drawn at `temperature`."""
+
+    def __init__(self, model: DecisionModel, temperature: float = 0.0) -> None:
+        self.model, self.temperature = model, temperature
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The model's decision, with its probabilities; a `failure` if there is no usable answer."""
+        shares, outcomes = await self.model.ask(observation, context)
+        decision = Decision(
+            0,
+            price_usd=self.model.price(outcomes),
+            unreadable=sum(outcome.rejected is not None and outcome.answers > 0 for outcome in outcomes),
+            tokens=sum(outcome.tokens for outcome in outcomes),
+        )
+        if not shares:
+            return replace(decision, failure=f"{self.model.client.endpoint}: {outcomes[-1].reason}")
+        logprobs = [math.log(share) if share else -math.inf for share in shares]
+        highest = max(logprobs)
+        scaled = [(value - highest) / (self.temperature or 1.0) for value in logprobs]
+        entropy = -math.fsum(share * value for share, value in zip(shares, logprobs, strict=True) if share)
+        return replace(
+            decision,
+            action=draw(scaled, self.temperature, context.seed),
+            probabilities=shares,
+            entropy=entropy,
+        )
+
+
+class DecisionReflector:
+    """A decision model that comments for a policy: the actions that it takes for the best, with their probabilities."""
+
+    def __init__(self, model: DecisionModel) -> None:
+        self.model = model
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """The comment, for example "likely: go left 0.62, go right 0.21".
+
+        Raises EnvironmentFailure: no answer can be used. ApiError, BudgetSpentError: no further one will come.
+        """
+        shares, outcomes = await self.model.ask(observation, context)
+        client, last = self.model.client, outcomes[-1]
+        who = f"the reflector {client.endpoint}"
+        if not shares and last.rejected is None:
+            await client.finish()
+            raise BudgetSpentError(f"{who} may not cost more; run the same command again with a larger --max-cost-usd")
+        if not shares and last.rejected is not None and last.rejected.unanswered:
+            await client.finish()
+            raise ApiError(f"{who} gave {last.reason}; {RESUMES}")
+        if not shares:
+            raise EnvironmentFailure(f"{who} gave no usable answer: {last.reason}")
+        order = sorted(range(len(shares)), key=lambda index: -shares[index])
+        likely = [index for index in order[:LIKELY] if shares[index] >= LEAST_LIKELY]
+        words = ", ".join(f"{one_line(observation.choices[index])} {shares[index]:.2f}" for index in likely)
+        comment = PaidComment(f"likely: {words}")
+        comment.price_usd = self.model.price(outcomes)
+        return comment
+
+
+class CommentedActor:
+    """`actor`, with the comments of the env's teacher if it has any."""
+
+    def __init__(self, actor: Agent) -> None:
+        self.actor = actor
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The actor's decision, as a demonstration shows it."""
+        teacher, has = context.env.teacher(), context.env.teacher_type.has
+        comment = teacher.comment(generator(context.seed, "comment")) if has("comment") else ""
+        note = "correction" if has("note") and teacher.note() == "mistake" else "positive"
+        return replace(await self.actor.decide(observation, context), reflection=comment, note=note)
