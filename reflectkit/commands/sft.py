@@ -101,7 +101,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
-        from reflectkit.train.sft_trainers import ACCURACY, LOSS, Validation
+        from reflectkit.train.sft_trainers import ACCURACY, LOSS, PROBABILITY, Validation
 
         facts |= {"env": config.env, "prompts": version, "model": config.model}
         if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
@@ -167,7 +167,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             progress.news(
                 f"ended after {pluralize(steps, 'step')}: no gain on held-out rows in {failures} (--patience)"
             )
-        measured = {name: log[-1][name] for name in (LOSS, ACCURACY)} if validation else {}
+        measured = {name: log[-1][name] for name in (PROBABILITY, LOSS, ACCURACY)} if validation else {}
         target = save(steps, measured)
         losses = [row["loss"] for row in log if "loss" in row]
         figures = {
@@ -181,7 +181,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         if best is not None:
             facts = model_facts(best)
             figures |= {"held_out_rows": len(measured_rows), "best_checkpoint": best.name}
-            figures |= {f"best_{name}": facts[name] for name in (LOSS, ACCURACY)}
+            figures |= {f"best_{name}": facts[name] for name in (PROBABILITY, LOSS, ACCURACY)}
         if not processes.first:
             return Report("sft", current.folder, figures, (best or target,))
         write_jsonl(current.folder / "metrics.jsonl", log)

@@ -43,8 +43,8 @@ def model_facts(source: Path) -> dict[str, Any]:
     return dict(facts) if isinstance(facts, dict) else {}
 
 
-BETTER = {"validation_return": 1.0, "validation_loss": -1.0}
-"""The facts of a checkpoint that say how good it was on held-out problems or rows: 1 if more is better, else -1."""
+BETTER = ("validation_return", "validation_probability")
+"""The facts of a checkpoint that say how good it was on held-out problems or rows."""
 
 
 def best_checkpoint(checkpoints: Iterable[Path]) -> Path | None:
@@ -52,10 +52,10 @@ def best_checkpoint(checkpoints: Iterable[Path]) -> Path | None:
     best, best_score = None, -math.inf
     for path in checkpoints:
         facts = model_facts(path)
-        for name, sign in BETTER.items():
+        for name in BETTER:
             value = facts.get(name)  # None if it was no number
-            if value is not None and sign * value >= best_score:
-                best, best_score = path, sign * value
+            if value is not None and value >= best_score:
+                best, best_score = path, value
     return best
 
 

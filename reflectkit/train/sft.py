@@ -97,8 +97,8 @@ class SFTConfig(Config):
     )
     patience: int | None = option(
         None,
-        help="Measurements in a row without a gain in held-out loss or accuracy that end training; 0: none do; default:"
-        " 5 without --max-steps and --epochs, else 0.",
+        help="Measurements in a row without a gain in the probability of held-out answers, or in accuracy, that end"
+        " training; 0: none do; default: 5 without --max-steps and --epochs, else 0.",
         ge=0,
     )
     batch_size: int = option(16, help="Rows per gradient step, over all processes.", ge=1, essential=True)

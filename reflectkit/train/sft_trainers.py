@@ -9,7 +9,6 @@ mask, so it works with adapters, recomputed activations and TRL's trainer, and f
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -327,7 +326,7 @@ class Validation:
 
     rows: input_ids and labels of each. every: steps between two measurements; there is one after the last step.
     patience: measurements in a row without a gain (`since_gain`) that end training; 0: none do. keep: called by all
-    processes with the step and the measurement where the loss is the lowest so far.
+    processes with the step and the measurement where the probability is the highest so far.
     """
 
     rows: Sequence[Encoded]
@@ -336,22 +335,24 @@ class Validation:
     keep: Callable[[int, dict[str, float]], None]
 
 
-LOSS, ACCURACY = "validation_loss", "validation_accuracy"
-"""The figures of a measurement."""
+PROBABILITY, LOSS, ACCURACY = "validation_probability", "validation_loss", "validation_accuracy"
+"""The figures of a measurement. The first decides which checkpoint is best: it is how often sampled play takes the
+demonstrated action. The loss rises as soon as a model is sure of a wrong answer, long before it plays best.
+"""
 LEAST_GAIN = 0.001
-"""Nats per token by which the held-out loss has to fall; a model that is sure of all answers gains less for ever."""
+"""By how much the probability has to rise; a model that is sure of all answers gains less for ever."""
 
 
 @torch.no_grad()
 def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, float]:
     """How well the model, without dropout, gives the answers in `rows`, which are their stretches of trained tokens.
 
-    LOSS: mean over the trained tokens, in nats. ACCURACY: share of the answers each token of which is the most likely
-    one after those before it.
+    PROBABILITY, LOSS: means over the trained tokens; the latter in nats. ACCURACY: share of the answers each token of
+    which is the most likely one after those before it.
     """
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
-    total, tokens, right, answers = 0.0, 0, 0, 0
+    total, probability, tokens, right, answers = 0.0, 0.0, 0, 0, 0
     for first in range(0, len(rows), batch_size):
         batch = rows[first : first + batch_size]
         width = max(len(row["input_ids"]) for row in batch)
@@ -369,7 +370,9 @@ def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, f
         with _selecting(trunk_of(model), partial(_before_trained, next_BT)):
             output = model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device), use_cache=False)
         logits_NV = output.logits[0].float()
-        total += float(nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum"))
+        losses_N = nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
+        total += float(losses_N.sum())
+        probability += float(losses_N.neg().exp().sum())
         tokens += len(targets_N)
 
         begins_BT = trained_BT & ~nn.functional.pad(trained_BT, (1, 0))[:, :-1]
@@ -378,17 +381,18 @@ def measure(model: Any, rows: Sequence[Encoded], batch_size: int) -> dict[str, f
         answers += int(begins_BT.sum())
         right += int(begins_BT.sum()) - len(answer_N[wrong_N].unique())
     model.train(was_training)
-    return {LOSS: total / tokens, ACCURACY: right / answers}
+    return {PROBABILITY: probability / tokens, LOSS: total / tokens, ACCURACY: right / answers}
 
 
 def since_gain(measurements: Sequence[Mapping[str, float]]) -> int:
-    """The number of measurements since the last one that gained LEAST_GAIN in loss, or anything in accuracy."""
-    loss, accuracy, since = math.inf, -1.0, 0
+    """The number of measurements since the last one that gained LEAST_GAIN in probability, or anything in accuracy."""
+    probability, accuracy, since = -1.0, -1.0, 0
     for measured in measurements:
         since += 1
-        if measured[LOSS] <= loss - LEAST_GAIN or measured[ACCURACY] > accuracy:
+        if measured[PROBABILITY] >= probability + LEAST_GAIN or measured[ACCURACY] > accuracy:
             since = 0
-            loss, accuracy = min(loss, measured[LOSS]), max(accuracy, measured[ACCURACY])
+            probability = max(probability, measured[PROBABILITY])
+            accuracy = max(accuracy, measured[ACCURACY])
     return since
 
 
@@ -488,7 +492,7 @@ class RunCallback(TrainerCallback):
         self.bar.advance(0, **self.figures)
         self.log(measured, state.global_step)
         measurements = [record for record in state.log_history if LOSS in record]
-        if measured[LOSS] == min(record[LOSS] for record in measurements):
+        if measured[PROBABILITY] == max(record[PROBABILITY] for record in measurements):
             validation.keep(state.global_step, measured)
         if validation.patience and since_gain(measurements) >= validation.patience:
             control.should_training_stop = True

@@ -24,7 +24,7 @@ from reflectkit.runs.run import checkpoints, seal, verify
 from reflectkit.train import sft as train_sft
 from reflectkit.train import sft_trainers
 from reflectkit.train.sft import gradient_steps, split_rows, starting_model
-from reflectkit.train.sft_trainers import ACCURACY, LOSS, NOT_TRAINED, measure, since_gain
+from reflectkit.train.sft_trainers import ACCURACY, LOSS, NOT_TRAINED, PROBABILITY, measure, since_gain
 from tests.kill import hashes
 from tests.rlft_runs import cut_in_half
 from tests.sft_runs import Interrupting, config, train, write_rows
@@ -114,10 +114,12 @@ def test_the_loss_on_held_out_rows_is_the_mean_over_their_answers(rows: Path) ->
     ]
     with torch.no_grad():
         first, second = (player.model.eval()(torch.tensor([row])).logits[0].log_softmax(-1) for row in ids)
-    by_hand = -float(first[1, 7] + second[0, 9] + second[3, 12]) / 3
+    logprobs = torch.stack([first[1, 7], second[0, 9], second[3, 12]])
     player.model.train()
     for batch_size in (1, 2):
-        assert measure(player.model, encoded, batch_size)[LOSS] == pytest.approx(by_hand, rel=1e-5)
+        measured = measure(player.model, encoded, batch_size)
+        assert measured[LOSS] == pytest.approx(-float(logprobs.mean()), rel=1e-5)
+        assert measured[PROBABILITY] == pytest.approx(float(logprobs.exp().mean()), rel=1e-5)
     assert player.model.training
 
 
@@ -140,9 +142,9 @@ def test_an_answer_is_right_if_each_of_its_tokens_is_the_most_likely_one(rows: P
         assert measure(player.model, [both, wrong_end, two_answers], batch_size)[ACCURACY] == 2 / 4
 
 
-def held_out_losses(run: Path) -> dict[int, float]:
+def held_out_probabilities(run: Path) -> dict[int, float]:
     written = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["validation_loss"] for row in written if "validation_loss" in row}
+    return {row["step"]: row[PROBABILITY] for row in written if PROBABILITY in row}
 
 
 def test_the_best_checkpoint_on_held_out_rows_is_kept_and_resumed_to(rows: Path, tmp_path: Path) -> None:
@@ -150,23 +152,24 @@ def test_the_best_checkpoint_on_held_out_rows_is_kept_and_resumed_to(rows: Path,
     write_jsonl(held_out, [{"prompt": f"cell {n} of 10", "completion": " 0"} for n in range(3)])
     validated: dict[str, Any] = {"validate_file": held_out, "validate_steps": 2, "learning_rate": 0.05}
     best = train(rows, tmp_path / "straight", **validated)
-    losses = held_out_losses(best.parent)
-    assert list(losses) == [2, 4, 6, 7]
-    lowest = min(losses, key=lambda step: losses[step])
-    assert best.name == f"checkpoint-{lowest}"
-    assert model_facts(best)["validation_loss"] == losses[lowest]
+    probabilities = held_out_probabilities(best.parent)
+    assert list(probabilities) == [2, 4, 6, 7]
+    highest = max(probabilities, key=lambda step: probabilities[step])
+    assert best.name == f"checkpoint-{highest}"
+    assert model_facts(best)[PROBABILITY] == probabilities[highest]
     assert {path.name for path in checkpoints(best.parent)} == {best.name, "checkpoint-7"}
 
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "cut", Interrupting(at=5), **validated)
     resumed = train(rows, tmp_path / "cut", **validated)
     assert hashes(resumed) == hashes(best)
-    assert held_out_losses(resumed.parent) == losses
+    assert held_out_probabilities(resumed.parent) == probabilities
 
 
 def test_patience_ends_sft(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = iter([0.9, 0.5, 0.6, 0.7, 0.1])
-    monkeypatch.setattr(sft_trainers, "measure", lambda *_: {LOSS: next(losses), ACCURACY: 0.5})
+    probabilities = iter([0.1, 0.5, 0.4, 0.3, 0.9])
+    figures = {LOSS: 1.0, ACCURACY: 0.5}
+    monkeypatch.setattr(sft_trainers, "measure", lambda *_: {PROBABILITY: next(probabilities), **figures})
     validated: dict[str, Any] = {"validate_file": rows, "validate_steps": 1, "patience": 2}
     best = train(rows, tmp_path, **validated)
     assert [path.name for path in checkpoints(best.parent)] == ["checkpoint-2", "checkpoint-4"]
@@ -174,14 +177,14 @@ def test_patience_ends_sft(rows: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert read_json(best.parent / "report.json")["figures"]["steps"] == 4
 
 
-def test_a_higher_accuracy_is_a_gain_and_a_hardly_lower_loss_is_none() -> None:
+def test_a_higher_accuracy_is_a_gain_and_a_hardly_higher_probability_is_none() -> None:
     def since(*measured: tuple[float, float]) -> int:
-        return since_gain([{LOSS: loss, ACCURACY: accuracy} for loss, accuracy in measured])
+        return since_gain([{PROBABILITY: probability, ACCURACY: accuracy} for probability, accuracy in measured])
 
-    assert since((0.9, 0.5)) == 0
-    assert since((0.9, 0.5), (1.2, 0.5), (1.5, 0.6)) == 0
-    assert since((0.9, 0.5), (0.8996, 0.5), (0.8992, 0.5)) == 2
-    assert since((0.9, 0.5), (0.8996, 0.5), (0.8992, 0.5), (0.8988, 0.5)) == 0
+    assert since((0.5, 0.5)) == 0
+    assert since((0.5, 0.5), (0.4, 0.5), (0.3, 0.6)) == 0
+    assert since((0.5, 0.5), (0.5004, 0.5), (0.5008, 0.5)) == 2
+    assert since((0.5, 0.5), (0.5004, 0.5), (0.5008, 0.5), (0.5012, 0.5)) == 0
 
 
 def write_many(folder: Path, count: int) -> Path:
@@ -199,7 +202,7 @@ def test_without_a_number_of_steps_rows_are_held_out_and_the_best_checkpoint_is_
     def measured(model: Any, held_out: Any, batch_size: int) -> dict[str, float]:
         read.append(len(held_out))
         accuracy = next(accuracies)
-        return {LOSS: 1 - accuracy, ACCURACY: accuracy}
+        return {PROBABILITY: accuracy / 2, LOSS: 1.0, ACCURACY: accuracy}
 
     monkeypatch.setattr(sft_trainers, "measure", measured)
     monkeypatch.setattr(train_sft, "SCRATCH_STEPS", (1, 20, 20))
