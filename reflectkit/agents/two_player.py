@@ -175,6 +175,30 @@ class Reflector:
         return Comment(text, ids, sampled.token_ids, sampled.logprobs), len(text_ids)
 
 
+class PromptMemo:
+    """The tokens of prompts, which are kept, since episodes repeat prompts.
+
+    characters: of all prompts together, after which it forgets them.
+    """
+
+    def __init__(self, tokenizer: Any, characters: int = CHARACTERS_KEPT) -> None:
+        self._tokenizer, self._limit, self._characters = tokenizer, characters, 0
+        self._tokens: dict[str, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The tokens of `text`."""
+        if text not in self._tokens:
+            if self._characters > self._limit:
+                self._tokens.clear()
+                self._characters = 0
+            self._tokens[text] = tuple(prompt_ids(self._tokenizer, text))
+            self._characters += len(text)
+        return self._tokens[text]
+
+
 class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
@@ -215,8 +239,7 @@ class TwoPlayerAgent:
         refuse(self.thinks and commentator is not None, own)
         self.shares_prompts = False
         """Whether prompts of the same time begin alike; see `SampleRequest.shared`."""
-        self._tokenised: dict[str, tuple[int, ...]] = {}
-        self._characters = 0  # of the prompts in it
+        self._prompts = PromptMemo(policy.tokenizer)
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The policy's decision; what it draws depends on the turn's seed alone.
@@ -393,14 +416,8 @@ class TwoPlayerAgent:
         )
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        """The prompt's tokens, which are kept, since episodes repeat prompts."""
-        if text not in self._tokenised:
-            if self._characters > CHARACTERS_KEPT:
-                self._tokenised.clear()
-                self._characters = 0
-            self._tokenised[text] = tuple(prompt_ids(self.policy.tokenizer, text))
-            self._characters += len(text)
-        return self._tokenised[text]
+        """The prompt's tokens."""
+        return self._prompts.ids(text)
 
 
 def _comments(observation: Observation, turns: Sequence[Turn], *, hinted: bool = False) -> list[str | None]:

@@ -6,7 +6,14 @@ from collections import Counter
 
 import pytest
 
-from reflectkit.agents.two_player import NoComments, Reflector, ShuffledComments, TeacherComments, TwoPlayerAgent
+from reflectkit.agents.two_player import (
+    NoComments,
+    PromptMemo,
+    Reflector,
+    ShuffledComments,
+    TeacherComments,
+    TwoPlayerAgent,
+)
 from reflectkit.env import Context
 from reflectkit.envs import env_class, make
 from reflectkit.errors import ConfigError
@@ -57,6 +64,15 @@ def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: LoadedM
     assert together.token_ids == alone.token_ids
     assert len(alone.token_ids) == 20
     assert 0 < len(cut.token_ids) <= 4
+
+
+def test_prompts_are_remembered_up_to_their_length_together(policy: LoadedModel) -> None:
+    memo = PromptMemo(policy.tokenizer, characters=1000)
+    for number in range(100):
+        text = f"{number:03} " * 25
+        assert memo.ids(text) == tuple(prompt_ids(policy.tokenizer, text))
+        assert 1 <= len(memo) <= 11
+    assert len(memo) > 1
 
 
 def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> None:
