@@ -7,6 +7,9 @@ whose largest memory is what the system kept of it.
 
     python -m benchmarks.serving serve tiny smollm2-135m     # the second needs `make smollm2`
     python -m benchmarks.serving programs 20 200
+    python -m benchmarks.serving decisions smollm2-135m
+
+The last compares the CPU time of decisions, in this process, with that of one forward pass over the prompt.
 """
 
 from __future__ import annotations
@@ -20,16 +23,27 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+import torch
 
+from reflectkit.agents.deciding import Decider
+from reflectkit.agents.players import resolve_model_path
 from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.console import Quiet
+from reflectkit.decisions.questions import Question
+from reflectkit.env import Context
 from reflectkit.envs import make
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.eventloop import run_sync
+from reflectkit.models.labels import prompt_ids
+from reflectkit.models.load import LoadedModel, load_player, save_player
+from reflectkit.models.scoring import trunk_of
 from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Task
@@ -43,6 +57,8 @@ QUESTION = "Each of the boxes 1 to 4 holds a ball. Which one holds the red ball?
 TOKENS, TURNS = 16, 3
 ONE, AT_ONCE = 4, 8
 """Conversations of the single client, and of those that ask at the same time."""
+STATE_TOKENS, REPEATS = 500, 3
+ENV = make("taxi")
 PROGRAM = f"""
 import json, os, urllib.request
 messages = [{{"role": "user", "content": {QUESTION!r}}}]
@@ -135,6 +151,51 @@ def play(programs: int) -> list[str]:
     return [str(programs), ", ".join(f"{count} {what}" for what, count in statuses.items()), f"{memory:,.0f} MB"]
 
 
+def decisions(model: str) -> list[list[str]]:
+    """The rows of one model: a choice among 20 options, yes or no, and eight times yes or no about one state."""
+    player = tiny(None)
+    if model != "tiny":
+        player = load_player(str(resolve_model_path(Path(model), Path("data"), Quiet())), device="cpu")
+    player.model.eval()
+    sentence, ids = "The parcel with the red label lies on shelf 12. ", list[int]()
+    state = sentence
+    while len(ids) < STATE_TOKENS:
+        state += sentence
+        ids = prompt_ids(player.tokenizer, state)
+    choice = Question("choice", "Where does it go?", tuple(f"to gate {number}" for number in range(20)))
+    predicates = [Question("predicate", f"Is shelf {number} free?", ("yes", "no")) for number in range(8)]
+    measured = []
+    for name, questions in (
+        ("choice, 20 options", [choice]),
+        ("yes or no", predicates[:1]),
+        ("8 questions", predicates),
+    ):
+        prompt = prompt_ids(player.tokenizer, policy_prompt(questions[0].observation(state)))
+        passed, decided = [], []
+        for _ in range(REPEATS):
+            passed.append(cpu_seconds_of(lambda prompt=prompt: forward(player, prompt)))  # type: ignore[misc]
+            fresh = Decider(TwoPlayerAgent(LocalSampler(player)))  # which remembers nothing
+            answer = fresh.answer(state, questions, Context(0, ENV))
+            decided.append(cpu_seconds_of(lambda answer=answer: run_sync(answer)))  # type: ignore[misc]
+        ratio = statistics.median(decided) / statistics.median(passed)
+        times = [f"{statistics.median(each) * 1000:,.0f} ms" for each in (passed, decided)]
+        measured.append([model, name, str(len(prompt)), *times, f"{ratio:.2f}"])
+    return measured
+
+
+def forward(player: LoadedModel, prompt: list[int]) -> None:
+    """One pass over a prompt."""
+    with torch.no_grad():
+        trunk_of(player.model)(input_ids=torch.tensor([prompt]), use_cache=False)
+
+
+def cpu_seconds_of(work: Callable[[], object]) -> float:
+    """CPU time of `work` in this process."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
 def table(heads: list[str], rows: list[list[str]]) -> str:
     """Rows as a table of Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
@@ -145,6 +206,9 @@ def main() -> None:
     what, *values = sys.argv[1:]
     if what == "play":
         print(json.dumps(play(int(values[0]))))
+    elif what == "decisions":
+        rows = [row for value in values for row in decisions(value)]
+        print(table(["model", "decision", "tokens", "a pass over the first prompt", "CPU time", "ratio"], rows))
     elif what == "programs":
         command = [sys.executable, "-m", "benchmarks.serving", "play"]
         rows = [json.loads(subprocess.check_output([*command, value]).splitlines()[-1]) for value in values]

@@ -544,11 +544,9 @@ class Players:
         if is_decision_model(str(checkpoint)):
             from reflectkit.agents.decision_players import DecisionModel, DecisionReflector
 
-            client, rules = (
-                self._client(str(checkpoint), reflects=True),
-                not self.settings.config.decisions.plain_questions,
-            )
-            return DecisionReflector(DecisionModel(client, rules=rules))
+            client = self._client(str(checkpoint), reflects=True)
+            plain = self.settings.config.decisions.plain_questions
+            return DecisionReflector(DecisionModel(client, rules=not plain))
         if is_chat(checkpoint):
             from reflectkit.chat.players import ChatReflector
 

@@ -127,8 +127,8 @@ class EvaluateConfig(Config):
     )
     score_oracle: bool = option(
         False,
-        help="Also compare each choice with the oracle's: agreement, and choice_nll, the mean negative log-probability"
-        " of the oracle's choice in nats.",
+        help="Also compare each choice with the oracle's: agreement; choice_nll, the mean negative log-probability"
+        " of the oracle's choice in nats; and choice_brier, the Brier score of the probabilities.",
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
@@ -419,19 +419,25 @@ class Advised(Wrapper):
 def oracle_scores(trajectory: Trajectory, *, likely: bool = True) -> dict[str, float]:
     """Figures of an episode played in an `Advised` env, means over its turns.
 
-    agreement: share of turns with the oracle's choice. choice_nll: negative log-probability of the oracle's choice, in
-    nats, if the player's probabilities are known (`likely`). An episode that ended before its first turn, since the
+    agreement: share of turns with the oracle's choice. If the player's probabilities are known (`likely`), choice_nll:
+    negative log-probability of the oracle's choice, in nats; choice_brier: Brier score, the squared distance of the
+    probabilities from 1 for the oracle's choice and 0 for the others (Brier 1950, Monthly Weather Review 78:1), 0 to 2.
+    An episode that ended before its first turn, since the
     prompt was too long, has those of an even guess that was wrong.
     """
     turns = [turn for turn in trajectory.turns if ORACLE_CHOICE in turn.info]
     if not turns:
         choices = trajectory.final.choices if trajectory.final else ()
-        nll = {"choice_nll": math.log(len(choices))} if choices and likely else {}
-        return {"agreement": 0.0} | nll if choices else {}
+        if not choices:
+            return {}
+        even = {"choice_nll": math.log(len(choices)), "choice_brier": 1 - 1 / len(choices)}
+        return {"agreement": 0.0} | (even if likely else {})
     scores = {"agreement": fmean(turn.decision.action == turn.info[ORACLE_CHOICE] for turn in turns)}
     if all(turn.decision.probabilities for turn in turns):
         shares = [turn.decision.probabilities[turn.info[ORACLE_CHOICE]] for turn in turns]
         scores["choice_nll"] = -fmean(math.log(max(share, sys.float_info.min)) for share in shares)
+        squares = [math.fsum(share**2 for share in turn.decision.probabilities) for turn in turns]
+        scores["choice_brier"] = fmean(square - 2 * share + 1 for square, share in zip(squares, shares, strict=True))
     return scores
 
 

@@ -22,7 +22,7 @@ from reflectkit.types import LARGEST, Message, Observation, Task, ToolSpec, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
 MARKS = ("", "good", "mistake")
-TAKEN = frozenset({"success", "agreement", "choice_nll", "comment_tokens"})
+TAKEN = frozenset({"success", "agreement", "choice_nll", "choice_brier", "comment_tokens"})
 """Figures of an episode that reflectkit measures itself."""
 MESSAGE = f"Message(ROLE, TEXT), its role from {', '.join(ROLES)}"
 NUMBER = f"a number of at most {LARGEST:g} in size"

@@ -87,6 +87,7 @@ def test_it_plays_with_its_probabilities_and_is_paid_once(
     assert row["success"] == 1.0
     assert row["figures"]["agreement"]["mean"] == 1.0
     assert row["figures"]["choice_nll"]["mean"] == pytest.approx(-math.log(0.7))
+    assert row["figures"]["choice_brier"]["mean"] == pytest.approx(2 * 0.3**2)
     (asked,) = read_json(folder / "eval.json")["asked"].values()
     assert asked["calls"] == len(server.requests)
     assert asked["usd"] == pytest.approx(len(server.requests) * 100 * 10 / 1e6)

@@ -165,10 +165,16 @@ def test_the_same_tables_come_of_kept_episodes_and_of_several_as_of_seeds(
 @pytest.mark.parametrize(
     ("turns", "expected"),
     [
-        ([(0, 0, (0.5, 0.5)), (0, 1, (0.75, 0.25))], {"agreement": 0.5, "choice_nll": 1.5 * math.log(2)}),
+        (
+            [(0, 0, (0.5, 0.5)), (0, 1, (0.75, 0.25))],
+            {"agreement": 0.5, "choice_nll": 1.5 * math.log(2), "choice_brier": (0.5 + 1.125) / 2},
+        ),
         ([(1, 1, ()), (1, 1, ()), (0, 1, ())], {"agreement": 2 / 3}),
-        ([], {"agreement": 0.0, "choice_nll": math.log(2)}),  # counts as a wrong guess
-        ([(0, 1, (1.0, 0.0))], {"agreement": 0.0, "choice_nll": pytest.approx(708.4, abs=0.1)}),  # is not infinite
+        ([], {"agreement": 0.0, "choice_nll": math.log(2), "choice_brier": 0.5}),  # counts as a wrong guess
+        (
+            [(0, 1, (1.0, 0.0))],
+            {"agreement": 0.0, "choice_nll": pytest.approx(708.4, abs=0.1), "choice_brier": 2.0},  # is not infinite
+        ),
     ],
 )
 def test_scores_are_means_over_turns(turns: list[Any], expected: dict[str, float]) -> None:
