@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +23,7 @@ from reflectkit.data.sft_rows import FILE_OF_ROLE
 from reflectkit.env import Context
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvSetup
-from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.jsonl import dumps, read_json, read_jsonl, write_json, write_jsonl, write_text
 from reflectkit.prompts import REFLECTION_MARKER
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import digest
@@ -285,7 +286,7 @@ class Seed:
             "sft_updates": world.policy_steps,
             "updates": taught + len(metrics),
             "episodes": earlier + metrics[-1]["episodes"],
-            "tokens": {each.name: _tokens(each, updates) for each in runs},
+            "tokens": {each.name: _tokens(each, updates if each == run else None) for each in runs},
             "processor_seconds": {each.name: read_json(each / "cost.json")["processor_seconds"] for each in runs},
             "curve": curve,
         }
@@ -297,27 +298,31 @@ class Seed:
 
     def keep(self, name: str, results: Mapping[str, Episodes], facts: Mapping[str, Any] | None = None) -> None:
         """Write the record of an arm."""
-        write_json(
-            self.records / f"{name}.json",
-            {
-                "arm": name,
-                "seed": self.seed,
-                "code": code_digest(),
-                "settings": self.settings_digest(),
-                "seeds_needed": self.world.seeds,
-                "processor": read_json(self.folder / "processor.json"),
-                **(facts or {}),
-                "success": {player: fmean(outcomes_of(episodes).values()) for player, episodes in results.items()},
-                "played": results,
-            },
-        )
+        record = {
+            "arm": name,
+            "seed": self.seed,
+            "code": code_digest(),
+            "settings": self.settings_digest(),
+            "seeds_needed": self.world.seeds,
+            "processor": read_json(self.folder / "processor.json"),
+            **(facts or {}),
+            "success": {player: fmean(outcomes_of(episodes).values()) for player, episodes in results.items()},
+            "played": results,
+        }
+        write_text(self.records / f"{name}.json", f"{dumps(record)}\n")
 
     def kept(self, name: str) -> bool:
-        """Whether the record of an arm is there. Ends the program if it is one of other settings."""
-        if not (self.records / f"{name}.json").is_file():
+        """Whether the record of an arm is there. Ends the program if it is one of other settings, and warns of one of
+        other code.
+        """
+        path = self.records / f"{name}.json"
+        if not path.is_file():
             return False
-        if self.record(name)["settings"] != self.settings_digest():
-            sys.exit(f"{self.records / name}.json was made with other settings; move it away")
+        record = self.record(name)
+        if record["settings"] != self.settings_digest():
+            sys.exit(f"{path} was made with other settings; move it away")
+        if record["code"] != code_digest():
+            print(f"warning: {path} was made by code {record['code']}, and this is {code_digest()}", flush=True)
         return True
 
     def record(self, name: str) -> Any:
@@ -356,6 +361,7 @@ def unequal(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in same if len({json.dumps(record[name]) for record in records}) > 1]
 
 
+@cache
 def code_digest() -> str:
     """A digest of the code of the toolkit and of this experiment."""
     folders = (Path(reflectkit.__file__).parent, Path(__file__).parent)
@@ -373,8 +379,8 @@ def _comment_of(prompt: str) -> dict[str, str]:
     return {"prompt": f"{head}\n{REFLECTION_MARKER}", "completion": rest.partition("\n")[0]}
 
 
-def _tokens(run: Path, updates: int) -> int:
-    """The tokens of a run of SFT, or of the first updates of one of RL, as the commands count them."""
+def _tokens(run: Path, updates: int | None) -> int:
+    """The tokens of a run of SFT, or of the first updates of one of RL, as the commands count them; None: of all."""
     rows = [row for _, row in read_jsonl(run / "metrics.jsonl")]
     in_rows = [row["num_tokens"] for row in rows if "num_tokens" in row]
-    return int(in_rows[-1]) if in_rows else sum(row["tokens"] for row in rows if row["step"] <= updates)
+    return int(in_rows[-1]) if in_rows else sum(row["tokens"] for row in rows[:updates])

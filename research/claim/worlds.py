@@ -139,7 +139,7 @@ TAXI = World(
     updates=30,
     episodes=128,
     validate_steps=3,
-    pilot_updates=60,
+    pilot_updates=40,
     seeds=17,
     tries=(
         {"demonstrations": 20, "policy_steps": 600},
