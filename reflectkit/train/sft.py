@@ -213,8 +213,11 @@ def split_rows(config: SFTConfig, rows: Sequence[Row]) -> tuple[list[Row], list[
 
     Stretches of neighbouring rows are held out, drawn by the seed: neighbours are mostly steps of one episode, and one
     that is trained on would give the other away.
+
+    Raises ConfigError: --hold-out is too little for one row.
     """
     count = round(config.held_out_share * len(rows))
+    refuse(config.hold_out and not count, f"--hold-out {config.hold_out} of {len(rows)} rows is none; raise it")
     if config.hold_out is None:
         count = 0 if len(rows) < FEWEST_ROWS else min(count, MOST_HELD_OUT)
     if not count:

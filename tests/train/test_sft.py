@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from reflectkit.data.sft_rows import read_rows
 from reflectkit.envs.corridor import Corridor
-from reflectkit.errors import CheckpointError, DivergedError
+from reflectkit.errors import CheckpointError, ConfigError, DivergedError
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player, save_player
@@ -229,6 +229,8 @@ def test_held_out_rows_are_neighbours_and_not_trained_on(tmp_path: Path) -> None
     assert split_rows(config(tmp_path / "rows.jsonl", tmp_path, max_steps=9), rows) == (rows, [])
     asked = config(tmp_path / "rows.jsonl", tmp_path, max_steps=9, hold_out=0.3)
     assert len(split_rows(asked, rows)[1]) == 60
+    with pytest.raises(ConfigError, match=r"--hold-out 0\.3 of 1 rows is none"):
+        split_rows(asked, rows[:1])
 
 
 def test_a_file_of_held_out_rows_next_to_the_others_is_measured_on(tmp_path: Path) -> None:
