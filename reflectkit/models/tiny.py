@@ -1,4 +1,4 @@
-"""The built-in models: a Qwen3, an LFM2 or a GPT-2 of 0.6 to 1 M parameters, with a byte-level BPE tokenizer.
+"""The built-in models: a Qwen3, an LFM2 or a GPT-2 of 0.5 to 1 M parameters, with a byte-level BPE tokenizer.
 
 They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer`
 load them. RL from random weights begins with a Qwen3, and SFT with an LFM2. Both have relative positions, so states may
