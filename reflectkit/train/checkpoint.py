@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from reflectkit.runs.run import checkpoints, seal
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 
-STATE, TENSORS, REPLAY, VISITS, MEMO = (
+STATE, TENSORS, REPLAY, NOVELTY, MEMO = (
     "training_state.json",
     "training_state.safetensors",
     "replay.jsonl",
-    "visits.json",
+    "novelty.json",
     "reflector_memo.json",
 )
 
@@ -79,7 +78,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
             )
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
-        write_text(staging / VISITS, _json(trainer.novelty.visits))
+        write_json(staging / NOVELTY, trainer.novelty.state())
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
         write_json(staging / STATE, state)
         seal(staging)
@@ -129,8 +128,7 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
-        visits = read_json(checkpoint / VISITS)
-        trainer.novelty.visits = Counter({str(state): int(count) for state, count in visits.items()})
+        trainer.novelty.load(read_json(checkpoint / NOVELTY))
         memo = read_json(checkpoint / MEMO)
         if trainer.agent.reflector is not None:
             trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}

@@ -4,6 +4,10 @@ Where success is rare, returns say little at first, and a policy settles on what
 of 1/√n for the n-th visit of a state (count-based exploration, arXiv 1606.01868, eq. 5) leads it elsewhere. The bonus
 has advantages of its own, so its weight does not depend on the size of the rewards, and neither the returns that are
 reported nor the critic see it.
+
+Bonuses shrink as visits grow. Divided by their present deviation they would not: in a game of few states, each other
+step would count as new for half of the training, and a policy may forget how the game ends. Divided by their first
+deviation, they would be gone after a few updates. So the divisor is the geometric mean of both.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from reflectkit.train.algorithms import Estimates, Numbers, deviation, returns_to_go
 from reflectkit.types import Observation, Trajectory
@@ -32,6 +37,8 @@ class Novelty:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.visits: Counter[str] = Counter()
+        self.first_deviation = 0.0
+        """Of the sums of bonuses in the first update in which they differ; 0 before it."""
 
     def weight_at(self, step: int, steps: int) -> float:
         """The weight in update `step` (0 is the first) of `steps`: it falls linearly to 0.
@@ -56,12 +63,25 @@ class Novelty:
         return replace(estimates, advantages=advantages + estimates.advantages[len(fresh) :])
 
     def advantages(self, fresh: Sequence[Trajectory]) -> Numbers:
-        """The bonuses that follow each decision, minus their mean over all and divided by their standard deviation."""
-        bonuses = [self._bonuses(trajectory) for trajectory in fresh]
-        sums = [returns_to_go(row, 1.0) for row in bonuses]
+        """The sum of the bonuses that follow each decision, minus the mean over all decisions. The divisor is the
+        geometric mean of their standard deviation and of that in the first update.
+        """
+        sums = [returns_to_go(self._bonuses(trajectory), 1.0) for trajectory in fresh]
         every = [value for row in sums for value in row]
-        mean, spread = fmean(every), deviation(every)
-        return [[(value - mean) / spread for value in row] for row in sums]
+        mean, present = fmean(every), deviation(every)
+        if not self.first_deviation and max(every) > min(every):
+            self.first_deviation = present
+        divisor = math.sqrt(present * (self.first_deviation or 1.0))
+        return [[(value - mean) / divisor for value in row] for row in sums]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON values."""
+        return {"first_deviation": self.first_deviation, "visits": self.visits}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned. Raises KeyError, TypeError or ValueError for something else."""
+        self.first_deviation = float(state["first_deviation"])
+        self.visits = Counter({str(seen): int(count) for seen, count in state["visits"].items()})
 
     def _bonuses(self, trajectory: Trajectory) -> list[float]:
         """The bonus of the state to which each decision led; 0 for the last one's, after which nothing is decided."""

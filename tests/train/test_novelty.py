@@ -33,6 +33,18 @@ def test_a_step_is_worth_what_its_successors_are_new() -> None:
     assert rows == [pytest.approx(row) for row in expected]
 
 
+def test_bonuses_shrink_less_than_visits_grow() -> None:
+    """The divisor is the geometric mean of the first deviation and the present one."""
+    novelty = Novelty(1.0)
+    episodes = [episode("hall", "cellar"), episode("hall")]
+    novelty.advantages(episodes)
+    novelty.visits[state_key(observation("cellar"))] = 99
+    new, *_ = novelty.advantages(episodes)[0]
+
+    first, present = pstdev([1.0, 0.0, 0.0]), pstdev([0.1, 0.0, 0.0])
+    assert new == pytest.approx((0.1 - 0.1 / 3) / math.sqrt(first * present))
+
+
 def test_visits_count_over_updates() -> None:
     novelty = Novelty(1.0)
     for _ in range(3):
