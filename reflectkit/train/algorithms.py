@@ -419,7 +419,10 @@ class PpoSettings(CriticSettings):
     """PPO's own settings."""
 
     gae_lambda: float = option(
-        1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors; 0.95 by default for random weights.", ge=0, le=1
+        1.0,
+        help="GAE's λ: 1 uses full returns, 0 one-step TD errors; 0.95 by default for choices with --model.",
+        ge=0,
+        le=1,
     )
 
 
@@ -553,7 +556,8 @@ class AlgorithmConfig(Config):
     name: str = option(
         "grpo",
         name="algo",
-        help=f"{_SUMMARIES}; or your own as package.module:NAME. Default: grpo, but ppo for random weights.",
+        help=f"{_SUMMARIES}; or your own as package.module:NAME. Default: grpo, but ppo for choices with --model, that"
+        " is, without SFT.",
         essential=True,
     )
     settings: Any = chosen_by("name", settings=lambda name: algorithm(name).settings, names=lambda: ALGORITHMS)
@@ -575,12 +579,12 @@ class AlgorithmConfig(Config):
     mask_ratio: float = option(
         3.0, help="Limit of --off-policy-mask: a ratio of policy to sampler; for geometric, its inverse.", gt=1
     )
-    epochs: int = option(1, help="Passes over each batch; 4 by default for random weights.", ge=1)
+    epochs: int = option(1, help="Passes over each batch; 4 by default for choices with --model.", ge=1)
     target_kl: float = option(
         0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
     )
     minibatch: int = option(
-        512, help="Rows per gradient step, over all processes; 128 by default for random weights.", ge=1
+        512, help="Rows per gradient step, over all processes; 128 by default for choices with --model.", ge=1
     )
     loss_mean: Literal["token", "row"] = option(
         "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."

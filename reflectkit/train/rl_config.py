@@ -17,7 +17,7 @@ from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, refuse
+from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.models.hub import TINY
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.base import COLDEST
@@ -35,14 +35,20 @@ LIMITS = ("max_steps", "patience")
 """Settings that say only when training ends; a run may be continued with others."""
 
 
-FROM_SCRATCH: dict[str, Any] = {
-    "algo": "ppo",
-    "epochs": 4,
-    "minibatch": 128,
-    "gae_lambda": 0.95,
-    "novelty": 0.5,
-}
-"""What learns most of the games of `python -m benchmarks.learning` with a model of random weights."""
+WITHOUT_SFT: dict[str, Any] = {"algo": "ppo", "epochs": 4, "minibatch": 128, "gae_lambda": 0.95}
+"""What learns to choose from reward alone in most games of `python -m benchmarks.learning`. GRPO makes fewer and worse
+steps there: it compares episodes of few problems, and whole episodes at once.
+"""
+FROM_SCRATCH = WITHOUT_SFT | {"novelty": 0.5}
+"""The same for random weights, which know no better than to try everything."""
+
+
+def _offers_choices(env: str) -> bool:
+    """Whether `env` has choices; not if there is no such env, of which another check tells."""
+    try:
+        return env_class(env).acts == "choice"
+    except ReflectkitError:
+        return False
 
 
 class PolicyConfig(Config):
@@ -331,10 +337,14 @@ class RLConfig(Config):
     @classmethod
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The algorithm for random weights, unless another one or a setting of GRPO is given."""
+        """What learns choices without SFT, unless another algorithm or a setting of GRPO is given."""
         of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
-        from_scratch = values.get("model") in TINY and values.get("algo", "ppo") == "ppo" and not of_grpo & {*values}
-        return FROM_SCRATCH if from_scratch else {}
+        if not values.get("model") or values.get("algo", "ppo") != "ppo" or of_grpo & {*values}:
+            return {}
+        if values["model"] in TINY:
+            return FROM_SCRATCH
+        chooses = values.get("answer") != "text" and _offers_choices(str(values.get("env", "")))
+        return WITHOUT_SFT if chooses else {}
 
     @model_validator(mode="before")
     @classmethod

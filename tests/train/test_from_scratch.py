@@ -15,24 +15,27 @@ from reflectkit.train.rl_config import RLConfig
 
 
 @pytest.mark.parametrize(
-    ("given", "algo", "epochs", "minibatch"),
+    ("given", "algo", "epochs", "novelty"),
     [
-        ({"model": "tiny"}, "ppo", 4, 128),
-        ({"model": "tiny-hybrid"}, "ppo", 4, 128),
-        ({"model": "tiny", "algo": "ppo", "epochs": 2}, "ppo", 2, 128),
-        ({"model": "tiny", "algo": "reinforce"}, "reinforce", 1, 512),
-        ({"model": "tiny", "advantages": "step"}, "grpo", 1, 512),
-        ({"model": "somewhere"}, "grpo", 1, 512),
-        ({"model": "somewhere", "algo": "ppo"}, "ppo", 1, 512),
+        ({"model": "tiny"}, "ppo", 4, 0.5),
+        ({"model": "tiny-hybrid"}, "ppo", 4, 0.5),
+        ({"model": "tiny", "algo": "ppo", "epochs": 2, "novelty": 0.0}, "ppo", 2, 0.0),
+        ({"model": "tiny", "algo": "reinforce"}, "reinforce", 1, 0.0),
+        ({"model": "tiny", "advantages": "step"}, "grpo", 1, 0.0),
+        ({"model": "somewhere"}, "ppo", 4, 0.0),
+        ({"model": "somewhere", "algo": "grpo"}, "grpo", 1, 0.0),
+        ({"model": "somewhere", "env": "memory"}, "grpo", 1, 0.0),
+        ({"model": "somewhere", "answer": "text"}, "grpo", 1, 0.0),
+        ({"policy": "somewhere"}, "grpo", 1, 0.0),
     ],
 )
-def test_random_weights_learn_by_ppo_unless_told_otherwise(
-    given: dict[str, Any], algo: str, epochs: int, minibatch: int
+def test_choices_are_learnt_without_sft_by_ppo_unless_told_otherwise(
+    given: dict[str, Any], algo: str, epochs: int, novelty: float
 ) -> None:
-    config = RLConfig.from_flat(env="taxi", **given)
-    assert (config.algo.name, config.algo.epochs, config.algo.minibatch) == (algo, epochs, minibatch)
+    config = RLConfig.from_flat(**{"env": "taxi"} | given)
+    assert (config.algo.name, config.algo.epochs, config.algo.novelty) == (algo, epochs, novelty)
     if algo == "ppo":
-        assert config.algo.settings.gae_lambda == (0.95 if given["model"] != "somewhere" else 1.0)
+        assert (config.algo.minibatch, config.algo.settings.gae_lambda) == (128, 0.95)
 
 
 def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> None:
