@@ -343,8 +343,10 @@ class RLConfig(Config):
             return {}
         if values["model"] in TINY:
             return FROM_SCRATCH
-        chooses = values.get("answer") != "text" and _offers_choices(str(values.get("env", "")))
-        return WITHOUT_SFT if chooses else {}
+        if values.get("answer") == "text" or not _offers_choices(str(values.get("env", ""))):
+            return {}
+        adapter = str(values.get("lora_r", 0)) != "0"
+        return WITHOUT_SFT | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})
 
     @model_validator(mode="before")
     @classmethod

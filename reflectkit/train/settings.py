@@ -75,7 +75,10 @@ class OptimizerConfig(Config):
     """Optimizer: how weights change."""
 
     learning_rate: float | None = option(
-        None, help="Peak learning rate; in rlft 2.5e-4, or 1e-3 for --model tiny.", gt=0, essential=True
+        None,
+        help="Peak learning rate; in rlft 2.5e-4, or 5e-4 for --model tiny and choices with a new adapter.",
+        gt=0,
+        essential=True,
     )
     warmup_steps: int | None = option(
         0, help="Steps in which the learning rate rises to its peak; none (default in sft): 5 % of the steps.", ge=0

@@ -38,6 +38,21 @@ def test_choices_are_learnt_without_sft_by_ppo_unless_told_otherwise(
         assert (config.algo.minibatch, config.algo.settings.gae_lambda) == (128, 0.95)
 
 
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({"model": "tiny"}, 5e-4),
+        ({"model": "somewhere"}, 2.5e-4),
+        ({"model": "somewhere", "lora_r": 16}, 5e-4),
+        ({"model": "somewhere", "lora_r": 16, "learning_rate": 1e-4}, 1e-4),
+        ({"model": "somewhere", "lora_r": 16, "algo": "grpo"}, 2.5e-4),
+        ({"policy": "somewhere", "lora_r": 16}, 2.5e-4),
+    ],
+)
+def test_random_weights_and_new_adapters_learn_choices_at_a_higher_rate(given: dict[str, Any], rate: float) -> None:
+    assert RLConfig.from_flat(env="taxi", **given).optim.rate == rate
+
+
 def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> None:
     tokenizer = build_tokenizer(["a b"], [], 300)
     critic = Critic(LoadedModel(build_relative(tokenizer, 4, 0), tokenizer, None))
