@@ -713,8 +713,9 @@ def advice(config: RLConfig, returns: Sequence[float]) -> str:
     returns: the mean return of each update.
     """
     options = []
-    if config.policy.model in TINY and config.algo.name != "ppo":
-        options.append(f"random weights without --algo {config.algo.name}, that is, with ppo")
+    chooses = config.env.kind.action_kind(config.env.settings) == "choice"
+    if config.policy.model and chooses and config.algo.name != "ppo":
+        options.append(f"--algo ppo instead of {config.algo.name}")
     if has_risen(returns):
         options.append(f"--max-steps {3 * config.max_steps}, as the return still rises")
     options += ["more --episodes", "demonstrations first"]

@@ -88,5 +88,6 @@ def test_advice_names_more_updates_only_where_the_return_rises() -> None:
     assert has_risen(rising)
     assert "--max-steps 27" in advice(config, rising)
     assert "--max-steps" not in advice(config, [0.1, 0.0, 0.1] * 3)
-    assert advice(config, rising).startswith("random weights without --algo grpo")
+    assert advice(config, rising).startswith("--algo ppo instead of grpo")
+    assert "--algo" not in advice(RLConfig.from_flat(env="memory", model="somewhere"), rising)
     assert "--algo" not in advice(RLConfig.from_flat(env="taxi", model="tiny"), rising)
