@@ -29,6 +29,7 @@ from reflectkit.models.tiny import build_model
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.tools import use_of
+from reflectkit.train import batch
 from reflectkit.types import Decision, Message, Observation, Status, Task, ToolCall, ToolUse, Trajectory, to_json
 from tests.fakes.players import Plays
 from tests.models.test_chat import make_tokenizer, rows_of
@@ -46,6 +47,13 @@ def ask(messages, **more):
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {
     "type": "object", "properties": {"box": {"type": "integer"}}, "required": ["box"]}}}]
+
+def decide(state, *questions):
+    body = {"model": "any", "input": state, "questions": list(questions)}
+    return post("/v1/decisions", body)["answers"]
+
+def choice(*values):
+    return {"type": "choice", "instructions": "Which desk?", "choices": [{"value": value} for value in values]}
 """
 Play = Callable[..., list[Trajectory]]
 
@@ -87,6 +95,106 @@ def test_requests_are_steps_and_arguments_pass_no_shell(play: Play) -> None:
     assert [message.name for message in last.messages if message.role == "tool"] == ["look", "look"]
     assert [tool.name for tool in last.tools] == ["look"]
     assert episode.figures == {"overridden": 3.0}
+
+
+def test_each_question_is_a_step_whose_answer_is_the_action_that_was_taken(play: Play) -> None:
+    code = """
+    yes, desk = decide("A ticket", {"type": "predicate", "instructions": "Is it late?"}, choice("a", "b", "c"))
+    assert yes["probability"] == 0 and desk["choice"] == "c" and desk["confidence"] == 1
+    assert [entry["probability"] for entry in desk["probabilities"]] == [0, 0, 1]
+    scale = {"type": "score", "criteria": ["low", "middle", "high"]}
+    body = {"model": "kev", "state": {"text": "Help"}, "questions": {"how urgent": scale}}
+    print(post("/v1/systemone", body)["answers"]["how urgent"]["score"])
+    """
+    (episode,) = play(code, Plays(1, 2, 1))
+    assert (episode.reason, episode.total_return) == ("", 1.0)
+    assert [turn.reward for turn in episode.turns] == [0, 0, 1]
+    seen = [turn.observation for turn in episode.turns]
+    assert [each.choices for each in seen] == [("yes", "no"), ("a", "b", "c"), ("low", "middle", "high")]
+    assert [each.text for each in seen] == ["A ticket\nIs it late?", "A ticket\nWhich desk?", '{"text": "Help"}']
+
+
+MIXED = """
+messages = [{"role": "user", "content": "Where is it?"}]
+for _ in range(2):
+    messages.append(ask(messages))
+    desk = decide("A ticket", choice("a", "b"))[0]["choice"]
+    messages.append({"role": "user", "content": f"It is at {desk}."})
+print(1)
+"""
+
+
+def test_a_mixed_program_trains_its_choices_and_its_words(play: Play) -> None:
+    agent = TwoPlayerAgent(LocalSampler(tiny(0, None)), max_new_tokens=6)
+    (episode,) = play(MIXED, agent)
+    assert (episode.reason, episode.total_return) == ("", 1.0)
+    numbers = [[1.0] * 4]
+    rows = batch.rows([episode], numbers, numbers, {("a", "b"): agent.labels(("a", "b"))})
+    assert [len(row.choices) for row in rows] == [0, 2, 0, 2]
+    for row, turn in zip(rows, episode.turns, strict=True):
+        assert row.tokens == (*turn.decision.prompt_ids, *turn.decision.token_ids)
+
+
+REWARDS = """
+def counted(prompts, completions, **kwargs):
+    return [float(len(prompt) + 10 * len(completion)) for prompt, completion in zip(prompts, completions)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "actions", "messages"),
+    [
+        (MIXED, (WORDS, 0, WORDS, 1), 1 + 10 * (3 + 4)),  # the conversation, and then the questions with their answers
+        ("decide('A ticket', choice('a', 'b'), choice('c', 'd'))", (0, 1), 1 + 10 * 3),
+    ],
+)
+def test_reward_functions_see_the_decisions(
+    play: Play, tmp_path: Path, code: str, actions: tuple[Any, ...], messages: int
+) -> None:
+    (tmp_path / "counts_decisions.py").write_text(REWARDS, encoding="utf-8")
+    (episode,) = play(code, Plays(*actions), reward=(f"{tmp_path}/counts_decisions.py:counted",))
+    assert (episode.reason, episode.total_return) == ("", messages)
+
+
+def test_a_chat_in_a_program_of_decisions_is_refused_with_the_fix(play: Play) -> None:
+    code = """
+    import urllib.error
+    decide("A ticket", choice("a", "b"))
+    try:
+        ask([{"role": "user", "content": "Hi"}])
+    except urllib.error.HTTPError as error:
+        sys.exit(error.read().decode())
+    """
+    (episode,) = play(code, Plays(0), only_decisions=True)
+    assert episode.status is Status.ABORTED
+    assert "leave out that flag" in episode.reason
+
+
+def test_a_tiny_model_learns_a_program_of_decisions_from_random_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"{HELPERS}print(float(decide('A ticket', choice('a', 'b'))[0]['choice'] == 'b'))"
+    Path("agent.py").write_text(code, encoding="utf-8")
+    write_jsonl(Path("rows.jsonl"), [{"prompt": "Go."}])
+    command = ["rlft", "--env", f"program:{sys.executable} agent.py", "--dataset", "rows.jsonl", "--model", "tiny"]
+    command += [
+        "--algo",
+        "grpo",
+        "--max-steps",
+        "1",
+        "--episodes",
+        "4",
+        "--group-size",
+        "4",
+        "--validate-problems",
+        "0",
+    ]
+    assert main(command) == 2
+    assert "choices" in capsys.readouterr().err
+    assert main([*command, "--only-decisions", "--name", "run"]) == 0
+    checkpoint = Path("results/run/checkpoint-1")
+    assert read_json(checkpoint / "reflectkit.json")["acts"] == "choice"
 
 
 def test_values_fill_single_braces_only(play: Play) -> None:

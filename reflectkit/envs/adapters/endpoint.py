@@ -339,13 +339,16 @@ async def _chunks(completion: dict[str, Any], *, usage: bool) -> AsyncIterator[s
     yield "data: [DONE]\n\n"
 
 
-def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str], token: str = "") -> Starlette:
+def application(
+    find: Callable[[str], Any], model: str, *, hosts: Sequence[str], token: str = "", any_model: bool = False
+) -> Starlette:
     """The web application.
 
     find: the session by its name in the path, "" for none: it has `conversations`, answers a ChatRequest with an
     EndpointAnswer in its coroutine `answer`, and takes rewards in `reward`; both may raise RequestError. If it has
     `decide`, this answers a DecisionRequest with a JSON value. model: its name in the list of models. hosts: the names
-    under which it may be reached. token: what each request must bring, if any.
+    under which it may be reached. token: what each request must bring, if any. any_model: whether decisions may ask for
+    a model of any name, as chats do.
     """
     numbers, today = itertools.count(1), time.strftime("%Y-%m-%d")
 
@@ -387,7 +390,7 @@ def application(find: Callable[[str], Any], model: str, *, hosts: Sequence[str],
         if not hasattr(session, "decide"):
             raise RequestError("decisions are not answered here", 404)
         asked = read_body(kind, await _body(request))
-        if not asked.names(model):
+        if not any_model and not asked.names(model):
             raise RequestError(
                 f"there is no model {asked.model!r:.80}; ask for {model} or jev-latest", 404, kind="not_found"
             )

@@ -1,7 +1,7 @@
 """A program as an environment: it asks an endpoint of OpenAI's form, and the agent is who answers.
 
-Each episode starts the program with its own address, and each request is a step. The program's own tools, prompts and
-loop stay as they are; it imports nothing of ours.
+Each episode starts the program with its own address. Each chat request is a step, and so is each question of a request
+for decisions. The program's own tools, prompts and loop stay as they are; it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import field_validator
 from typing_extensions import override
 
 from reflectkit.config import Config, option
-from reflectkit.env import Action, Env, StepResult, Taskset
+from reflectkit.decisions.questions import Answer, Usage
+from reflectkit.env import Action, Env, StepResult, Taskset, check_choice
 from reflectkit.envs.adapters import env_type
 from reflectkit.envs.adapters.command_files import CommandFiles
 from reflectkit.envs.adapters.endpoint import (
     LOOPBACK,
     ChatRequest,
     Conversations,
+    DecisionRequest,
     EndpointAnswer,
     RequestError,
     application,
@@ -86,6 +88,9 @@ class ProgramSettings(DatasetSettings):
         120.0, help="Seconds between two requests of the program, and after the last, before it is killed.", gt=0
     )
     program_memory_mb: int = option(0, help="Address space of the program in MB; 0: no limit.", ge=0)
+    only_decisions: bool = option(
+        False, help="The program asks for decisions alone, so the policy needs no words: --model tiny can learn it."
+    )
 
     @property
     @override
@@ -107,10 +112,14 @@ class ProgramSettings(DatasetSettings):
 
 @dataclass(eq=False)
 class _Pending:
-    """A request that waits for the agent."""
+    """What waits for the agent. answer: to a chat request; to a question, the index of its option.
 
-    request: ChatRequest
-    answer: asyncio.Future[EndpointAnswer]
+    request: None for a question.
+    """
+
+    observation: Observation
+    answer: asyncio.Future[Any]
+    request: ChatRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -125,11 +134,12 @@ class _Exit:
 class _Run:
     """One run of the program; everything but `__init__` happens in the endpoint's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_decisions: bool) -> None:
+        self.only_decisions = only_decisions
         self.conversations = Conversations()
         self.events: asyncio.Queue[_Pending | _Exit] = asyncio.Queue()
         self.posted: float | None = None
-        self.unmatched = self.overridden = 0
+        self.unmatched = self.overridden = self._decided = 0
         self.closed = False
         self._waiting: set[_Pending] = set()
         self._process: Any = None
@@ -137,9 +147,26 @@ class _Run:
 
     async def answer(self, request: ChatRequest) -> EndpointAnswer:
         """What the agent answers; requests that come at once are answered one after the other."""
+        if self.only_decisions:
+            raise RequestError("a chat in a program of --only-decisions; leave out that flag")
+        answer: EndpointAnswer = await self._ask(request.observation, request)
+        return answer
+
+    async def decide(self, request: DecisionRequest) -> dict[str, Any]:
+        """The answers to its questions, each of which is a step. The option that the agent took has probability 1, so
+        that the program acts on it, whether it reads the answer or the probabilities.
+        """
+        state, answers = request.text, []
+        for _, question in request.asked:
+            taken = await self._ask(question.observation(state))
+            answers.append(Answer(tuple(float(place == taken) for place in range(len(question.options)))))
+        self._decided += 1
+        return request.response(answers, Usage(), f"decision-{self._decided}")
+
+    async def _ask(self, observation: Observation, request: ChatRequest | None = None) -> Any:
         if self.closed:
             raise RequestError(CLOSED, 410)
-        pending = _Pending(request, asyncio.get_running_loop().create_future())
+        pending = _Pending(observation, asyncio.get_running_loop().create_future(), request)
         self._waiting.add(pending)
         self.events.put_nowait(pending)
         try:
@@ -221,7 +248,8 @@ class _Endpoint:
         return await self._port
 
     async def _serve(self, port: asyncio.Future[int]) -> None:
-        async with serving(application(self.runs.get, "policy", hosts=LOOPBACK), LOOPBACK[0], 0) as number:
+        app = application(self.runs.get, "policy", hosts=LOOPBACK, any_model=True)
+        async with serving(app, LOOPBACK[0], 0) as number:
             port.set_result(number)
             await asyncio.Event().wait()
 
@@ -249,7 +277,19 @@ class Program(Env):
     _run: Any = None
     _folder: Any = None
     _pending: Any = None
-    """The request that waits for an answer."""
+    """What waits for an answer."""
+    _chat: list[Message]
+    """The last conversation, for reward functions."""
+    _decisions: list[Message]
+    """All questions with their answers, likewise."""
+    _first: int
+    """How many messages the first chat request has; 0 before it."""
+
+    @classmethod
+    @override
+    def action_kind(cls, settings: Any) -> Literal["choice", "tools", "text"]:
+        """Calls of tools, which a mixed program wants as well as choices, unless it asks for decisions alone."""
+        return "choice" if settings.only_decisions else "tools"
 
     @classmethod
     @override
@@ -288,12 +328,23 @@ class Program(Env):
         self._ids.add(decision)
 
     async def step(self, action: Action) -> StepResult:
-        """Answer the request and wait for the next, or for the end. Raises EnvironmentFailure."""
-        use = action if isinstance(action, ToolUse) else ToolUse(str(action))
-        event = await self._in_thread(self._act(use))
-        return (
-            StepResult(self._observe(event), 0.0, False) if isinstance(event, _Pending) else await self._end(use, event)
-        )
+        """Answer the request or question and wait for the next, or for the end.
+
+        Raises IllegalActionError: an option that was not offered. EnvironmentFailure.
+        """
+        seen = self._pending.observation
+        answer: int | EndpointAnswer
+        if seen.choices:
+            answer = check_choice(action, seen.choices, self.name)
+            self._decisions += [*seen.messages, Message("assistant", seen.choices[answer])]
+        else:
+            use = action if isinstance(action, ToolUse) else ToolUse(str(action))
+            answer = EndpointAnswer(use)
+            self._chat = [*seen.messages, Message("assistant", use.text, use.calls)]
+        event = await self._in_thread(self._act(answer))
+        if isinstance(event, _Pending):
+            return StepResult(self._observe(event), 0.0, False)
+        return await self._end(seen, event)
 
     def close(self) -> None:
         """Kill the program, if it runs."""
@@ -315,7 +366,9 @@ class Program(Env):
     async def _begin(self, task: Task, seed: int) -> Observation:
         self._folder = tempfile.TemporaryDirectory(prefix="reflectkit-program-")
         self._reward_file = Path(self._folder.name) / "reward"
-        self._run, self._pending, self._token = _Run(), None, secrets.token_urlsafe(24)
+        self._run = _Run(only_decisions=self.settings.only_decisions)
+        self._pending, self._token = None, secrets.token_urlsafe(24)
+        self._chat, self._decisions, self._first = [], [], 0
         self._server.runs[self._token] = self._run
         url = f"http://{LOOPBACK[0]}:{await self._server.port()}/s/{self._token}"
         passed = {name: os.environ[name] for name in (*PASSED, *self.settings.pass_env) if name in os.environ}
@@ -346,23 +399,21 @@ class Program(Env):
         event = await self._next()
         if isinstance(event, _Exit):
             raise EnvironmentFailure(f"the program ended without a request{_last_line(event.errors or event.output)}")
-        self._first = len(event.request.observation.messages)
         return self._observe(event)
 
-    async def _act(self, action: ToolUse) -> _Pending | _Exit:
-        """What the program does after `action`."""
+    async def _act(self, answer: int | EndpointAnswer) -> _Pending | _Exit:
+        """What the program does after `answer`."""
         if not self._pending.answer.done():  # the program may have closed the connection meanwhile
-            self._pending.answer.set_result(EndpointAnswer(action))
+            self._pending.answer.set_result(answer)
         return await self._next()
 
-    async def _end(self, action: ToolUse, event: _Exit) -> StepResult:
+    async def _end(self, seen: Observation, event: _Exit) -> StepResult:
         """The result of the last action. Reward functions are called in the caller's thread."""
-        seen = self._pending.request.observation
         if self.settings.reward:
-            said = [*seen.messages, Message("assistant", action.text, action.calls)]
-            messages = chat_messages(said)
-            row = {**self._row, "prompt": messages[: self._first]}
-            reward, info = await score(self.settings.reward, row, messages[self._first :], self._ids.ids)
+            messages = chat_messages([*self._chat, *self._decisions])
+            first = self._first or 1  # without a chat, the first question is the prompt
+            row = {**self._row, "prompt": messages[:first]}
+            reward, info = await score(self.settings.reward, row, messages[first:], self._ids.ids)
         else:
             reward = self._reward(event)
             info = {"success": reward >= 1}
@@ -382,11 +433,12 @@ class Program(Env):
         return event
 
     def _observe(self, pending: _Pending) -> Observation:
-        request = pending.request
-        self._run.unmatched += request.unmatched
-        self._run.overridden += request.temperature is not None or request.max_tokens is not None
         self._pending = pending
-        return request.observation
+        if (request := pending.request) is not None:
+            self._first = self._first or len(request.observation.messages)
+            self._run.unmatched += request.unmatched
+            self._run.overridden += request.temperature is not None or request.max_tokens is not None
+        return pending.observation
 
     def _reward(self, event: _Exit) -> float:
         """The reward of the program that ended. Raises EnvironmentFailure."""
