@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
+from typing import NoReturn
 
 from reflectkit.chat.client import ChatClient, Outcome, Request
 from reflectkit.chat.config import RESUMES, ApiError, BudgetSpentError, Endpoint
@@ -19,6 +20,7 @@ from reflectkit.decisions import openai_form, systemone
 from reflectkit.decisions.questions import MOST_OPTIONS, Question
 from reflectkit.env import Agent, Context, rules_of
 from reflectkit.errors import ConfigError, EnvironmentFailure
+from reflectkit.models.labels import encodable
 from reflectkit.prompts import label, one_line
 from reflectkit.sampling.base import draw
 from reflectkit.seeding import generator
@@ -35,7 +37,7 @@ LIKELY, LEAST_LIKELY = 3, 0.01
 
 def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
     """The actions as options, which must all differ and have words. Raises ConfigError for none, and for too many."""
-    choices = observation.choices
+    choices = tuple(map(encodable, observation.choices))
     if not choices:
         raise ConfigError(f"{endpoint} chooses from a list of actions and writes nothing; use a chat model here")
     if len(choices) > MOST_OPTIONS:
@@ -53,7 +55,7 @@ def deciding_request(
     none, as for a policy that was trained here.
     """
     instructions = f"{rules_of(context.env)}\n\n{ASKED}".strip() if rules else ""
-    body = FORMS[endpoint.kind].request_body(observation.text, instructions, options)
+    body = FORMS[endpoint.kind].request_body(encodable(observation.text), instructions, options)
     name = f"{context.env.name}, step {len(context.turns) + 1}"
     return Request(name, (Message("user", json.dumps(body, ensure_ascii=False)),), 0, again=0)
 
@@ -145,22 +147,26 @@ class DecisionReflector:
         Raises EnvironmentFailure: no answer can be used. ApiError, BudgetSpentError: no further one will come.
         """
         shares, outcomes = await self.model.ask(observation, context)
-        client, last = self.model.client, outcomes[-1]
-        who = f"the reflector {client.endpoint}"
-        if not shares and last.rejected is None:
-            await client.finish()
-            raise BudgetSpentError(f"{who} may not cost more; run the same command again with a larger --max-cost-usd")
-        if not shares and last.rejected is not None and last.rejected.unanswered:
-            await client.finish()
-            raise ApiError(f"{who} gave {last.reason}; {RESUMES}")
         if not shares:
-            raise EnvironmentFailure(f"{who} gave no usable answer: {last.reason}")
+            await self._give_up(outcomes[-1])
         order = sorted(range(len(shares)), key=lambda index: -shares[index])
         likely = [index for index in order[:LIKELY] if shares[index] >= LEAST_LIKELY]
         words = ", ".join(f"{one_line(observation.choices[index])} {shares[index]:.2f}" for index in likely)
         comment = PaidComment(f"likely: {words}")
         comment.price_usd = self.model.price(outcomes)
         return comment
+
+    async def _give_up(self, last: Outcome[tuple[float, ...]]) -> NoReturn:
+        """Raise what `remark` says, after the `last` outcome without an answer."""
+        client = self.model.client
+        who = f"the reflector {client.endpoint}"
+        if last.rejected is None:
+            await client.finish()
+            raise BudgetSpentError(f"{who} may not cost more; run the same command again with a larger --max-cost-usd")
+        if last.rejected.unanswered:
+            await client.finish()
+            raise ApiError(f"{who} gave {last.reason}; {RESUMES}")
+        raise EnvironmentFailure(f"{who} gave no usable answer: {last.reason}")
 
 
 class CommentedActor:

@@ -30,7 +30,7 @@ def checked(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, .
     values = [shares[option] for option in options]
     for option, value in zip(options, values, strict=True):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not 0 <= value <= 1:
+        if not is_number or not 0 <= value <= 1:  # NaN is not, either
             raise UnusableReplyError(f"the probability of {option!r:.60} is {value!r:.60}")
     total = math.fsum(values)
     if abs(total - 1) > ROUNDED:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import reflectkit
-from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy, options_of
+from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy, DecisionReflector, options_of
 from reflectkit.agents.players import parse_policy
 from reflectkit.chat.client import client_at
 from reflectkit.chat.config import ChatConfig, Endpoint
@@ -21,6 +21,7 @@ from reflectkit.data.episodes import read_episodes
 from reflectkit.env import Context
 from reflectkit.envs import make
 from reflectkit.errors import ConfigError
+from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
 from reflectkit.types import Message, Observation
@@ -123,6 +124,7 @@ BAD: list[Callable[[dict[str, Any]], Any]] = [
     lambda body: reply(body, dict.fromkeys(options_in(body), True)),
     lambda body: reply(body, dict.fromkeys(options_in(body), "0.5")),
     lambda body: reply(body, {"left": 1.5, "right": -0.5}),
+    lambda body: reply(body, {"left": 10**400, "right": 0}),
     lambda body: reply(body, {"left": 1.0}),
     lambda body: reply(body, {"left": 0.4, "right": 0.4, "up": 0.2}),
     lambda body: reply(body, favours(options_in(body)), type="score"),
@@ -264,6 +266,24 @@ def test_actions_are_drawn_at_the_temperature(asked: Any) -> None:
         contexts = [Context(seed, env) for seed in range(400)]
         drawn = decide_all(DecisionPolicy(model, temperature), [seen] * 400, contexts)
         assert sum(decision.action == 1 for decision in drawn) / 400 == pytest.approx(expected, abs=0.08)
+
+
+def test_where_there_is_one_action_nothing_is_asked(server: Server, asked: Any) -> None:
+    seen, context = Observation((Message("user", "x"),), ("wait",)), Context(0, make("corridor"))
+    model = asked("systemone")
+    assert run_sync(DecisionReflector(model).remark(seen, context)) == "likely: wait 1.00"
+    assert run_sync(DecisionPolicy(model).decide(seen, context)).probabilities == (1.0,)
+    assert not server.requests
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_halves_of_surrogate_pairs_are_sent_as_question_marks(form: str, server: Server, asked: Any) -> None:
+    seen = Observation((Message("user", "x \udc00"),), ("\ud800", "\ud801", "right"))
+    server.respond = lambda body: reply(body, favours(options_in(body), "2 right"))
+    decision = run_sync(DecisionPolicy(asked(form)).decide(seen, Context(0, make("corridor"))))
+    (body,) = server.requests
+    assert (decision.action, options_in(body)) == (2, ["0 ?", "1 ?", "2 right"])
+    assert "x ?" in body.values()
 
 
 def test_serve_passes_questions_on(server: Server, asked: Any) -> None:
