@@ -31,6 +31,7 @@ from reflectkit.train.estimate import plan_report
 from reflectkit.train.processes import Processes, check_launch, launch, shared_run, start_processes
 from reflectkit.train.settings import require_trackers
 from reflectkit.train.sft import (
+    FEWEST_ROWS,
     MEASUREMENTS,
     TINY,
     encoded_rows,
@@ -196,8 +197,9 @@ def _intentions(config: SFTConfig, trained: int, held_out: int, steps: int) -> I
         until = ", or until held-out rows gain nothing" if held_out else ""
         yield f"at most {pluralize(steps, 'step')} on {pluralize(trained, 'row')}{until}; or set --max-steps"
     if held_out:
-        place = config.held_out_file or "these rows"
-        yield f"held out: {pluralize(held_out, 'row')} of {place}"
+        yield f"held out: {pluralize(held_out, 'row')} of {config.held_out_file or config.rows_file}"
+    elif config.held_out_share and not config.hold_out:
+        yield f"fewer than {FEWEST_ROWS} rows: none is held out; or set --hold-out 0.2"
 
 
 def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], trained: Sequence[Row], progress: Progress) -> Report:

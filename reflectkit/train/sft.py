@@ -187,7 +187,8 @@ class SFTConfig(Config):
         short = f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
         refuse(copies and 0 < self.max_length < PASSAGE, short)
         refuse(self.validate_file and self.hold_out, "--hold-out is for rows without a --validate-file; leave one out")
-        unmeasured = not (self.follows_rows or self.validate_file or self.hold_out)
+        by_default = self.follows_rows and self.hold_out is None
+        unmeasured = not (by_default or self.validate_file or self.hold_out)
         if unmeasured and (given := non_default(self, "validate_steps", "patience")):
             raise ConfigError(f"{flag(given[0])} needs held-out rows: --validate-file or --hold-out 0.1")
         trained = f"--lora-r needs a pretrained model; --model {self.model} starts from scratch"
@@ -217,7 +218,8 @@ def split_rows(config: SFTConfig, rows: Sequence[Row]) -> tuple[list[Row], list[
     Raises ConfigError: --hold-out is too little for one row.
     """
     count = round(config.held_out_share * len(rows))
-    refuse(config.hold_out and not count, f"--hold-out {config.hold_out} of {len(rows)} rows is none; raise it")
+    none = f"--hold-out {config.hold_out} of {pluralize(len(rows), 'row')} is none"
+    refuse(config.hold_out and not count, f"{none}; {'raise it' if len(rows) > 1 else 'leave it out'}")
     if config.hold_out is None:
         count = 0 if len(rows) < FEWEST_ROWS else min(count, MOST_HELD_OUT)
     if not count:

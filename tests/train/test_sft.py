@@ -229,8 +229,10 @@ def test_held_out_rows_are_neighbours_and_not_trained_on(tmp_path: Path) -> None
     assert split_rows(config(tmp_path / "rows.jsonl", tmp_path, max_steps=9), rows) == (rows, [])
     asked = config(tmp_path / "rows.jsonl", tmp_path, max_steps=9, hold_out=0.3)
     assert len(split_rows(asked, rows)[1]) == 60
-    with pytest.raises(ConfigError, match=r"--hold-out 0\.3 of 1 rows is none"):
+    with pytest.raises(ConfigError, match=r"--hold-out 0\.3 of 1 row is none; leave it out"):
         split_rows(asked, rows[:1])
+    with pytest.raises(ConfigError, match="--patience needs held-out rows"):
+        config(tmp_path / "rows.jsonl", tmp_path, max_steps=0, hold_out=0.0, patience=3)
 
 
 def test_a_file_of_held_out_rows_next_to_the_others_is_measured_on(tmp_path: Path) -> None:
