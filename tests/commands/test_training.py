@@ -32,7 +32,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sft_resumes_to_the_same_bytes_with_one_checkpoint_kept(rows: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"warmup_steps": 2, "dropout": 0.3, "max_grad_norm": 0.2, "gradient_checkpointing": True}
-    settings |= {"optimizer": "adamw", "keep_checkpoints": 1, "learning_rate": 1e-3}
+    settings |= {"optimizer": "adamw", "keep_checkpoints": 1, "learning_rate": 1e-3, "model": "tiny-gpt2"}
     straight = hashes(train(rows, tmp_path / "straight", **settings))
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path / "results", Interrupting(at=5), **settings)

@@ -568,7 +568,7 @@ def test_requests_go_to_us_or_nowhere(play: Play) -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(os.environ[name] + path, b"{}"))
         except urllib.error.HTTPError as error:
-            refused += error.code == 404 and b"only OpenAI's chat completions" in error.read()
+            refused += error.code == 404 and b"served are POST" in error.read()
     print(refused / 2)
     """
     (episode,) = play(code, Plays(WORDS))
