@@ -89,15 +89,14 @@ def build_model(
     context: int,
     seed: int,
     init_range: float = 0.04,
-    hybrid: bool = False,
-    layers: Sequence[str] = PAIRS,
+    layers: Sequence[str] = (),
 ) -> PreTrainedModel:
     """A fresh model for `tokenizer` that reads up to `context` tokens: 4 heads, tied embeddings.
 
     init_range: standard deviation of the initial weights. GPT-2's 0.02 is meant for widths from 768; at width 128 a
-    model that learns from one token per row needs several times as many steps with it. hybrid: an LFM2 (Liquid AI,
-    2025), whose `layers` are gated convolutions over three tokens and attention, instead of a GPT-2 of 4 layers. It
-    learns sooner to find a word elsewhere in its prompt.
+    model that learns from one token per row needs several times as many steps with it. layers: of an LFM2 (Liquid
+    AI, 2025), gated convolutions over three tokens and attention, which learns sooner to find a word elsewhere in its
+    prompt; without them, it is a GPT-2 of 4 layers.
     """
     shared = {
         "vocab_size": len(tokenizer),
@@ -107,7 +106,7 @@ def build_model(
         "pad_token_id": tokenizer.pad_token_id,
     }
     config: Any
-    if hybrid:
+    if layers:
         config = Lfm2Config(
             **shared,
             hidden_size=WIDTH,
@@ -133,7 +132,7 @@ def build_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        return Lfm2ForCausalLM(config) if hybrid else GPT2LMHeadModel(config)
+        return Lfm2ForCausalLM(config) if layers else GPT2LMHeadModel(config)
 
 
 def relative_context(longest: int) -> int:

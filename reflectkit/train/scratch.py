@@ -12,7 +12,7 @@ from reflectkit.errors import ConfigError
 from reflectkit.jsonl import locked
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, save_player
-from reflectkit.models.tiny import VOCABULARY, build_model, build_relative, build_tokenizer, relative_context
+from reflectkit.models.tiny import PAIRS, VOCABULARY, build_model, build_relative, build_tokenizer, relative_context
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
@@ -41,7 +41,7 @@ def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) ->
     context = relative_context(max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts))
     seed = config.run.seed
     if config.policy.model == "tiny-hybrid":
-        model = build_model(tokenizer, context, seed, hybrid=True)
+        model = build_model(tokenizer, context, seed, layers=PAIRS)
     else:
         model = build_relative(tokenizer, context, seed)
     digest = hashlib.sha256(

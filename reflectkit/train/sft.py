@@ -361,9 +361,9 @@ def _tiny_model(config: SFTConfig, tokenizer: Any, longest: int) -> Any:
 
     learned = config.model == LEARNED_POSITIONS
     context = config.max_length or (context_for(longest) if learned else relative_context(longest))
-    layers, init_range = (CONVOLUTION_FIRST, 0.06) if config.model == "tiny" else (PAIRS, 0.04)
-    init_range = config.tiny.init_range or init_range
-    return build_model(tokenizer, context, config.run.seed, init_range, hybrid=not learned, layers=layers)
+    layers = {"tiny": CONVOLUTION_FIRST, "tiny-hybrid": PAIRS, LEARNED_POSITIONS: ()}[config.model]
+    init_range = config.tiny.init_range or (0.06 if config.model == "tiny" else 0.04)
+    return build_model(tokenizer, context, config.run.seed, init_range, layers)
 
 
 def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
@@ -394,19 +394,7 @@ def encoded_rows(
 
     Raises DataError, CheckpointError, and ConfigError if the model cannot read packs.
     """
-    from reflectkit.models.labels import check_embedded
-
-    encoded = encode(
-        source,
-        rows,
-        player.tokenizer,
-        role=config.role,
-        prompt_loss=config.prompt_loss,
-        max_length=config.max_length,
-        context=player.context,
-    )
-    for row in encoded:
-        check_embedded(player.tokenizer, row["input_ids"], player.vocabulary)
+    encoded = _encoded(config, source, rows, player, prompt_loss=config.prompt_loss)
     if not config.share_prefixes:
         return encoded
     from reflectkit.train.sft_trainers import can_pack, pack
@@ -429,15 +417,23 @@ def held_out_rows(
 
     Raises DataError, CheckpointError.
     """
-    from reflectkit.models.labels import check_embedded
-
     if config.held_out_file is not None:
         source, held_out = config.held_out_file, read_rows(config.held_out_file)
+    return _encoded(config, source, held_out, player, prompt_loss=False)
+
+
+def _encoded(
+    config: SFTConfig, source: Path, rows: Sequence[Row], player: LoadedModel, *, prompt_loss: bool
+) -> list[dict[str, list[int]]]:
+    """The tokens of `rows`, all of which the model knows. Raises DataError, CheckpointError."""
+    from reflectkit.models.labels import check_embedded
+
     encoded = encode(
         source,
-        held_out,
+        rows,
         player.tokenizer,
         role=config.role,
+        prompt_loss=prompt_loss,
         max_length=config.max_length,
         context=player.context,
     )

@@ -29,7 +29,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.models.tiny import PAIRS, build_model, build_tokenizer
 from reflectkit.sampling.decoding import LONG, GeneratedText, PrefixCache, Read, decode, sample_tokens, serves
 from reflectkit.seeding import uniform
 
@@ -45,7 +45,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def models(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     """Random models whose weights are large, so that no two rows say the same."""
-    return {kind: build_model(tokenizer, 96, 3, init_range=0.2, hybrid=kind == "lfm2").eval() for kind in KINDS}
+    return {
+        kind: build_model(tokenizer, 96, 3, init_range=0.2, layers=PAIRS if kind == "lfm2" else ()).eval()
+        for kind in KINDS
+    }
 
 
 def prompts(tokenizer: PreTrainedTokenizerFast, shared: int) -> list[list[int]]:
