@@ -153,6 +153,10 @@ class Teacher:
         """A best action: its index, the calls, or the text."""
         raise ConfigError(f"env '{self.env.name}' has no oracle teacher: it lacks action()")
 
+    def best_actions(self) -> Sequence[Action]:
+        """All best actions, `action` first, where several are equally good."""
+        return (self.action(),)
+
     def mistakes(self) -> Sequence[Action]:
         """Suboptimal actions that do not end the episode, for noisy demonstrations."""
         return ()

@@ -178,6 +178,8 @@ class Decision:
     """The comment that the policy wrote itself before it acted, which is trained as well."""
     cut: bool = False
     """Whether its text was cut off at the limit of tokens."""
+    answers: dict[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    """Answers to other questions about the state, by name: the probability of each option; that of yes comes first."""
 
 
 @dataclass(frozen=True, slots=True)

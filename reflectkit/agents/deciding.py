@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-from reflectkit.decisions.questions import Answer, Question, Usage, averaged
+from reflectkit.decisions.questions import NO, YES, Answer, Question, Usage, averaged
 from reflectkit.env import Agent, Context
 from reflectkit.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.models.labels import prompt_ids
@@ -110,6 +110,31 @@ class Decider:
         if length > policy.context:
             reason = f"with a question, the state has {length:,} tokens, but the model reads {policy.context:,}"
             raise TooLongError(reason)
+
+
+SUCCESS = "success"
+"""The name of the question whether an episode succeeds."""
+WILL_IT_SUCCEED = Question("predicate", "Will this episode succeed?", (YES, NO))
+
+
+class Foreteller:
+    """`agent`, which says at the start of each episode how likely success is."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._decider = agent, Decider(agent)
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The agent's decision; the first of an episode has the answer. A question that does not fit has none."""
+        decision = await self._agent.decide(observation, context)
+        if context.turns or decision.failure or decision.truncation_reason:
+            return decision
+        try:
+            (told,), _ = await self._decider.answer(observation.text, [WILL_IT_SUCCEED], context)
+        except (EnvironmentFailure, TooLongError):
+            return decision
+        prices = decision.price_usd, told.decision.price_usd
+        price = None if None in prices else sum(value or 0.0 for value in prices)
+        return replace(decision, answers={SUCCESS: told.answer.probabilities}, price_usd=price)
 
 
 async def _chosen(agent: Any, observation: Observation, context: Context) -> Decision:

@@ -33,6 +33,7 @@ from reflectkit.models.checkpoint_metadata import (
     BETTER,
     REFLECTOR_FOLDER,
     best_checkpoint,
+    calibration_of,
     has_tokenizer,
     load_tokenizer,
     model_facts,
@@ -517,6 +518,7 @@ class Players:
             episode_tokens=config.sampler.episode_tokens,
             thinking=config.sampler.thinking,
             show=True,
+            calibration=calibration_of(policy),
         )
         if method:
             from reflectkit.chat.players import ModelMethod

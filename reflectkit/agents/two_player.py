@@ -20,7 +20,15 @@ from reflectkit.errors import ConfigError, EnvironmentFailure, refuse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path, choice_ids, completion_ids, length_behind, prompt_ids, trie
 from reflectkit.prompts import THEN_ACT, one_line, policy_prompt, reflection_prompt, thinking_prompt, with_comments
-from reflectkit.sampling.base import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
+from reflectkit.sampling.base import (
+    EVERYTHING,
+    SampleOutput,
+    Sampler,
+    SampleRequest,
+    Truncation,
+    draw_label,
+    tempered,
+)
 from reflectkit.seeding import derive, generator, uniform
 from reflectkit.tools import parse
 from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, PaidComment, ToolUse, Turn
@@ -209,7 +217,8 @@ class TwoPlayerAgent:
     drawn; for evaluation only. reflect_prob: share of decisions that see their comment. distills: the others get theirs
     too, as a hint that the policy does not read. max_new_tokens: of a line, or
     of calls. episode_tokens: most tokens in an episode, which is then truncated; 0: no limit. thinking: see
-    `models.chat.Dialogue`. show: record the probabilities of all choices.
+    `models.chat.Dialogue`. show: record the probabilities of all choices. calibration: the temperature that makes the
+    probabilities of choices fit what is right (`rlft --calibrate`), before that of the sampling; 1 in training.
     """
 
     def __init__(
@@ -226,7 +235,9 @@ class TwoPlayerAgent:
         episode_tokens: int = 0,
         thinking: str = THINKING[0],
         show: bool = False,
+        calibration: float = 1.0,
     ) -> None:
+        self.calibration = calibration
         self.policy, self.commentator, self.answer = policy, commentator, answer
         asked = commentator.asked if isinstance(commentator, ShuffledComments) else commentator
         self.reflector = asked if isinstance(asked, Reflector) else None
@@ -358,6 +369,8 @@ class TwoPlayerAgent:
                 f"the sampler was asked for one of {len(labels)} labels, and answered with tokens {sampled.token_ids}"
                 f" and {len(sampled.label_logprobs)} log-probabilities"
             )
+        if self.calibration != 1.0:
+            sampled = draw_label(ask, tempered(sampled.label_logprobs, self.calibration), sampled.version)
         probabilities = tuple(map(math.exp, sampled.label_logprobs))
         terms = zip(probabilities, sampled.label_logprobs, strict=True)
         return Decision(

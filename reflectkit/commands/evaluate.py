@@ -7,10 +7,8 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +17,8 @@ from typing import Any, Self
 from pydantic import model_validator
 from typing_extensions import override
 
+from reflectkit.agents.deciding import SUCCESS as SUCCEEDS
+from reflectkit.agents.deciding import Foreteller
 from reflectkit.agents.players import (
     TEACHER,
     Player,
@@ -43,12 +43,21 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import SUCCESS, episode_to_json, read_compared
 from reflectkit.data.problems import Problems, draw_problems, read_records
-from reflectkit.env import StepResult, Wrapper
+from reflectkit.env import Agent
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained, refuse
 from reflectkit.evals import tables
-from reflectkit.eventloop import followed
+from reflectkit.evals.calibration import (
+    ACTION,
+    ASKED,
+    CRITIC,
+    Advised,
+    Forecast,
+    action_forecasts,
+    best_choices,
+    event_forecast,
+)
 from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
 from reflectkit.models.checkpoint_metadata import load_tokenizer, model_facts
 from reflectkit.rollouts.episode import Episode, rollout
@@ -58,7 +67,7 @@ from reflectkit.sampling.base import Truncation
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
 from reflectkit.text import pluralize
-from reflectkit.types import Observation, Task, ToolUse, Trajectory
+from reflectkit.types import Decision, Task, Trajectory
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -66,7 +75,6 @@ EXAMPLES = (
     ' --policy "Reflect-RL=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 TRAITS = Traits(reports=True, arms=("policy",))
-ORACLE_CHOICE = "oracle"  # in a step's info
 KEPT_FIELDS = {"task": str, "seed": int, "status": str, "return": int | float, "turns": list}
 
 
@@ -128,7 +136,12 @@ class EvaluateConfig(Config):
     score_oracle: bool = option(
         False,
         help="Also compare each choice with the oracle's: agreement; choice_nll, the mean negative log-probability"
-        " of the oracle's choice in nats; and choice_brier, the Brier score of the probabilities.",
+        " of the oracle's choice in nats; choice_brier, the Brier score of the probabilities; and their calibration.",
+    )
+    predict_success: bool = option(
+        False,
+        help="Also predict at the start of each episode whether it will succeed, by a question to the player and by its"
+        " checkpoint's critic, and report how well these predictions are calibrated.",
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
@@ -174,7 +187,9 @@ class EvaluateConfig(Config):
     def _check(self) -> Self:
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         if self.episodes:
-            for name in non_default(self, "policy", "task_file", "level", "problems", "score_oracle", "dry_run"):
+            for name in non_default(
+                self, "policy", "task_file", "level", "problems", "score_oracle", "predict_success", "dry_run"
+            ):
                 raise ConfigError(f"--from plays nothing: leave out {flag(name)}")
             for path in self.episodes:
                 refuse(self.episodes.count(path) > 1, f"--from {path} is given twice")
@@ -318,6 +333,7 @@ def play(
     path.parent.mkdir(parents=True, exist_ok=True)
     with progress.bar(title, len(episodes), len(episodes) - len(remaining)) as bar, path.open("ab") as file:
         tool_errors = ToolErrors(progress.news)
+        critic: Callable[[Sequence[int]], float] | None = None
 
         def on_end(trajectory: Trajectory) -> None:
             task = trajectory.task
@@ -328,18 +344,24 @@ def play(
             if config.score_oracle:
                 scores = oracle_scores(trajectory, likely=player.policy is not None or player.decides)
                 line["figures"] = {**line.get("figures", {}), **scores}
+            if forecasts := _forecasts(trajectory, critic):
+                line["forecasts"] = {kind: [each.numbers for each in some] for kind, some in forecasts.items()}
             done[task.id, trajectory.seed] = tables.lean(line), file.tell()
             file.write(json_line(line))
             file.flush()
             bar.advance()
 
         if remaining:
+            agent: Agent = players.agent(player)
+            if config.predict_success and (player.policy is not None or player.decides) and not player.method:
+                critic = _critic_of(player, agent)
+                agent = Foreteller(agent)
             make = setup.maker(level)
             maker = (lambda: Advised(make())) if config.score_oracle else make
             width = config.rollout.width
             if player.chat and config.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
                 width = min(width, config.chat.concurrency)
-            rollout(remaining, maker, players.agent(player), width=width, on_end=on_end, keep=False)
+            rollout(remaining, maker, agent, width=width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
@@ -396,49 +418,52 @@ def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], Saved]:
     return kept
 
 
-class Advised(Wrapper):
-    """Records the oracle's choice in each state as `oracle` in the step's info."""
-
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`. Raises ConfigError if there are no enumerated choices."""
-        return followed(self.env.reset(task, seed), self._checked)
-
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """One step, with the oracle's choice in the state before it."""
-        told = {ORACLE_CHOICE: self.env.teacher().action()}
-        return followed(self.env.step(action), lambda result: replace(result, info=result.info | told))
-
-    def _checked(self, observation: Observation) -> Observation:
-        if not observation.choices:
-            raise ConfigError(
-                f"--score-oracle compares enumerated choices, which env '{self.name}' does not have; leave it out"
-            )
-        return observation
-
-
 def oracle_scores(trajectory: Trajectory, *, likely: bool = True) -> dict[str, float]:
-    """Figures of an episode played in an `Advised` env, means over its turns.
+    """Figures of an episode played in an `Advised` env, means over its turns; several best actions count as one.
 
-    agreement: share of turns with the oracle's choice. If the player's probabilities are known (`likely`), choice_nll:
-    negative log-probability of the oracle's choice, in nats; choice_brier: Brier score, the squared distance of the
-    probabilities from 1 for the oracle's choice and 0 for the others (Brier 1950, Monthly Weather Review 78:1), 0 to 2.
-    An episode that ended before its first turn, since the
-    prompt was too long, has those of an even guess that was wrong.
+    agreement: share of turns with a best action. If the player's probabilities are known (`likely`), choice_nll:
+    negative log-probability of the best actions, in nats; choice_brier: the Brier score. See `Forecast`. An episode
+    that ended before its first turn, since the prompt was too long, has those of an even guess that was wrong.
     """
-    turns = [turn for turn in trajectory.turns if ORACLE_CHOICE in turn.info]
+    turns = [turn for turn in trajectory.turns if best_choices(turn.info)]
     if not turns:
         choices = trajectory.final.choices if trajectory.final else ()
         if not choices:
             return {}
         even = {"choice_nll": math.log(len(choices)), "choice_brier": 1 - 1 / len(choices)}
         return {"agreement": 0.0} | (even if likely else {})
-    scores = {"agreement": fmean(turn.decision.action == turn.info[ORACLE_CHOICE] for turn in turns)}
-    if all(turn.decision.probabilities for turn in turns):
-        shares = [turn.decision.probabilities[turn.info[ORACLE_CHOICE]] for turn in turns]
-        scores["choice_nll"] = -fmean(math.log(max(share, sys.float_info.min)) for share in shares)
-        squares = [math.fsum(share**2 for share in turn.decision.probabilities) for turn in turns]
-        scores["choice_brier"] = fmean(square - 2 * share + 1 for square, share in zip(squares, shares, strict=True))
+    scores = {"agreement": fmean(turn.decision.action in best_choices(turn.info) for turn in turns)}
+    forecasts = action_forecasts(trajectory)
+    if len(forecasts) == len(turns):
+        scores["choice_nll"] = fmean(forecast.log_score for forecast in forecasts)
+        scores["choice_brier"] = fmean(forecast.brier for forecast in forecasts)
     return scores
+
+
+def _forecasts(trajectory: Trajectory, value: Callable[[Sequence[int]], float] | None) -> dict[str, list[Forecast]]:
+    """What was foretold in an episode, by kind. value: the critic's value of a prompt, if the player has a critic; it
+    foretells success where the return is success less small costs.
+    """
+    forecasts = {ACTION: action_forecasts(trajectory)}
+    first = trajectory.turns[0].decision if trajectory.turns else Decision(0)
+    if trajectory.reported_success is not None:
+        if shares := first.answers.get(SUCCEEDS):
+            forecasts[ASKED] = [event_forecast(shares[0], trajectory.success)]
+        if value is not None and first.prompt_ids:
+            likely = min(1.0, max(0.0, value(first.prompt_ids)))
+            forecasts[CRITIC] = [event_forecast(likely, trajectory.success)]
+    return {kind: some for kind, some in forecasts.items() if some}
+
+
+def _critic_of(player: Player, agent: Any) -> Callable[[Sequence[int]], float] | None:
+    """The value of a prompt by the critic in the checkpoint of `player`, if that has one and plays in this process."""
+    model = getattr(getattr(agent, "policy", None), "player", None)
+    if player.policy is None or model is None:
+        return None
+    from reflectkit.train.critic import saved_critic
+
+    critic = saved_critic(player.policy, model)
+    return None if critic is None else partial(critic.value, model)
 
 
 def _title(config: EvaluateConfig, problems: Mapping[str, Sequence[Task]], models: Sequence[Path]) -> str:

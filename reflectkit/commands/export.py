@@ -78,7 +78,7 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
-            kept = ("env", "prompts", "step", "reflector", "model", "acts")
+            kept = ("env", "prompts", "step", "reflector", "model", "acts", "calibration")
             facts = {name: origin_facts[name] for name in kept if origin_facts.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}
             player = export(

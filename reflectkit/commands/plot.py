@@ -17,7 +17,7 @@ from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report, Table
 from reflectkit.errors import DataError, refuse
-from reflectkit.evals.plot import Curve, draw_bars, draw_curves, read_curves
+from reflectkit.evals.plot import Curve, draw_bars, draw_curves, draw_reliability, read_curves
 from reflectkit.jsonl import read_json, read_jsonl
 from reflectkit.runs.run import RunConfig, differing_settings, open_run, read_record
 from reflectkit.text import distinct_names
@@ -29,7 +29,10 @@ EXAMPLES = (
     "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success --figure"
     " compression --out parts.svg",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
+    "reflectkit plot --evals results/taxi-tiny/evaluation --figure reliability",
 )
+RELIABILITY = "reliability"
+"""The figure that shows how often what was foretold came true."""
 MINOR = ("seed",)  # nothing is random
 TRAITS = Traits(reports=True, arms=("runs",))
 
@@ -44,14 +47,19 @@ class PlotConfig(Config):
         (), help="Evaluation runs, for bars by level instead of curves (repeat the flag).", essential=True
     )
     figure: tuple[str, ...] = option(
-        (), help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag).", essential=True
+        (),
+        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag); with --evals also"
+        " reliability, how often what was foretold came true.",
+        essential=True,
     )
     against: Literal["episodes", "step", "tokens", "seconds"] = option(
         "episodes", help="Horizontal axis: episodes, step, tokens or seconds."
     )
     smooth: int = option(10, help="Size of the moving average, in updates.", ge=1)
     out: Path | None = option(
-        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder.", essential=True
+        None,
+        help="File to write, .png or .svg; default: curves.png, bars.png or reliability.png in the run's folder.",
+        essential=True,
     )
     run: RunConfig = RunConfig()
 
@@ -89,7 +97,15 @@ def run(config: PlotConfig, progress: Progress) -> Report:
     with open_run("plot", config, inputs) as current:
         if current.done and (config.out is None or config.out.exists()):
             return current.done
-        out = config.out or current.folder / ("curves.png" if named else "bars.png")
+        reliable = bool(config.evals) and config.figure == (RELIABILITY,)
+        out = config.out or current.folder / f"{'curves' if named else RELIABILITY if reliable else 'bars'}.png"
+        if reliable:
+            panels = _read_reliability(config.evals)
+            draw_reliability(panels, out)
+            figures = {f"{kind}: {name}": bins for kind, players in panels.items() for name, bins in players.items()}
+            counts = tuple((kind, str(len(players))) for kind, players in panels.items())
+            current.tables.append(Table(f"Reliability in {out}", ("foretold", "players"), counts))
+            return current.finish(figures, [out])
         if config.evals:
             figure = config.figure[0] if config.figure else _default_bar(config.evals)
             bars = _read_bars(config.evals, figure)
@@ -107,21 +123,21 @@ def run(config: PlotConfig, progress: Progress) -> Report:
                 progress.news(
                     f"warning: the runs named {name} differ in {', '.join(map(flag, apart))}, not only in seed"
                 )
-        panels: dict[str, dict[str, list[Curve]]] = {}
+        curves_of: dict[str, dict[str, list[Curve]]] = {}
         for figure in config.figure or (_default_curve([path for _, path in named]),):
-            panels[figure] = {}
+            curves_of[figure] = {}
             read = read_curves([path for _, path in named], figure, config.against, config.smooth)
             for (name, path), curve in zip(named, read, strict=True):
                 if curve[0]:
-                    panels[figure].setdefault(name, []).append(curve)
+                    curves_of[figure].setdefault(name, []).append(curve)
                 else:
                     progress.news(f"{path.parent} does not have {figure}, and is left out there")
-        draw_curves(panels, config.against, config.smooth, out)
+        draw_curves(curves_of, config.against, config.smooth, out)
         ends = {
             figure: {name: median(values[-1] for _, values in seeds) for name, seeds in curves.items()}
-            for figure, curves in panels.items()
+            for figure, curves in curves_of.items()
         }
-        columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
+        columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in curves_of))
         names = [name for name, _ in named]
         rows = [
             (name, str(names.count(name)), *(f"{own[name]:.3f}" if name in own else "" for own in ends.values()))
@@ -144,6 +160,30 @@ def _default_bar(evals: Sequence[Path]) -> str:
         return "success" if all(row["success"] is not None for row in rows) else "return"
     except (KeyError, TypeError):
         return "success"  # `_read_bars` says what is wrong
+
+
+def _read_reliability(evals: Sequence[Path]) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """The bins of each player by what is foretold. Raises DataError if an evaluation has no forecasts."""
+    panels: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for folder, label in zip(evals, distinct_names(evals), strict=True):
+        path = folder / "eval.json"
+        try:
+            rows = read_json(path)["rows"]
+            levels = {row["level"] for row in rows}
+            for row in rows:
+                parts = [
+                    row["name"],
+                    *([row["level"]] if len(levels) > 1 else []),
+                    *([label] if len(evals) > 1 else []),
+                ]
+                for kind, scores in row.get("calibration", {}).items():
+                    panels.setdefault(kind, {})[" ".join(parts)] = scores["bins"]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise DataError(path, "is not a result of evaluate; name the folder of one") from None
+        if not any(row.get("calibration") for row in rows):
+            how = "evaluate with --score-oracle or --predict-success, players that have probabilities"
+            raise DataError(path, f"has no forecasts; {how}", field=RELIABILITY)
+    return panels
 
 
 def _read_bars(evals: Sequence[Path], figure: str) -> dict[str, dict[str, tuple[float, float, float]]]:

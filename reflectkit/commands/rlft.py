@@ -41,6 +41,7 @@ EXAMPLES = (
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
     " vllm:http://localhost:8000 --max-staleness 1",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --processes 2",
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --calibrate",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )
@@ -127,6 +128,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
             progress.news(f"rlft ({config.algo.name}): {problems} → {current.folder}{resumed}")
             with closing(trainer):
                 target, history = rl.train(config, trainer, validation, held_out, current.folder, settings, progress)
+                fitted: dict[str, float] = {}
+                if config.calibrate and (level := held_out or validation) is not None:
+                    fitted = rl.calibrate(config, trainer, level, current.folder, settings, progress, chat)
         last = history[-max(1, len(history) // 10) :]
         figures: dict[str, Any] = {"steps": trainer.step, "episodes": trainer.counters["episodes"]}
         reported = all("success_rate" in row for row in history)
@@ -138,6 +142,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         if best is not None:
             figures["best_checkpoint"] = best.name
             figures["best_validation_return"] = model_facts(best)["validation_return"]
+        figures |= fitted
         title = f"RL in {target} (rates: last tenth, training problems, sampled actions)"
         current.tables.append(figures_table(title, "value", figures))
         if held_out is not None and processes.first:

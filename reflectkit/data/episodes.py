@@ -1,11 +1,12 @@
 """Played episodes, stored for viewing and comparing: one line of `episodes.jsonl` each.
 
-A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit,
-illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen, reflection, choices, probabilities, action, said,
-reward, value, advantage, tokens, thoughts, cut, illegal, unreadable, info}`. Unknown values are left out. cluster: what
-the task is about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no
-answer was a legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or
-not in the requested format.
+A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, forecasts, data,
+unfit, illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen, reflection, choices, probabilities, answers,
+action, said, reward, value, advantage, tokens, thoughts, cut, illegal, unreadable, info}`. Unknown values are left
+out. forecasts: what was foretold, by kind, each with the numbers of `evals.calibration.Forecast`. answers: to other
+questions about the state, the probability of each option. cluster: what the task is about, as defined by its env; tasks
+of one cluster are not independent. unfit: the episode ended because no answer was a legal action. illegal, unreadable:
+how many answers, in the turn or at that end, were not a legal action or not in the requested format.
 
 In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the turn before, each
 `{role, content, name}`, and the agent's calls, each `{name, arguments}`. The agent's own message is left out where the
@@ -84,6 +85,7 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "reflection": decision.reflection,
         "choices": list(turn.observation.choices) or None,
         "probabilities": [round(share, 5) for share in decision.probabilities] or None,
+        "answers": {name: [round(share, 5) for share in shares] for name, shares in decision.answers.items()} or None,
         "action": decision.action if isinstance(decision.action, int) else None,
         "said": turn.action_text,
         "reward": turn.reward,

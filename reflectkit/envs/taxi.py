@@ -255,6 +255,10 @@ class TaxiTeacher(Teacher):
         """The first of the best actions."""
         return self.env.map.best(self.env.state)[0]
 
+    def best_actions(self) -> list[int]:
+        """All first actions of shortest paths."""
+        return self.env.map.best(self.env.state)
+
     def mistakes(self) -> list[int]:
         """Suboptimal actions that do not end the episode."""
         plan, state = self.env.map, self.env.state

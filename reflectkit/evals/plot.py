@@ -191,6 +191,38 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     save_picture(picture, [panel], out)
 
 
+def draw_reliability(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]], out: Path) -> None:
+    """One panel for each thing that is foretold: how often it came true against how likely it was called, by player,
+    with 95 % intervals; a larger dot has more forecasts. On the diagonal, probabilities mean what they say.
+
+    panels: what is foretold → player → bins, each {confidence, hits, low, high, forecasts}.
+    """
+    pyplot = pyplot_for_files()
+    names = list(dict.fromkeys(name for players in panels.values() for name in players))
+    picture, axes = pyplot.subplots(1, len(panels), figsize=(1.5 + 4 * len(panels), 4.4), dpi=150, squeeze=False)
+    for panel, (kind, players) in zip(axes[0], panels.items(), strict=True):
+        panel.plot([0, 1], [0, 1], color="0.6", linestyle=":", linewidth=1)
+        for name, bins in players.items():
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            places = [row["confidence"] for row in bins]
+            hits = [row["hits"] for row in bins]
+            errors = [
+                [max(0.0, row["hits"] - row["low"]) for row in bins],
+                [max(0.0, row["high"] - row["hits"]) for row in bins],
+            ]
+            total = sum(row["forecasts"] for row in bins)
+            sizes = [12 + 160 * row["forecasts"] / total for row in bins]
+            panel.errorbar(places, hits, yerr=errors, color=colour, linewidth=1, elinewidth=0.8, capsize=2)
+            panel.scatter(places, hits, s=sizes, color=colour, alpha=0.8, label=label_text(name))
+        panel.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="probability", ylabel="came true", title=kind)
+        panel.set_aspect("equal")
+        panel.grid(alpha=0.3)
+    legend = axes[0, -1].legend(frameon=False, fontsize=8, **BESIDE)
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])
+    save_picture(picture, axes[0], out)
+
+
 def pyplot_for_files() -> Any:
     """matplotlib for files: dollars are not math, and SVG ids are deterministic."""
     import matplotlib

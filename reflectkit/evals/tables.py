@@ -14,6 +14,7 @@ from typing import Any
 
 from reflectkit.console import Table
 from reflectkit.data.episodes import SUCCESS
+from reflectkit.evals.calibration import SCORES, calibration_of
 from reflectkit.evals.stats import (
     amount_interval,
     by_cluster,
@@ -155,8 +156,9 @@ def row(
     named no legal action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-
     off, which is fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be
     read. named_episodes: how many gave an answer, if the env reports NAMED; right_of_named, with _low and _high: their
-    success. price_usd: the cost of the player's requests, including those answered from the journal; 0 for local
-    players, None if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per
+    success. calibration: the scores of forecasts, by what is foretold. price_usd: the cost of the player's requests,
+    including those answered from the journal; 0 for local players, None if a price is unknown. reflection_words: per
+    comment. tokens, thoughts: written by the policy per
     episode, and how many of them are reasoning.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
@@ -198,6 +200,8 @@ def row(
         names = ("right_of_named", "right_of_named_low", "right_of_named_high")
         right = _rate(_successes(named), cluster, len(named))
         figures |= {"named_episodes": len(named)} | dict(zip(names, right, strict=True))
+    if calibration := calibration_of(counted, cluster):
+        figures["calibration"] = calibration
     return figures | ({} if silent else _passes([played], cluster))
 
 
@@ -384,6 +388,10 @@ def _extend(pool: dict[str, Any], each: Sequence[Json], ranges: Mapping[str, tup
     for name, figure in pool["figures"].items():
         least, greatest = (0.0, 1.0) if is_share(ranges[name]) else (-math.inf, math.inf)
         extend(figure, "", [one["figures"][name]["mean"] for one in each if name in one["figures"]], least, greatest)
+    for kind, row in pool.get("calibration", {}).items():
+        for name in SCORES:
+            of_seeds = [one["calibration"][kind][name] for one in each if kind in one.get("calibration", {})]
+            extend(row, f"{name}_", of_seeds, 0.0, math.inf)
     for kind in ("pass_at", "pass_all"):
         for k in pool.get(kind, {}):
             values = [one[kind][k] for one in each if k in one.get(kind, {})]
@@ -394,7 +402,8 @@ def _extend(pool: dict[str, Any], each: Sequence[Json], ranges: Mapping[str, tup
 def tables_of(title: str, rows: Sequence[Json], episodes: Sequence[Json]) -> list[Table]:
     """The tables of rows of eval.json, and of the lines of episodes.jsonl that they come from."""
     returns = [_figure_table(RETURN, rows)] if scores(episodes) and _report_success(rows) else []
-    return [table(title, rows), *returns, *passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
+    others = [*passes_table(rows), *aspect_tables(episodes), *figures_tables(rows), *calibration_table(rows)]
+    return [table(title, rows), *returns, *others]
 
 
 def scores(episodes: Iterable[Json]) -> bool:
@@ -551,6 +560,37 @@ def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
             columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
             tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
     return tables
+
+
+def calibration_table(rows: Sequence[Json]) -> list[Table]:
+    """How far the probabilities in rows of eval.json can be trusted; no table if there are none."""
+    cells = []
+    for row in rows:
+        for kind, scores in row.get("calibration", {}).items():
+            figures = [f"{scores[name]:.3f} ({_ends(_named(scores, name), 1, '.2f')})" for name in SCORES]
+            shares = f"{scores['confidence']:.2f}", f"{scores['hits']:.2f}"
+            counts = str(scores["forecasts"]), str(scores["clusters"])
+            cells.append((row["name"], row["level"], kind, *shares, *figures, *counts))
+    title = "Calibration: what was foretold, how likely, and how often it came true (95 % intervals by cluster)"
+    columns = (
+        "policy",
+        "level",
+        "foretold",
+        "probability",
+        "came true",
+        *map(_spaced, SCORES),
+        "forecasts",
+        "clusters",
+    )
+    return [Table(title, columns, tuple(cells))] if cells else []
+
+
+def _named(scores: Json, name: str) -> Json:
+    return {"low": scores[f"{name}_low"], "high": scores[f"{name}_high"]}
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def passes_table(rows: Sequence[Json]) -> list[Table]:

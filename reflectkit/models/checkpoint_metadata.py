@@ -43,6 +43,23 @@ def model_facts(source: Path) -> dict[str, Any]:
     return dict(facts) if isinstance(facts, dict) else {}
 
 
+CALIBRATION = "calibration"
+"""The fact of a checkpoint that is the temperature of its probabilities where it plays; training ignores it."""
+
+
+def calibration_of(source: Path) -> float:
+    """The temperature that `rlft --calibrate` fitted to the probabilities of `source`; 1 if it did not.
+
+    Raises CheckpointError if that is no number above 0.
+    """
+    value = model_facts(source).get(CALIBRATION, 1.0)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise CheckpointError(
+        f"{source / ROLE_FILE}: {CALIBRATION} is {value!r:.60}, expected a number above 0; restore the file"
+    )
+
+
 BETTER = ("validation_return", "validation_probability")
 """The facts of a checkpoint that say how good it was on held-out problems or rows."""
 

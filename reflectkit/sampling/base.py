@@ -170,6 +170,18 @@ def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) ->
     return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)
 
 
+def tempered(logprobs: Sequence[float], temperature: float) -> tuple[float, ...]:
+    """Log-probabilities at another temperature > 0; their probabilities sum to 1.
+
+    >>> [round(math.exp(value), 3) for value in tempered([math.log(0.8), math.log(0.2)], 2.0)]
+    [0.667, 0.333]
+    """
+    scaled = [value / temperature for value in logprobs]
+    highest = max(scaled)
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
+    return tuple(value - total for value in scaled)
+
+
 def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     """Log-probabilities after truncation, in float64 where they are added up; -inf for what may not be drawn.
 

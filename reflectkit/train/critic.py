@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from reflectkit.errors import refuse
+from reflectkit.errors import ConfigError, DataError, refuse
+from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import right_pad, trunk_of
-from reflectkit.train.algorithms import SPREAD, deviation
+from reflectkit.train.algorithms import SPREAD, CriticSettings, deviation
+
+PREFIX = "critic."
+"""What the names of its weights begin with in a checkpoint."""
 
 
 class Critic(nn.Module):
@@ -71,9 +77,37 @@ class Critic(nn.Module):
             self.deviation.fill_(deviation(returns))
             self.knows_returns.fill_(True)
 
+    @torch.no_grad()
+    def value(self, player: LoadedModel, prompt: Sequence[int]) -> float:
+        """The value of one prompt of `player`, in units of reward."""
+        player.activate()
+        hidden_ND = self._read(trunk_of(player.model), [prompt])
+        return float(self(hidden_ND, [prompt])[0])
+
     def _read(self, trunk: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         device = next(trunk.parameters()).device
         hidden_NTD = trunk(input_ids=right_pad(prompts, self.pad_id, device), use_cache=False).last_hidden_state
         ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         last_ND: torch.Tensor = hidden_NTD[torch.arange(len(prompts), device=device), ends]
         return last_ND
+
+
+def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
+    """The critic that `checkpoint` holds, for its policy `player`; None if it has none, or none that can be read."""
+    from reflectkit.train.checkpoint import STATE, TENSORS
+
+    if not (checkpoint / TENSORS).is_file():
+        return None
+    try:
+        with safe_open(checkpoint / TENSORS, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
+            weights = {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
+        settings = read_json(checkpoint / STATE)["settings"]
+        if not weights:
+            return None
+        head, trunk = CriticSettings(critic=settings["critic"]).head, settings["critic_trunk"]
+        critic = Critic(player, head, trunk)
+        critic.load_state_dict(weights)
+    except (ConfigError, DataError, SafetensorError, LookupError, RuntimeError, ValueError):
+        return None
+    return critic.eval()

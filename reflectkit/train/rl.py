@@ -33,13 +33,16 @@ from reflectkit.errors import (
     ReflectkitError,
     refuse,
 )
+from reflectkit.evals.calibration import Advised, best_choices, fit_temperature, log_scores
 from reflectkit.evals.estimate import SAMPLED, PlannedCalls, comment_alone, estimate
 from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import append, read_json, rewrite, rows_until, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import (
     BETTER,
+    CALIBRATION,
     REFLECTOR_FOLDER,
+    best_checkpoint,
     context_of,
     load_tokenizer,
     model_facts,
@@ -102,7 +105,7 @@ def validation_of(config: RLConfig, progress: Progress) -> Level | None:
         names = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1:]
         return _level(config, names, "validate", seeds=max(HELD_OUT_SEEDS, config.held_out))
     except DataError as error:
-        if config.validate_steps:
+        if config.validate_steps or config.calibrate:
             raise
         progress.news(f"success on held-out problems is not measured: {error}")
         return None
@@ -648,6 +651,48 @@ def _measure(level: Level, when: str, folder: Path, trainer: Trainer) -> None:
             for each in trajectories
         ]
     write_json(path, outcomes)
+
+
+def calibrate(
+    config: RLConfig,
+    trainer: Trainer,
+    level: Level,
+    folder: Path,
+    settings: Mapping[str, Any],
+    progress: Progress,
+    chat: CommentSource | None,
+) -> dict[str, float]:
+    """Fit a temperature to the decisions of the checkpoint that the run stands for, and store it there. Returns it with
+    the log scores at 1 and at it, in nats; empty if nothing was decided.
+
+    level: the problems to play, greedily. The actions do not depend on the temperature.
+    """
+    # 1. The best checkpoint, or the last one, which the trainer has
+    inside = checkpoints(folder)
+    place = best_checkpoint(inside) or inside[-1]
+    if place.name != f"checkpoint-{trainer.step}":
+        levels, processes = list(trainer.config.levels), trainer.processes
+        trainer = build_trainer(config, levels, place, processes, progress, chat)
+        checkpoint.restore(place, trainer)
+
+    # 2. Its decisions, and what would be right there
+    played = trainer.play_greedily(replace(level, make=lambda: Advised(level.make())), show=True)
+    rows = [
+        (turn.decision.probabilities, best)
+        for trajectory in played
+        for turn in trajectory.turns
+        if len(turn.observation.choices) > 1 and (best := best_choices(turn.info))
+    ]
+    if not rows:
+        return {}
+
+    # 3. The temperature
+    temperature = fit_temperature(rows)
+    before, after = (fmean(log_scores(rows, value)) for value in (1.0, temperature))
+    facts = model_facts(place) | {CALIBRATION: temperature}
+    checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
+    trainer.processes.wait()
+    return {CALIBRATION: temperature, "log_score_before": before, "log_score_after": after, "decisions": len(rows)}
 
 
 def held_out_table(

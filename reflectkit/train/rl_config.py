@@ -309,6 +309,12 @@ class RLConfig(Config):
         help="Held-out problems that are played greedily before the first and after the last update; 0: none.",
         ge=0,
     )
+    calibrate: bool = option(
+        False,
+        help="After training, fit one temperature to the decisions on held-out problems, by the teacher's actions, and"
+        " store it in the checkpoint; evaluate, play, serve and load_agent apply it to probabilities, training never"
+        " does.",
+    )
     keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.", ge=0)
     max_tokens_per_batch: int = option(
         0,
@@ -392,6 +398,11 @@ class RLConfig(Config):
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         refuse(self.patience and not self.validate_steps, f"--patience {self.patience} needs --validate-steps N")
+        if self.calibrate:
+            self.env.require_teacher("action")
+            refuse(writes, f"--calibrate is for choices, and env '{self.env.name}' is answered in words; leave it out")
+            unmeasured = "--calibrate needs held-out problems that cost nothing to play: --validate-problems 100"
+            refuse(not (self.validate_steps or self.held_out), f"{unmeasured}, or leave it out")
         near = max(1, round(self.episodes / repeats)) * repeats
         uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
         refuse(self.episodes % repeats, uneven)

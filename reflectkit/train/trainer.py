@@ -330,10 +330,10 @@ class Trainer:
         figures = summary(played) | env_figures(played)
         return {f"validation_{name}": value for name, value in figures.items()}
 
-    def play_greedily(self, level: Level) -> list[Trajectory]:
-        """An episode of each problem of `level` with the most likely actions."""
+    def play_greedily(self, level: Level, *, show: bool = False) -> list[Trajectory]:
+        """An episode of each problem of `level` with the most likely actions. show: with all probabilities."""
         greedy = copy.copy(self.agent)  # as the other one may be playing
-        greedy.temperature = 0.0
+        greedy.temperature, greedy.show = 0.0, show
         if greedy.distills:  # the policy is to act without comments
             greedy.commentator = None
         self._publish()
