@@ -50,7 +50,8 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.eventloop import result_of
 from reflectkit.models.hub import PACKAGED, TINY
-from reflectkit.models.packaged import is_installed, model_source
+from reflectkit.models.packaged import is_installed
+from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.seeding import derive, generator
@@ -238,7 +239,8 @@ def _training(config: BenchConfig, progress: Progress) -> Report:
             bench_sft.write_rows(rows, GENERATED_BATCHES * config.batch_size, config.run.seed)
         measured = {}
         for model in config.models:
-            training = config.training(model_source(model, config.run.data_dir, progress), rows)
+            source = ModelRef.parse(model).source(config.run.data_dir, progress)
+            training = config.training(source.text, rows)
             with progress.bar(f"sft: {model}", training.max_steps) as bar:
                 measured[model] = bench_sft.figures(bench_sft.measure(training, config.rounds, bar))
         current.tables.append(

@@ -29,7 +29,7 @@ from reflectkit.envs import env_class, make
 from reflectkit.files import included_repositories
 from reflectkit.models.labels import completion_ids
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
-from reflectkit.models.packaged import model_source
+from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.base import Opening, Sampler, ServerSettings
 from reflectkit.sampling.config import backend
@@ -72,7 +72,7 @@ class Bench:
         """A new copy of the model; all are equal. The vocabulary of the tiny one is made for the tasks."""
         if self.model == "tiny":
             return player("tiny", tasks, new, self.seed, self.device)
-        source = model_source(self.model, self.data_dir, self.progress)
+        source = ModelRef.parse(self.model).source(self.data_dir, self.progress).text
         loaded = load_player(source, device=self.device, dtype=self.dtype)
         return with_adapter(loaded, RANK, 2 * RANK, self.seed)
 
@@ -173,7 +173,7 @@ def vllm(bench: Bench) -> Iterator[str]:
     ours, rounds = answering(policy, TOKENS, MICRO), Rounds()
     episodes = [Episode(task, derive(bench.seed, task.id)) for task in tasks]
     with tempfile.TemporaryDirectory() as folder:
-        source = model_source(bench.model, bench.data_dir, bench.progress)
+        source = ModelRef.parse(bench.model).source(bench.data_dir, bench.progress).text
         with vllm_server(python, source, bench.dtype, Path(folder)) as url:
             opening, settings = Opening(source, player=policy), ServerSettings(adapter_dir=Path(folder))
             theirs = answering(policy, TOKENS, MICRO, backend(f"vllm:{url}").open(opening, settings))

@@ -32,7 +32,6 @@ import psutil
 import torch
 
 from reflectkit.agents.deciding import Decider
-from reflectkit.agents.players import resolve_model_path
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.console import Quiet
 from reflectkit.decisions.questions import Question
@@ -41,6 +40,7 @@ from reflectkit.envs import make
 from reflectkit.eventloop import run_sync
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, load_player, save_player
+from reflectkit.models.refs import ModelRef
 from reflectkit.models.scoring import trunk_of
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import policy_prompt
@@ -155,7 +155,7 @@ def decisions(model: str) -> list[list[str]]:
     """The rows of one model: a choice among 20 options, yes or no, and eight times yes or no about one state."""
     player = tiny(None)
     if model != "tiny":
-        player = load_player(str(resolve_model_path(Path(model), Path("data"), Quiet())), device="cpu")
+        player = load_player(ModelRef.parse(model).resolve(Path("data"), Quiet()).text, device="cpu")
     player.model.eval()
     sentence, ids = "The parcel with the red label lies on shelf 12. ", list[int]()
     state = sentence

@@ -15,9 +15,17 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
 from reflectkit.errors import ConfigError, DataError, unknown_name
 
@@ -65,6 +73,20 @@ NOT_NEEDED = (
 """Settings of the original toolkit without a counterpart."""
 
 
+class FromText:
+    """A type of settings that is parsed from text; `str` gives the text back."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What `text` means. Raises ValueError."""
+        raise NotImplementedError
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        instance = core_schema.is_instance_schema(cls)
+        return core_schema.custom_error_schema(instance, "text", custom_error_message="Input should be text")
+
+
 class Config(BaseModel):
     """Settings: fields made by `option`, and further `Config`s. Values are checked strictly: "3" is no number."""
 
@@ -110,10 +132,13 @@ def _usable(value: Any, field: FieldInfo) -> Any:
     """`value`, with text as a path where the setting is one. Raises ValueError for what no setting can have."""
     if isinstance(value, str | Path) and any("\ud800" <= character <= "\udfff" for character in str(value)):
         raise ValueError(f"{str(value)!r:.60} is not valid UTF-8")
-    if is_path(field.annotation) and isinstance(value, str):
+    parsed = parsed_type(field.annotation)
+    if (parsed or is_path(field.annotation)) and isinstance(value, str):
         if not value or "\0" in value:
             raise ValueError("is empty or holds a NUL character; name a file or folder (. for the current one)")
-        value = Path(value)
+        value = parsed.parse(value) if parsed else Path(value)
+    elif parsed and isinstance(value, Path):
+        value = parsed.parse(str(value))
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("must fit into 64 bits")
     return value
@@ -199,6 +224,12 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 def is_path(hint: Any) -> bool:
     """Whether a setting with this type is a path, or a list of them."""
     return hint is Path or Path in get_args(hint)
+
+
+def parsed_type(hint: Any) -> type[FromText] | None:
+    """The type of a setting that is parsed from text; None for other settings."""
+    (kind, *others) = alternatives(hint)
+    return kind if not others and isinstance(kind, type) and issubclass(kind, FromText) else None
 
 
 @dataclass(frozen=True)
@@ -473,8 +504,8 @@ def check_own_settings(own: Any, whose: str) -> None:
 
 
 def as_plain(value: Any) -> Any:
-    """A setting's value as JSON: paths become text, tuples lists."""
-    if isinstance(value, Path):
+    """A setting's value as JSON: paths and models become text, tuples lists."""
+    if isinstance(value, Path | FromText):
         return str(value)
     return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import model_folders, refuse_without_model, resolve_model_path
+from reflectkit.agents.players import model_folders, refuse_without_model
 from reflectkit.cli.main import main
 from reflectkit.commands import Traits
 from reflectkit.config import Config, identifying, option
@@ -28,6 +28,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import dumps, read_jsonl, salvaged, write_jsonl
+from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import one_line, policy_prompt
 from reflectkit.runs.run import RunConfig, digest, open_run, read_record, recorded_defaults, runs_of, write_permission
 from reflectkit.seeding import derive, generator
@@ -75,8 +76,8 @@ class GenCommentsConfig(Config):
     """Settings of gen-comments."""
 
     env: EnvConfig
-    policy: Path = option(help="Checkpoint of the policy that judges the comments.")
-    reflector: Path = option(
+    policy: ModelRef = option(help="Checkpoint of the policy that judges the comments.")
+    reflector: ModelRef = option(
         help="Checkpoint of the model that writes them: a reflector, the policy itself, or a base model; one in which"
         " both players learned stands for its reflector."
     )
@@ -137,8 +138,8 @@ def run(config: GenCommentsConfig, progress: Progress) -> Report:
     path = target / FILE_OF_ROLE["reflection"]
     write_permission(target)
     rehearsed = _rehearsed(config.rehearse, path)
-    writer = resolve_model_path(config.reflector, config.run.data_dir, progress, reflects=True)
-    places = [resolve_model_path(config.policy, config.run.data_dir, progress), writer]
+    writer = config.reflector.resolve(config.run.data_dir, progress, reflects=True)
+    places = [config.policy.resolve(config.run.data_dir, progress), writer]
     records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     others = drawn_records(config.setup, config.run.seed, held_out, 0) if measured else []
     files = config.setup.input_files(record.task for record in (*records, *others))
@@ -237,13 +238,13 @@ def groups(count: int) -> list[tuple[int, int]]:
 class _Judge:
     """The two models: one writes comments, the other says how much they help it."""
 
-    def __init__(self, config: GenCommentsConfig, policy: Path | None, writer: Path | None) -> None:
+    def __init__(self, config: GenCommentsConfig, policy: ModelRef, writer: ModelRef) -> None:
         from reflectkit.models.load import load_player
         from reflectkit.sampling.hf import LocalSampler
 
         self.config = config
-        self.policy = LocalSampler(load_player(str(policy), "policy"))
-        self.writer = LocalSampler(load_player(str(writer)), frozen=True)  # a policy may comment, too
+        self.policy = LocalSampler(load_player(policy.text, "policy"))
+        self.writer = LocalSampler(load_player(writer.text), frozen=True)  # a policy may comment, too
 
     def all(
         self,

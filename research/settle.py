@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reflectkit.agents.players import checkpoint_of
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
 from reflectkit.data.sft_rows import FILE_OF_ROLE
@@ -28,6 +27,7 @@ from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import DataError
 from reflectkit.files import included_repositories
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import REFLECTION_MARKER
 from research.dagger import visited_rows, write_rows
 from research.explore_players import oracle_losses
@@ -380,7 +380,7 @@ class Explore(Commands):
 
     def checkpoint(self, name: str) -> Path:
         """What a run trained."""
-        return checkpoint_of(self.folder / name, Quiet())
+        return ModelRef(str(self.folder / name)).checkpoint(Quiet()).path
 
     def loss(self, arm: str, questions: str, mark: str = "") -> None:
         """Write the loss of the oracle's action in an arm. questions: the split on which the oracle plays."""

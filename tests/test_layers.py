@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "runs": NOUNS,
     "decisions": NOUNS,
     "chat": NOUNS | {"decisions", "runs"},
-    "models": NOUNS | {"runs"},
+    "models": NOUNS | {"chat", "runs"},
     "sampling": NOUNS | {"agents", "data", "models", "rollouts", "runs"},
     "envs": NOUNS | {"chat", "decisions", "models", "rollouts", "runs"},
     **dict.fromkeys(("agents", "data", "evals", "train"), LIBRARY),

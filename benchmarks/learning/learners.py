@@ -23,7 +23,7 @@ from reflectkit.console import Quiet
 from reflectkit.jsonl import read_jsonl
 from reflectkit.models.labels import prompt_ids
 from reflectkit.models.load import LoadedModel, load_player
-from reflectkit.models.packaged import model_source
+from reflectkit.models.refs import ModelRef
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
@@ -100,7 +100,7 @@ def rlft_config(
 ) -> rlft.RLConfig:
     """The settings of a run in `folder`."""
     environment = game.flags(folder) if isinstance(game, Words) else {"env": choice_env(game)}
-    model = model_source(flags.get("model", "tiny"), DATA, Quiet())
+    model = ModelRef.parse(flags.get("model", "tiny")).source(DATA, Quiet()).text
     return rlft.RLConfig.from_flat(
         **environment,
         **flags | {"model": model},

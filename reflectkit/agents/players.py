@@ -28,18 +28,9 @@ from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.setup import EnvSetup
-from reflectkit.errors import CheckpointError, ConfigError
-from reflectkit.models.checkpoint_metadata import (
-    BETTER,
-    REFLECTOR_FOLDER,
-    best_checkpoint,
-    calibration_of,
-    has_tokenizer,
-    load_tokenizer,
-    model_facts,
-)
-from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.models.packaged import model_source
+from reflectkit.errors import ConfigError
+from reflectkit.models.checkpoint_metadata import calibration_of, load_tokenizer, model_facts
+from reflectkit.models.refs import ModelKind, ModelRef, resolved
 from reflectkit.registry import plugins, resolve
 from reflectkit.runs.run import CHECKPOINT, checkpoints, digest, read_record
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
@@ -52,10 +43,6 @@ if TYPE_CHECKING:
 SCRIPTED = ("oracle", "random")
 ASKED_KINDS = (*KEYS, *DECISION_KEYS)
 """What the name of a chat or decision model begins with."""
-TEACHER = Path("oracle")
-SILENCE = Path("nothing")
-WITHOUT_MODEL = (TEACHER, SILENCE)
-"""In a reflector's place: the env's own teacher, and empty comments."""
 LONGEST_NAME = 100  # characters of a model's name in a file name
 PLUGINS = "reflectkit.players"
 """The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
@@ -84,101 +71,102 @@ def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
     return parts if len(parts) <= most and all(part.partition(":")[0] in kinds for part in parts) else []
 
 
-def is_chat(model: Path | None) -> bool:
-    """Whether a reflector is a chat model, or a decision model, instead of a checkpoint."""
-    return model is not None and str(model).partition(":")[0] in ASKED_KINDS
-
-
-def is_decision_model(model: str) -> bool:
-    """Whether a player is a decision model that is asked over HTTP."""
-    return model.partition(":")[0] in DECISION_KEYS
-
-
 @dataclass(frozen=True)
 class Player:
     """Who plays, as a --policy says."""
 
     name: str
     """Its name in the results."""
-    policy: Path | None = None
-    """Its checkpoint, if it has one."""
-    reflector: Path | None = None
+    policy: ModelRef | None = None
+    """The model that acts, if one does."""
+    reflector: ModelRef | None = None
     """Who comments for that, if anyone."""
-    chat: tuple[str, ...] = ()
-    """In place of a checkpoint, the chat or decision model that acts, and the chat model that reflects, if any."""
     method: str = ""
     """The published method that it plays by, if any."""
 
     @property
+    def checkpoint(self) -> ModelRef | None:
+        """The model that acts, if its weights are here."""
+        return None if self.policy is None or self.policy.is_asked else self.policy
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a chat or decision model acts, which is asked over HTTP."""
+        return self.policy is not None and self.policy.is_asked
+
+    @property
     def decides(self) -> bool:
-        """Whether it is a decision model that is asked over HTTP."""
-        return bool(self.chat) and is_decision_model(self.chat[0])
+        """Whether it is a decision model."""
+        return self.policy is not None and self.policy.kind is ModelKind.DECISION
 
     @property
     def asked(self) -> tuple[str, ...]:
         """The chat and decision models that it asks."""
-        return (str(self.reflector),) if is_chat(self.reflector) else self.chat
+        return tuple(str(model) for model in (self.policy, self.reflector) if model is not None and model.is_asked)
 
     def resolved(self, data_dir: Path, progress: Progress) -> Player:
-        """With the places of its models; see `resolve_model_path`."""
-        policy = resolve_model_path(self.policy, data_dir, progress)
-        return replace(
-            self, policy=policy, reflector=resolve_model_path(self.reflector, data_dir, progress, reflects=True)
-        )
+        """With the places of its models; see `ModelRef.resolve`."""
+        policy = resolved(self.policy, data_dir, progress)
+        return replace(self, policy=policy, reflector=resolved(self.reflector, data_dir, progress, reflects=True))
 
 
 def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()) -> Player:
     """The player of a --policy. baselines, methods: names of those of the env. Raises ConfigError.
 
-    >>> parse_policy("ours=a/b+c/d")
-    Player(name='ours', policy=PosixPath('a/b'), reflector=PosixPath('c/d'), chat=(), method='')
-    >>> parse_policy("big=openai:x+openai:y").chat
+    >>> ours = parse_policy("ours=a/b+c/d")
+    >>> ours.name, str(ours.policy), str(ours.reflector)
+    ('ours', 'a/b', 'c/d')
+    >>> parse_policy("big=openai:x+openai:y").asked
     ('openai:x', 'openai:y')
     """
     # 1. Players that need no name
     if text in SCRIPTED or text in baselines or text in _plugins(text):
         return Player(text)
     if folders := _two_folders(text):
-        name, (policy, reflector) = _run_name(folders[0]), folders
-        refuse_without_model(policy)
-        return Player(name, policy, reflector)
+        policy, reflector = folders
+        return _player(_run_name(Path(policy)), policy, reflector)
     # 2. A name in front, which a chat model or a method may have
     name, equals, model = text.partition("=")
     if not (equals and name) or method_of(name, methods)[0] or name.partition(":")[0] in ASKED_KINDS:
         name, equals, model = text, "", text
     if chat := chat_parts(model, methods):
-        return Player(name, chat=tuple(chat), method=method_of(model, methods)[0])
+        return _player(name, *chat, method=method_of(model, methods)[0])
     method, checkpoint = method_of(model, methods)
     if method and (not checkpoint or checkpoint.partition(":")[0] in ASKED_KINDS):
         raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
     if method:
-        return Player(name, Path(checkpoint), method=method)
+        return _player(name, checkpoint, method=method)
     # 3. A checkpoint, perhaps with a reflector
     if equals and (folders := _two_folders(model)):
-        policy, reflector = folders
-    else:
-        acts, plus, reflects = model.partition("+")
-        if not (equals and name and acts) or (plus and not reflects) or is_chat(Path(acts)):
-            names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
-            hint = "" if equals else _hint(text, names.split(", "))
-            raise ConfigError(
-                f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
-                f" {names}{hint}"
-            )
-        policy, reflector = Path(acts), Path(reflects) if reflects else None
-    refuse_without_model(policy)
-    return Player(name, policy, reflector)
+        return _player(name, *folders)
+    policy, plus, reflector = model.partition("+")
+    if not (equals and name and policy) or (plus and not reflector) or ModelRef.parse(policy).is_asked:
+        names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
+        hint = "" if equals else _hint(text, names.split(", "))
+        raise ConfigError(
+            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, a run's folder, or one of"
+            f" {names}{hint}"
+        )
+    return _player(name, policy, reflector)
 
 
-def _two_folders(text: str) -> tuple[Path, Path | None] | None:
-    """The folder of a policy that `text` begins with, and its reflector, if any; None without such a folder. The names
-    of folders may hold "=" and "+"; a reflector's folder is taken before a name that is none.
+def _player(name: str, policy: str, reflector: str = "", *, method: str = "") -> Player:
+    """A player with models. Raises ConfigError where the policy is none."""
+    acts = ModelRef.parse(policy)
+    if not method:
+        refuse_without_model(acts)
+    return Player(name, acts, ModelRef.parse(reflector) if reflector else None, method)
+
+
+def _two_folders(text: str) -> tuple[str, str] | None:
+    """The folder of a policy that `text` begins with, and its reflector, "" for none; None without such a folder. The
+    names of folders may hold "=" and "+"; a reflector's folder is taken before a name that is none.
     """
     places = [place for place, character in enumerate(text) if character == "+" and text[place + 1 :]]
     pairs = [(text, ""), *((text[:place], text[place + 1 :]) for place in reversed(places))]
     pairs = [(policy, reflector) for policy, reflector in pairs if os.path.isdir(policy)]
     pairs.sort(key=lambda pair: bool(pair[1]) and not os.path.isdir(pair[1]))
-    return (Path(pairs[0][0]), Path(pairs[0][1]) if pairs[0][1] else None) if pairs else None
+    return pairs[0] if pairs else None
 
 
 def _hint(text: str, names: Sequence[str]) -> str:
@@ -198,62 +186,19 @@ def _run_name(checkpoint: Path) -> str:
     return checkpoint.parent.name if CHECKPOINT.fullmatch(checkpoint.name) else checkpoint.name
 
 
-def refuse_without_model(*models: Path | None) -> None:
+def refuse_without_model(*models: ModelRef | None) -> None:
     """Raises ConfigError if one of the models is the name of comments without a model."""
     for model in models:
-        if model in WITHOUT_MODEL:
+        if model is not None and model.kind in (ModelKind.ORACLE, ModelKind.NOTHING):
             raise ConfigError(
                 f"'{model}' is no model; evaluate and play take it behind the + of --policy NAME=CHECKPOINT+{model}"
             )
 
 
-def checkpoint_of(path: Path, progress: Progress) -> Path:
-    """The checkpoint that a run of sft or rlft at `path` stands for, which is reported: the best one if training
-    validated, else the newest. `path` itself if it is no run.
-    """
-    inside = checkpoints(path)
-    if not inside or has_tokenizer(path):
-        return path
-    best = best_checkpoint(inside)
-    if best is None:
-        progress.news(f"{path}: {inside[-1].name}, its newest checkpoint")
-        return inside[-1]
-    facts = model_facts(best)
-    measures = [f"{name.replace('_', ' ')} {facts[name]:.3g}" for name in BETTER if name in facts]
-    progress.news(f"{path}: {best.name}, its best checkpoint ({', '.join(measures)})")
-    return best
-
-
-def checkpoint_name(model: str, progress: Progress) -> str:
-    """The checkpoint that `model` stands for if that is a run; otherwise `model`, which may be a hub id."""
-    place = checkpoint_of(Path(model), progress)
-    return model if place == Path(model) else str(place)
-
-
-def resolve_model_path(
-    model: Path | None, data_dir: Path, progress: Progress, *, reflects: bool = False
-) -> Path | None:
-    """Where `model` lies: a run stands for one of its checkpoints, a packaged model is converted first, and a hub id
-    stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
-
-    Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
-    """
-    if model is None or model in WITHOUT_MODEL or is_chat(model):
-        return model
-    source = model_source(str(checkpoint_of(model, progress)), data_dir, progress)
-    try:
-        hub_options(source)
-    except CheckpointError as error:
-        chat = "" if looks_local(source) else f"; a chat model is written openai:{model} or local:{model}"
-        raise CheckpointError(f"{error}{chat}") from None
-    inside = Path(source) / REFLECTOR_FOLDER
-    return inside if reflects and looks_local(source) and inside.is_dir() else Path(source)
-
-
-def model_folders(models: Iterable[Path | None]) -> list[Path]:
+def model_folders(models: Iterable[ModelRef | None]) -> list[Path]:
     """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
-    known = (model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and not is_chat(model))
-    return [model for model in known if looks_local(model)]
+    folders = [model.folder for model in dict.fromkeys(models) if model is not None]
+    return [folder for folder in folders if folder is not None]
 
 
 def _plugins(text: str) -> list[str]:
@@ -268,13 +213,13 @@ def mismatch(player: Player) -> str:
     return f"{player.name}: {text}" if text else ""
 
 
-def unlike_training(policy: Path | None, reflector: Path | None, add: str, leave: str) -> str:
+def unlike_training(policy: ModelRef | None, reflector: ModelRef | None, add: str, leave: str) -> str:
     """What to warn of where a policy plays with comments and was trained without, or the reverse; "" if nothing says
     so. A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
 
     add, leave: how to give a reflector, and how to give none.
     """
-    facts = {} if policy is None else model_facts(policy)
+    facts = {} if policy is None else policy.facts
     by_role = {"policy": True, "plain": False, "think": False}.get(str(facts.get("role")))
     commented = bool(facts["reflector"]) if "reflector" in facts else by_role
     if commented is None or facts.get("acts_alone") or commented == (reflector is not None):
@@ -288,18 +233,18 @@ def warn_of(env: EnvConfig, players: Sequence[Player], models: Sequence[Path], p
     """What is wrong with playing in `env`, which is reported and returned. models: those that play and comment."""
     texts = [text for player in players if (text := mismatch(player))]
     texts += [*trained_elsewhere(env.name, models), *other_settings(env, models), *unfinished(models)]
-    texts += template_warnings(env, [player.policy for player in players])
+    texts += template_warnings(env, [player.checkpoint for player in players])
     for text in texts:
         progress.news(f"warning: {text}")
     return texts
 
 
-def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
+def trained_elsewhere(env: str, models: Iterable[Path]) -> list[str]:
     """What to warn of: each of the `models` that was trained in another env than `env`, or on another version of its
     prompts, as far as they say.
     """
     texts, version = [], env_class(env).prompt_version
-    for model in dict.fromkeys(model for model in models if model not in (None, *WITHOUT_MODEL)):
+    for model in dict.fromkeys(models):
         facts = model_facts(model)
         other, trained_on = facts.get("env"), facts.get("prompts", 0)
         if not isinstance(other, str):
@@ -354,7 +299,7 @@ def unfinished(models: Iterable[Path]) -> list[str]:
     return texts
 
 
-def template_warnings(env: EnvConfig, policies: Iterable[Path | None]) -> list[str]:
+def template_warnings(env: EnvConfig, policies: Iterable[ModelRef | None]) -> list[str]:
     """What to warn of: each of the `policies` that writes in `env` without a chat template, or that would be shown its
     tools in a form that is not its own.
     """
@@ -363,12 +308,10 @@ def template_warnings(env: EnvConfig, policies: Iterable[Path | None]) -> list[s
         return []
     from reflectkit.models.chat import Dialogue
 
-    own = {
-        policy for policy in policies if policy not in (None, *WITHOUT_MODEL) and not model_facts(policy).get("role")
-    }
+    models = {policy for policy in policies if policy is not None and policy.has_weights}
     texts = []
-    for policy in sorted(own):
-        dialogue = Dialogue(load_tokenizer(policy))
+    for policy in sorted((model for model in models if not model.facts.get("role")), key=str):
+        dialogue = Dialogue(load_tokenizer(policy.text))
         if not dialogue.template:
             texts.append(
                 f"{policy} has no chat template: it continues the prompt as text; give a model that was trained to"
@@ -440,7 +383,7 @@ class Players:
 
     def __init__(self, settings: PlayersSetup) -> None:
         self.settings = settings
-        self._reflectors: dict[Path, Any] = {}
+        self._reflectors: dict[ModelRef, Any] = {}
         self._clients: dict[str, ChatClient] = {}
         self._budget: Budget | None = None
         self._stack = contextlib.ExitStack()
@@ -451,7 +394,7 @@ class Players:
 
     def stop_if_spent(self, player: Player) -> None:
         """Raises BudgetSpentError if the budget of a chat model that acts as `player` ran out."""
-        for part in player.chat:
+        for part in player.asked if player.is_chat else ():
             if client := self._clients.get(str(self.settings.endpoint_of(part))):
                 client.stop_if_spent("finished episodes are kept")
 
@@ -486,19 +429,20 @@ class Players:
     def agent(self, player: Player) -> Agent:
         """The agent of `player`."""
         settings, kind, config = self.settings, self.settings.kind, self.settings.config
-        name, policy, method = player.name, player.policy, player.method
+        name, method = player.name, player.method
         if player.decides:
             from reflectkit.agents.decision_players import DecisionModel, DecisionPolicy
 
-            model = DecisionModel(self._client(player.chat[0]), rules=not config.decisions.plain_questions)
+            model = DecisionModel(self._client(player.asked[0]), rules=not config.decisions.plain_questions)
             return DecisionPolicy(model, config.temperature)
-        if player.chat:
+        if player.is_chat:
             from reflectkit.chat.players import ChatMethod, ChatPolicy
 
-            client, *reflectors = [self._client(part) for part in player.chat]
+            client, *reflectors = [self._client(part) for part in player.asked]
             if method:
                 return ChatMethod(method, client)
             return ChatPolicy(client, reflectors[0] if reflectors else None, settings.history_tokens)
+        policy = player.checkpoint
         if policy is None:
             from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
@@ -518,7 +462,7 @@ class Players:
             episode_tokens=config.sampler.episode_tokens,
             thinking=config.sampler.thinking,
             show=True,
-            calibration=calibration_of(policy),
+            calibration=calibration_of(policy.path),
         )
         if method:
             from reflectkit.chat.players import ModelMethod
@@ -526,32 +470,31 @@ class Players:
             return ModelMethod(method, agent)
         return agent
 
-    def reflector(self, checkpoint: Path) -> Any:
-        """Who comments: the `Reflector` of `checkpoint`, a chat model, the env's teacher, or nobody. Raises
+    def reflector(self, model: ModelRef) -> Any:
+        """Who comments: the `Reflector` of a checkpoint, a chat or decision model, the env's teacher, or nobody. Raises
         CheckpointError, ConfigError.
         """
-        if checkpoint not in self._reflectors:
-            self._reflectors[checkpoint] = self._open_reflector(checkpoint)
-        return self._reflectors[checkpoint]
+        if model not in self._reflectors:
+            self._reflectors[model] = self._open_reflector(model)
+        return self._reflectors[model]
 
-    def _open_reflector(self, checkpoint: Path) -> Any:
+    def _open_reflector(self, model: ModelRef) -> Any:
         from reflectkit.agents.two_player import NoComments, Reflector, TeacherComments
         from reflectkit.env import check_teacher
 
-        if checkpoint == TEACHER:
+        config = self.settings.config
+        if model.kind is ModelKind.ORACLE:
             check_teacher(self.settings.kind.teacher_type, self.settings.kind.name, "comment")
             return TeacherComments()
-        if checkpoint == SILENCE:
+        if model.kind is ModelKind.NOTHING:
             return NoComments()
-        if is_decision_model(str(checkpoint)):
+        if model.kind is ModelKind.DECISION:
             from reflectkit.agents.decision_players import DecisionModel, DecisionReflector
 
-            client = self._client(str(checkpoint), reflects=True)
-            plain = self.settings.config.decisions.plain_questions
-            return DecisionReflector(DecisionModel(client, rules=not plain))
-        if is_chat(checkpoint):
+            client = self._client(model.text, reflects=True)
+            return DecisionReflector(DecisionModel(client, rules=not config.decisions.plain_questions))
+        if model.kind is ModelKind.CHAT:
             from reflectkit.chat.players import ChatReflector
 
-            return ChatReflector(self._client(str(checkpoint), reflects=True))
-        config = self.settings.config
-        return Reflector(config.sampler.open_reflector(str(checkpoint), config.device))
+            return ChatReflector(self._client(model.text, reflects=True))
+        return Reflector(config.sampler.open_reflector(model.text, config.device))

@@ -219,7 +219,7 @@ def _function(
     name: str, module: Any, kind: type[Config], by_panel: Mapping[str | None, Sequence[Leaf]], shown: Collection[Any]
 ) -> Callable[..., None]:
     """A function whose signature is the config's leaves, as typer reads it. shown: the panels in its help."""
-    from reflectkit.config import LAST, REQUIRED, alternatives, build, flag, is_path
+    from reflectkit.config import LAST, REQUIRED, alternatives, build, flag, is_path, parsed_type
 
     parameters = []
 
@@ -232,12 +232,14 @@ def _function(
         required = leaf.default is REQUIRED
         (hint,) = alternatives(leaf.hint)
         # paths stay text, as Path("") is the current folder, and choices too, as pydantic's error names the nearest
-        plain: Any = str if hint is Path or get_origin(hint) is Literal else hint
+        is_text = hint is Path or get_origin(hint) is Literal or parsed_type(hint) is not None
+        plain: Any = str if is_text else hint
         if get_origin(hint) is tuple:
             plain = list[str]  # a repeated flag
         elif plain is not leaf.hint:
             plain = plain | None
-        metavar = "PATH" if is_path(leaf.hint) and plain != list[str] else None
+        takes_path = is_path(leaf.hint) or parsed_type(hint) is not None
+        metavar = "PATH" if takes_path and plain != list[str] else None
         default = list(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
         if leaf.is_argument:
             argument = typer.Argument(help=leaf.help, metavar=metavar)

@@ -20,7 +20,6 @@ from typing_extensions import override
 from reflectkit.agents.deciding import SUCCESS as SUCCEEDS
 from reflectkit.agents.deciding import Foreteller
 from reflectkit.agents.players import (
-    TEACHER,
     Player,
     Players,
     PlayersSetup,
@@ -59,7 +58,8 @@ from reflectkit.evals.calibration import (
     event_forecast,
 )
 from reflectkit.jsonl import json_line, read_json, replacing, salvaged, write_json, write_text
-from reflectkit.models.checkpoint_metadata import load_tokenizer, model_facts
+from reflectkit.models.checkpoint_metadata import load_tokenizer
+from reflectkit.models.refs import TEACHER
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import Run, RunConfig, differing_settings, digest, open_run, read_record
@@ -207,7 +207,7 @@ class EvaluateConfig(Config):
         refuse(self.sampler.swap_comments and not any(reflectors), needs)
         for name in non_default(self, "top_p", "top_k", "min_p"):
             refuse(not self.temperature, f"{flag(name)} is for sampling; add --temperature 1, or leave it out")
-            chat = [player.name for player in entrants if player.chat]
+            chat = [player.name for player in entrants if player.is_chat]
             refuse(chat, f"{flag(name)} is for checkpoints, not --policy {' '.join(chat)}; leave one of them out")
         for level in self.level:
             check_level(self.env.name, level)
@@ -249,8 +249,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
     for endpoint in config.endpoints:
         key_of(endpoint)
     for player in entrants:
-        if player.policy is not None:
-            config.sampler.answer_of(player.policy)
+        if player.checkpoint is not None:
+            config.sampler.answer_of(player.checkpoint)
     models = model_folders(path for player in entrants for path in (player.policy, player.reflector))
     source = held_out.file("test")
     inputs = [*([source] if source else []), *models]
@@ -342,7 +342,7 @@ def play(
             if aspects := dict(setup.kind.taskset.aspects(task)):
                 line["aspects"] = aspects
             if config.score_oracle:
-                scores = oracle_scores(trajectory, likely=player.policy is not None or player.decides)
+                scores = oracle_scores(trajectory, likely=player.checkpoint is not None or player.decides)
                 line["figures"] = {**line.get("figures", {}), **scores}
             if forecasts := _forecasts(trajectory, critic):
                 line["forecasts"] = {kind: [each.numbers for each in some] for kind, some in forecasts.items()}
@@ -353,27 +353,27 @@ def play(
 
         if remaining:
             agent: Agent = players.agent(player)
-            if config.predict_success and (player.policy is not None or player.decides) and not player.method:
+            if config.predict_success and (player.checkpoint or player.decides) and not player.method:
                 critic = _critic_of(player, agent)
                 agent = Foreteller(agent)
             make = setup.maker(level)
             maker = (lambda: Advised(make())) if config.score_oracle else make
             width = config.rollout.width
-            if player.chat and config.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
+            if player.is_chat and config.chat.max_cost_usd is not None:  # so that the budget pays for whole episodes
                 width = min(width, config.chat.concurrency)
             rollout(remaining, maker, agent, width=width, on_end=on_end, keep=False)
             players.stop_if_spent(player)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     aborted = [line.get("reason") for line, _ in played if line["status"] == "aborted"]
     lines = [line for line, _ in played]
-    greedy = not config.temperature and not player.chat and player.name != "random"
+    greedy = not config.temperature and not player.is_chat and player.name != "random"
     if greedy and len({tables.outcome(line) for line in lines}) == len(tasks) < len(lines):
         progress.news(f"{title}: the episodes of a problem all went alike, so more of them tell nothing new")
     written = sum((line["turns"] for line in lines), Counter[str]())
-    if player.policy is not None and written["cut"]:
+    if player.checkpoint is not None and written["cut"]:
         from reflectkit.agents.two_player import cut_report
 
-        load, role = partial(load_tokenizer, player.policy), model_facts(player.policy).get("role")
+        load, role = partial(load_tokenizer, player.checkpoint.text), player.checkpoint.facts.get("role")
         if report := cut_report(written["cut"], written["turns"], config.max_new_tokens, load, role):
             progress.news(f"{title}: {report}")
     limit = setup.horizon_at(level)
@@ -458,11 +458,11 @@ def _forecasts(trajectory: Trajectory, value: Callable[[Sequence[int]], float] |
 def _critic_of(player: Player, agent: Any) -> Callable[[Sequence[int]], float] | None:
     """The value of a prompt by the critic in the checkpoint of `player`, if that has one and plays in this process."""
     model = getattr(getattr(agent, "policy", None), "player", None)
-    if player.policy is None or model is None:
+    if player.checkpoint is None or model is None:
         return None
     from reflectkit.train.critic import saved_critic
 
-    critic = saved_critic(player.policy, model)
+    critic = saved_critic(player.checkpoint.path, model)
     return None if critic is None else partial(critic.value, model)
 
 

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.players import checkpoint_of
 from reflectkit.config import Config, build, leaves, option, with_values
 from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.problems import Problems
@@ -20,6 +19,7 @@ from reflectkit.errors import ConfigError, ReflectkitError
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
 from reflectkit.models.hub import hub_options
+from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER, policy_prompt, reflection_prompt, thinking_prompt
 from reflectkit.runs.run import RunConfig, open_run
 from reflectkit.types import DType, Observation
@@ -60,7 +60,8 @@ class ExportConfig(Config):
 
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
-    config = with_values(config, policy=checkpoint_of(config.load_dir, progress))
+    checkpoint = ModelRef.parse(str(config.load_dir)).checkpoint(progress)
+    config = with_values(config, policy=checkpoint.path)
     hub_options(config.load_dir)  # whether there is such a model
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:

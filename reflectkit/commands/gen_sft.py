@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import model_folders, plain_settings, resolve_model_path
+from reflectkit.agents.players import model_folders, plain_settings
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
@@ -35,6 +35,7 @@ from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json, write_jsonl
+from reflectkit.models.refs import ModelRef, resolved
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
@@ -73,7 +74,7 @@ class GenSFTConfig(Config):
         help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
         essential=True,
     )
-    reflector: Path | None = option(
+    reflector: ModelRef | None = option(
         None,
         help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both.",
         essential=True,
@@ -117,9 +118,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
-    config = with_values(
-        config, reflector=resolve_model_path(config.reflector, config.run.data_dir, progress, reflects=True)
-    )
+    config = with_values(config, reflector=resolved(config.reflector, config.run.data_dir, progress, reflects=True))
     reflector = model_folders([config.reflector])
     records = [] if config.log else drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     with open_run(
@@ -189,7 +188,7 @@ def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Pro
 
     parts = {id(part): part for step in steps for part in (*step.earlier, step)}  # conversations share their steps
     steps = list({part.observation.text: part for part in parts.values()}.values())
-    sampler = LocalSampler(load_player(config.reflector, "reflection"), frozen=True)
+    sampler = LocalSampler(load_player(config.reflector.text, "reflection"), frozen=True)
     reflector = Reflector(sampler)
     own: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:

@@ -26,7 +26,6 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from reflectkit.agents.decision_players import CommentedActor, DecisionModel, DecisionPolicy
-from reflectkit.agents.players import is_decision_model
 from reflectkit.agents.scripted import Demonstrator, RandomAgent, Recovery
 from reflectkit.chat.client import SPENT, Rejected, client_at
 from reflectkit.chat.config import (
@@ -51,6 +50,7 @@ from reflectkit.envs import PROBLEMS, RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, at_level, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError, refuse
 from reflectkit.jsonl import read_json, write_json
+from reflectkit.models.refs import ModelKind, ModelRef
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.tool_errors import ToolErrors
 from reflectkit.runs.run import RunConfig, open_run, write_permission
@@ -178,7 +178,7 @@ class GenTrajectoryConfig(Config):
     @property
     def decides(self) -> bool:
         """Whether a decision model acts."""
-        return is_decision_model(self.actor)
+        return ModelRef.parse(self.actor).kind is ModelKind.DECISION
 
     @property
     def endpoint(self) -> Endpoint:

@@ -19,14 +19,11 @@ from typing_extensions import override
 
 from reflectkit.agents.human import HELP_KEYS, LEFT, Human, PersonUser, action_text, keys_of
 from reflectkit.agents.players import (
-    TEACHER,
     Player,
     Players,
     PlayersSetup,
-    is_chat,
     model_folders,
     parse_policy,
-    resolve_model_path,
     warn_of,
 )
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, DecisionConfig, Endpoint, address_in_use, key_of
@@ -47,6 +44,7 @@ from reflectkit.envs.setup import (
 )
 from reflectkit.errors import ConfigError, refuse, unknown_name
 from reflectkit.jsonl import append
+from reflectkit.models.refs import TEACHER, ModelRef, resolved
 from reflectkit.prompts import ACTION_MARKER, one_line
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import RunConfig, open_run
@@ -163,7 +161,7 @@ class PlayConfig(Config):
         " azure:DEPLOYMENT, local:MODEL).",
         essential=True,
     )
-    reflector: Path | None = option(
+    reflector: ModelRef | None = option(
         None, help="Reflector that comments for a player without one; a checkpoint or a chat model.", essential=True
     )
     teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.", essential=True)
@@ -207,7 +205,7 @@ class PlayConfig(Config):
         comments = self.reflector is not None or self.teacher
         refuse(self.reflector is not None and self.teacher, "--reflector and --teacher both comment; leave one out")
         own = "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
-        refuse(comments and self.player.policy is not None, own)
+        refuse(comments and self.player.checkpoint is not None, own)
         if self.policy == ORACLE:
             self.env.require_teacher("action")
         if self.teacher or self.player.reflector == TEACHER:
@@ -230,8 +228,8 @@ class PlayConfig(Config):
     @property
     def asked_endpoints(self) -> list[Endpoint]:
         """The decision model that plays, and the chat or decision model that comments, if any do."""
-        models = [model for model in (self.player.reflector, self.reflector) if is_chat(model)]
-        return [self.players.endpoint_of(str(model)) for model in (*self.player.chat, *models)]
+        comments = [self.reflector] if self.reflector is not None and self.reflector.is_asked else []
+        return [self.players.endpoint_of(str(model)) for model in (*self.player.asked, *comments)]
 
     @property
     @override
@@ -242,7 +240,7 @@ class PlayConfig(Config):
     def player(self) -> Player:
         """Who plays."""
         player = parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
-        if player.chat and not player.decides:
+        if player.is_chat and not player.decides:
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
             )
@@ -261,9 +259,9 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     drawn = [order[number % len(order)] for number in range(config.episodes)]
     player = config.player.resolved(config.run.data_dir, progress)
     commentator = TEACHER if config.teacher else config.reflector
-    commentator = resolve_model_path(commentator, config.run.data_dir, progress, reflects=True)
-    if player.policy is not None:
-        config.sampler.answer_of(player.policy)
+    commentator = resolved(commentator, config.run.data_dir, progress, reflects=True)
+    if player.checkpoint is not None:
+        config.sampler.answer_of(player.checkpoint)
     if config.chat.dry_run:
         from reflectkit.evals.estimate import asked_of, estimate
 

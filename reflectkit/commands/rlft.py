@@ -21,7 +21,8 @@ from reflectkit.data.problems import digest_of
 from reflectkit.envs.setup import chat_settings
 from reflectkit.errors import memory_explained
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
-from reflectkit.models.hub import PACKAGED, TINY, hub_options
+from reflectkit.models.hub import hub_options
+from reflectkit.models.refs import ModelKind
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.runs.run import checkpoints, digest
 from reflectkit.text import pluralize
@@ -74,8 +75,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
     having = config.problems.levels_with("train", given, progress, "--curriculum")
     if len(having) < len(given):
         config = with_values(config, curriculum=tuple(having))
-    if config.policy.model not in (*PACKAGED, *TINY):
-        hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
+    if config.policy.start.kind is ModelKind.STORED:
+        hub_options(config.policy.start.text)  # whether it can be fetched is known before torch is imported
     play_once(config, having[0])
     progress.news(f"rlft ({config.algo.name}): loading torch")
     from reflectkit.train import rl

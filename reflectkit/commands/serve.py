@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.players import Player, Players, PlayersSetup, is_decision_model, mismatch
+from reflectkit.agents.players import Player, Players, PlayersSetup, mismatch
 from reflectkit.chat.config import ChatConfig, DecisionConfig, key_of, parse_endpoint
 from reflectkit.config import Config, option
 from reflectkit.console import Progress, Report
@@ -26,6 +26,7 @@ from reflectkit.env import Agent, Context, Env
 from reflectkit.errors import ConfigError, EnvironmentFailure, ReflectkitError, refuse
 from reflectkit.eventloop import LoopThread
 from reflectkit.jsonl import dumps, refuse_device
+from reflectkit.models.refs import ModelKind, ModelRef
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.config import SamplerConfig
 from reflectkit.seeding import derive
@@ -46,13 +47,13 @@ TOKEN = "REFLECTKIT_TOKEN"
 class ServeConfig(Config):
     """Settings of serve."""
 
-    load_dir: Path = option(
+    load_dir: ModelRef = option(
         name="policy",
         help="Checkpoint, run or hub id of the policy; or a decision model elsewhere, decisions:MODEL or"
         " systemone:MODEL.",
         essential=True,
     )
-    reflect_load_dir: Path | None = option(
+    reflect_load_dir: ModelRef | None = option(
         None, name="reflector", help="The same for the model that comments before each answer.", essential=True
     )
     host: str = option("127.0.0.1", help=f"Address to listen on; any but this one needs {TOKEN}.", essential=True)
@@ -82,9 +83,11 @@ class ServeConfig(Config):
     def _check(self) -> Self:
         from reflectkit.envs.adapters.endpoint import LOOPBACK
 
-        if is_decision_model(str(self.load_dir)):
+        if self.load_dir.kind is ModelKind.DECISION:
             refuse(self.reflect_load_dir, f"--policy {self.load_dir} reads no comments; leave out --reflector")
             self.chat.check_budget(parse_endpoint(str(self.load_dir), self.chat.base_url, "--policy", "", decides=True))
+        chat = self.load_dir.kind is ModelKind.CHAT
+        refuse(chat, f"--policy {self.load_dir} is a chat model, which answers programs itself; give a checkpoint")
         if self.host not in LOOPBACK and not os.environ.get(TOKEN):
             raise ConfigError(f"--host {self.host} is open to others; set {TOKEN} to a key that programs must send")
         return self
@@ -106,8 +109,6 @@ def run(config: ServeConfig, progress: Progress) -> Report:
             raise ConfigError(f"--record {config.record}: {error.strerror}; name another file") from None
     with TemporaryDirectory(prefix="reflectkit-serve-") as folder:
         player = Player("policy", config.load_dir, config.reflect_load_dir)
-        if is_decision_model(str(config.load_dir)):
-            player = Player("policy", chat=(str(config.load_dir),))
         player = player.resolved(config.run.data_dir, progress)
         if warning := mismatch(player):
             progress.news(f"warning: {warning}")

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reflectkit.agents.players import checkpoint_name
 from reflectkit.commands import Traits
 from reflectkit.config import with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
@@ -23,7 +22,7 @@ from reflectkit.errors import memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.models.hub import hub_options
-from reflectkit.models.packaged import model_source
+from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import REFLECTION_MARKER, listed_answers
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.text import pluralize
@@ -80,9 +79,10 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     launched = "RANK" in os.environ  # by torchrun, accelerate or `launch`
     processes = start_processes("sft", config.device, config.run.threads) if launched else Processes()
     progress = progress if processes.first else Quiet()
-    start = config.model if config.model in TINY else checkpoint_name(config.model, progress)
-    with processes.first_then_rest():
-        config = with_values(config, model=model_source(start, config.run.data_dir, progress))
+    if config.model not in TINY:
+        with processes.first_then_rest():
+            start = ModelRef.parse(config.model).source(config.run.data_dir, progress)
+        config = with_values(config, model=start.text)
     if config.checkpoints.plan:
         return _plan(config, source, rows, trained, progress)
     whole = (

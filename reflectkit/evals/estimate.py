@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 
 from reflectkit.agents.decision_players import deciding_request, options_of
-from reflectkit.agents.players import Player, PlayersSetup, is_chat
+from reflectkit.agents.players import Player, PlayersSetup
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.chat.client import THINKING_TOKENS, Request
 from reflectkit.chat.config import ChatConfig, Endpoint
@@ -74,7 +74,7 @@ def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[
             return deciding_alone(seen, context, endpoints[0], rules=not players.config.decisions.plain_questions)
         if player.method:
             return [request_of(player.method, context)]
-        if is_chat(player.reflector) and not player.chat:
+        if not player.is_chat:  # a checkpoint acts, and the chat model comments
             return comment_alone(seen, context)
         comment = LONG if len(player.asked) > 1 else None
         played = playing_request(seen, context, comment, players.history_tokens)

@@ -23,6 +23,7 @@ from reflectkit.agents.players import (
     Players,
     PlayersSetup,
     chat_parts,
+    model_folders,
     parse_policy,
     trained_elsewhere,
     unlike_training,
@@ -34,7 +35,7 @@ from reflectkit.env import Agent, Context, Env
 from reflectkit.envs import env_class
 from reflectkit.errors import AgentError, ConfigError, ReflectkitError
 from reflectkit.eventloop import LoopThread
-from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.models.refs import ModelRef
 from reflectkit.rollouts.wrappers import ROLES
 from reflectkit.runs.run import RunConfig, read_record
 from reflectkit.sampling.config import SamplerConfig
@@ -137,8 +138,9 @@ def load_agent(
         ConfigError: A setting is invalid.
     """
     player = _parsed(policy, reflector).resolved(RunConfig().data_dir, Quiet())
-    if player.policy is not None:
-        _warn_of_mismatch(player.policy, player.reflector)
+    checkpoint = player.checkpoint
+    if checkpoint is not None:
+        _warn_of_mismatch(checkpoint, player.reflector)
     given = {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
@@ -146,7 +148,7 @@ def load_agent(
         "answer": answer,
         "base_url": base_url,
         "seed": seed,
-        "thinking": thinking or _trained_with(player.policy).get("thinking", THINKING[0]),
+        "thinking": thinking or _trained_with(checkpoint).get("thinking", THINKING[0]),
     }
     config = build(AgentConfig, given, "load_agent")
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if player.asked else None
@@ -155,11 +157,11 @@ def load_agent(
         key_of(settings.endpoint_of(part))
     players = Players(settings)
     closing = (players.close, *([folder.cleanup] if folder else []))
-    chooses = player.policy is not None and model_facts(player.policy).get("acts") == "choice"
+    chooses = checkpoint is not None and checkpoint.facts.get("acts") == "choice"
     return LoadedAgent(
         players.agent(player),
-        _trained_env(player.policy),
-        policy=player.policy,
+        _trained_env(checkpoint),
+        policy=None if checkpoint is None else checkpoint.path,
         chooses=chooses,
         seed=seed,
         rules=rules,
@@ -298,30 +300,30 @@ def _parsed(policy: str | Path, reflector: str | Path | None) -> Player:
     if chat_parts(text):
         return parse_policy(f"{text}+{other}" if other else text)
     if os.path.exists(text) or ("=" not in text and text != "random"):
-        return Player("agent", Path(text), Path(other) if other else None)
+        return Player("agent", ModelRef.parse(text), ModelRef.parse(other) if other else None)
     player = parse_policy(text)
     if other and (player.reflector or player.policy is None):
         raise ConfigError(f"{text} plays without the reflector {other}; leave one out")
-    return dataclasses.replace(player, reflector=Path(other)) if other else player
+    return dataclasses.replace(player, reflector=ModelRef.parse(other)) if other else player
 
 
-def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
-    add = f"pass reflector={model_facts(policy).get('reflector') or '…'!r}"
+def _warn_of_mismatch(policy: ModelRef, reflector: ModelRef | None) -> None:
+    add = f"pass reflector={policy.facts.get('reflector') or '…'!r}"
     texts = [unlike_training(policy, reflector, add, f"leave out reflector={str(reflector)!r}")]
     if _trained_env(policy):
-        texts += trained_elsewhere(model_facts(policy)["env"], [policy, reflector])
+        texts += trained_elsewhere(policy.facts["env"], model_folders([policy, reflector]))
     for text in filter(None, texts):
         warnings.warn(text, stacklevel=3)
 
 
-def _trained_with(policy: Path | None) -> dict[str, Any]:
+def _trained_with(policy: ModelRef | None) -> dict[str, Any]:
     """The settings of the run that made checkpoint `policy`; empty if they are not on record."""
-    return {} if policy is None else dict(read_record(policy.parent).get("settings", {}))
+    return {} if policy is None else dict(read_record(policy.path.parent).get("settings", {}))
 
 
-def _trained_env(policy: Path | None) -> tuple[type[Env], Any] | None:
+def _trained_env(policy: ModelRef | None) -> tuple[type[Env], Any] | None:
     """The env that the policy was trained in, with its settings there; None if that is not on record."""
-    name = None if policy is None else model_facts(policy).get("env")
+    name = None if policy is None else policy.facts.get("env")
     if policy is None or not isinstance(name, str):
         return None
     try:

@@ -63,12 +63,10 @@ def convert(name: str, folder: Path) -> None:
         wherever_read(AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(staging)
 
 
-def model_source(name: str, data_dir: Path, progress: Progress) -> str:
-    """`name`, or the folder of the packaged model of that name, which is converted into `data_dir` first; one process
-    at a time converts, and others wait. Raises CheckpointError.
+def packaged_folder(name: str, data_dir: Path, progress: Progress) -> Path:
+    """The folder of the packaged model `name`, which is converted into `data_dir` first; one process at a time
+    converts, and others wait. Raises CheckpointError.
     """
-    if name not in PACKAGED:
-        return name
     folder = data_dir / MODELS / name
     if not (folder / "config.json").is_file():
         folder.parent.resolve().mkdir(parents=True, exist_ok=True)
@@ -76,7 +74,7 @@ def model_source(name: str, data_dir: Path, progress: Progress) -> str:
             if not (folder / "config.json").is_file():
                 convert(name, folder)
             bar.advance()
-    return str(folder)
+    return folder
 
 
 def share_models(data_dir: Path, folders: Iterable[Path]) -> None:

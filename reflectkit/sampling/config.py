@@ -10,7 +10,7 @@ from pydantic import model_validator
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.keys import check_address
-from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.models.refs import ModelRef
 from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
 from reflectkit.types import ANSWERS, Thinking
@@ -127,11 +127,11 @@ class SamplerConfig(Config):
         """Whether another process samples the policy's actions."""
         return backend(self.policy).remote
 
-    def answer_of(self, policy: Path | str) -> str:
+    def answer_of(self, policy: ModelRef) -> str:
         """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
         differ.
         """
-        facts = model_facts(Path(policy))
+        facts = policy.facts
         trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain", "think") else None)
         if trained is None or self.answer in ("", trained):
             return str(trained or self.answer or ANSWERS[0])

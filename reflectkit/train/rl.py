@@ -47,10 +47,9 @@ from reflectkit.models.checkpoint_metadata import (
     load_tokenizer,
     model_facts,
 )
-from reflectkit.models.hub import TINY
 from reflectkit.models.labels import choice_ids, prompt_ids, trie
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
-from reflectkit.models.packaged import model_source
+from reflectkit.models.refs import TEACHER, ModelKind, resolved
 from reflectkit.models.scoring import logits_at_once
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import rollout
@@ -126,16 +125,15 @@ def _level(config: RLConfig, names: Sequence[str], split: str, few: int | None =
 
 def with_models(config: RLConfig, levels: Sequence[Level], validation: Level | None, progress: Progress) -> RLConfig:
     """`config` with the checkpoints that runs stand for, and converted or new models."""
-    reflector = players.resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True)
-    config = with_values(config, reflector=reflector)
-    model = players.checkpoint_name(config.policy.model, progress) if config.policy.model else ""
-    if model in TINY:
+    data_dir = config.run.data_dir
+    config = with_values(config, reflector=resolved(config.reflector.load_dir, data_dir, progress, reflects=True))
+    if config.policy.load_dir is not None:
+        return with_values(config, policy=config.policy.load_dir.checkpoint(progress))
+    if config.policy.start.kind is ModelKind.TINY:
         model = _recorded_model(config, levels, validation) or str(scratch.tiny_model(config, levels, progress))
-    return with_values(
-        config,
-        model=model_source(model, config.run.data_dir, progress),
-        policy=config.policy.load_dir and players.checkpoint_of(config.policy.load_dir, progress),
-    )
+    else:
+        model = config.policy.start.source(data_dir, progress).text
+    return with_values(config, model=model)
 
 
 def _recorded_model(config: RLConfig, levels: Sequence[Level], validation: Level | None) -> str:
@@ -154,7 +152,7 @@ def _recorded_model(config: RLConfig, levels: Sequence[Level], validation: Level
 
 def input_files(config: RLConfig, levels: Sequence[Level], validation: Level | None) -> list[Path]:
     """The files and folders that a run reads."""
-    start = Path(config.policy.start)
+    start = config.policy.start.path
     splits = ["train"] if validation is None else ["train", "validate"]
     files = [file for split in splits if (file := config.problems.file(split))]
     if any(level.dealt for level in levels):  # new seeds are those that no split has
@@ -173,13 +171,14 @@ def input_files(config: RLConfig, levels: Sequence[Level], validation: Level | N
 
 def warnings_of(config: RLConfig) -> list[str]:
     """What the policy and the reflector were trained for, where that is not what they do here."""
-    start, reflector = Path(config.policy.start), config.reflector.load_dir
-    add = f"add --reflector {model_facts(start).get('reflector') or 'REFLECTOR'}"
+    start, reflector = config.policy.start, config.reflector.load_dir
+    folders = players.model_folders([start, reflector])
+    add = f"add --reflector {start.facts.get('reflector') or 'REFLECTOR'}"
     unlike = players.unlike_training(start, reflector, add, "leave out --reflector")
     if unlike and reflector is not None and config.distill.weight:
         unlike = f"{start} was trained without comments, and its teacher is itself with them"
-    texts = [*filter(None, [unlike]), *players.trained_elsewhere(config.env.name, (start, reflector))]
-    texts += players.other_settings(config.env, players.model_folders([start, reflector]))
+    texts = [*filter(None, [unlike]), *players.trained_elsewhere(config.env.name, folders)]
+    texts += players.other_settings(config.env, folders)
     return texts + players.template_warnings(config.env, [start])
 
 
@@ -207,7 +206,8 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
     will be ABORTED.
     """
     answer = config.sampler.answer_of(config.policy.start)
-    tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
+    start = config.policy.start.text
+    tokenizer, context = load_tokenizer(start), context_of(start)
     for level in levels:
         for task in level.tasks[:CHECKED]:
             with closing(checked(level.make())) as env:
@@ -255,7 +255,7 @@ def build_trainer(
 
     own, distill = config.algo.critic, config.distill
     starts = config.algo.kl or (distill.weight and not distill.ema)
-    start = starting_player(policy, config.policy.start, bool(config.lora.r), device) if starts else None
+    start = starting_player(policy, config.policy.start.text, bool(config.lora.r), device) if starts else None
     learner = Learner(
         policy,
         Settings.of(
@@ -285,11 +285,11 @@ def build_trainer(
     )
 
     reflector = reflector_trainer = None
-    if config.reflector.load_dir == players.TEACHER:
+    if config.reflector.load_dir == TEACHER:
         chat = TeacherComments()
     if config.reflector.load_dir is not None and chat is None:
-        source = config.reflector.load_dir
-        opened = config.sampler.open_reflector(str(source), device, reflecting, frozen=not training.every)
+        source = config.reflector.load_dir.text
+        opened = config.sampler.open_reflector(source, device, reflecting, frozen=not training.every)
         reflector = Reflector(opened, temperature=config.reflector.temperature)
         if training.every and reflecting is not None:
             settings = Settings.of(
@@ -331,13 +331,12 @@ def build_trainer(
 
 def _load_players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
     """The policy, and the reflector where this process holds it."""
-    source = place or config.policy.start
+    source = str(place or config.policy.start)
     options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
-    comments = (
-        None if config.chat_reflector or config.reflector.load_dir == players.TEACHER else config.reflector.load_dir
-    )
+    commentator = config.reflector.load_dir
+    comments = commentator.text if commentator is not None and commentator.has_weights else None
     if comments is not None and config.reflector_training.every and place is not None:
-        comments = place / REFLECTOR_FOLDER
+        comments = str(place / REFLECTOR_FOLDER)
     reflector: LoadedModel | None = None
     if config.reflector.share_base and comments is not None:
         policy, reflector = load_pair(source, comments, **options)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from reflectkit.agents.players import TEACHER, is_chat, refuse_without_model
+from reflectkit.agents.players import refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
 from reflectkit.config import Config, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems
@@ -19,6 +19,7 @@ from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.models.hub import TINY
+from reflectkit.models.refs import TEACHER, ModelRef
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.base import COLDEST
 from reflectkit.sampling.config import LOCAL, SamplerConfig
@@ -54,7 +55,7 @@ def _offers_choices(env: str) -> bool:
 class PolicyConfig(Config):
     """Policy: the model to train, and how it answers."""
 
-    load_dir: Path | None = option(
+    load_dir: ModelRef | None = option(
         None,
         name="policy",
         help="Checkpoint of the policy to train, or a run, for its best or newest one; alternatively --model.",
@@ -90,15 +91,15 @@ class PolicyConfig(Config):
         return self
 
     @property
-    def start(self) -> Path | str:
+    def start(self) -> ModelRef:
         """Where the policy comes from."""
-        return self.load_dir or self.model
+        return self.load_dir or ModelRef.parse(self.model)
 
 
 class ReflectorConfig(Config):
     """Reflector: the model that comments on each state."""
 
-    load_dir: Path | None = option(
+    load_dir: ModelRef | None = option(
         None,
         name="reflector",
         help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
@@ -120,7 +121,7 @@ class ReflectorConfig(Config):
 
     @field_validator("load_dir")
     @classmethod
-    def _is_model(cls, load_dir: Path | None) -> Path | None:
+    def _is_model(cls, load_dir: ModelRef | None) -> ModelRef | None:
         refuse_without_model(load_dir if load_dir != TEACHER else None)
         return load_dir
 
@@ -489,7 +490,7 @@ class RLConfig(Config):
     def chat_reflector(self) -> Endpoint | None:
         """The chat model that comments, if one does. Raises ConfigError."""
         model = self.reflector.load_dir
-        if not is_chat(model):
+        if model is None or not model.is_asked:
             return None
         return parse_endpoint(str(model), self.chat.base_url, "--reflector", "CHECKPOINT, ")
 

@@ -25,6 +25,7 @@ from reflectkit.envs.setup import EnvConfig
 from reflectkit.evals.tables import row
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import load_player
+from reflectkit.models.refs import ModelRef
 from reflectkit.runs.run import digest
 from reflectkit.types import Decision, Observation, Status, Task, Trajectory, Turn
 from tests.command_lines import error_of
@@ -344,5 +345,7 @@ def test_a_model_that_writes_without_a_chat_template_is_told(tmp_path: Path) -> 
         tokenizer.chat_template = template
         tokenizer.save_pretrained(model)
         write_json(model / "config.json", {"model_type": "llama"})
-    assert [text.split()[0] for text in template_warnings(prompts, models)] == [str(models[0])]
-    assert not template_warnings(corridor, models)
+    assert [text.split()[0] for text in template_warnings(prompts, [ModelRef(str(model)) for model in models])] == [
+        str(models[0])
+    ]
+    assert not template_warnings(corridor, [ModelRef(str(model)) for model in models])

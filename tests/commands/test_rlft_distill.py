@@ -10,6 +10,7 @@ import pytest
 from reflectkit.agents.players import Player, mismatch
 from reflectkit.errors import EnvironmentFailure
 from reflectkit.jsonl import read_jsonl
+from reflectkit.models.refs import ModelRef
 from tests.rlft_runs import same, train
 
 ALONE = {"algo": "none", "distill_comments": 1.0}
@@ -117,5 +118,5 @@ def test_a_policy_that_read_some_of_the_comments_can_act_without(
 ) -> None:
     reflector = corridor_folder / "reflection"
     policy = train(corridor_folder, tmp_path, max_steps=1, reflector=reflector, **settings)
-    assert bool(mismatch(Player("it", policy))) is not both
-    assert not mismatch(Player("it", policy, reflector))
+    assert bool(mismatch(Player("it", ModelRef(str(policy))))) is not both
+    assert not mismatch(Player("it", ModelRef(str(policy)), ModelRef(str(reflector))))

@@ -24,6 +24,7 @@ from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
+from reflectkit.models.refs import ModelRef
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.prompts import label
 from reflectkit.sampling.hf import LocalSampler
@@ -48,7 +49,7 @@ def model() -> LoadedModel:
 @contextmanager
 def serving(agent: TwoPlayerAgent, **settings: Any) -> Iterator[str]:
     """The address of a server of `agent`."""
-    server = PolicyServer(agent, ServeConfig(load_dir=Path("results/x/rl"), **settings))
+    server = PolicyServer(agent, ServeConfig(load_dir=ModelRef("results/x/rl"), **settings))
     try:
         with served(server.application()) as url:
             yield url

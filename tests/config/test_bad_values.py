@@ -10,7 +10,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.commands import STAGES, config_class
-from reflectkit.config import Leaf, alternatives, build, is_path, leaves, literals
+from reflectkit.config import Leaf, alternatives, build, is_path, leaves, literals, parsed_type
 from reflectkit.envs import ENVS
 from reflectkit.errors import ConfigError
 from reflectkit.train.algorithms import ALGORITHMS
@@ -58,7 +58,7 @@ def bad_values(leaf: Leaf) -> Iterator[Any]:
     elif kind is bool:
         values += ["true", "", [], 0]
         values.remove(True)
-    elif is_path(leaf.hint):
+    elif is_path(leaf.hint) or parsed_type(leaf.hint):
         values += ["", "\0", "a\udce9", 3]
     elif list(literals(leaf.hint)):
         values += ["no such name", 3] + ([] if is_list else [["x"]])
