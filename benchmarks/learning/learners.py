@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import reflectkit.train.rl  # noqa: F401  (rlft imports it late; no run should count that time)
+import reflectkit.train.build  # noqa: F401  (rlft imports it late; no run should count that time)
 from benchmarks.learning import games
 from benchmarks.learning.games import State
 from benchmarks.learning.texts import Words

@@ -16,50 +16,65 @@ from reflectkit.models.tiny import PAIRS, VOCABULARY, build_model, build_relativ
 from reflectkit.prompts import LABELS, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
-from reflectkit.train.rl_config import RLConfig, words_needed
-from reflectkit.train.trainer import Level
+from reflectkit.train.curriculum import Level
+from reflectkit.train.rl_config import words_needed
 from reflectkit.types import ANSWERS, Observation
 
 EXPLORED = 64
 """Problems of each level in which a random player collects texts."""
 
 
-def tiny_model(config: RLConfig, levels: Sequence[Level], progress: Progress) -> Path:
-    """The folder of a model for the env of `levels`, in the env's data folder; the same settings give the same model.
+def tiny_model(
+    name: str,
+    env: str,
+    levels: Sequence[Level],
+    folder: Path,
+    *,
+    form: str,
+    seed: int,
+    reads_comments: bool,
+    learns_by: str,
+    progress: Progress,
+) -> Path:
+    """The folder of model `name` ("tiny" or "tiny-hybrid") for the env of `levels`, in `folder`; the same settings give
+    the same model.
 
-    Its tokenizer is made of the prompts that a random player sees. Raises ConfigError for an env without choices.
+    Its tokenizer is made of the prompts that a random player sees. form: what it answers where it chooses, label or
+    text ("": label). learns_by: how it will be trained, to be told. Raises ConfigError for an env without choices.
     """
-    form = config.sampler.answer or ANSWERS[0]
-    played = [_explored(level, config.run.seed) for level in levels]
-    seen = [observation for episodes in played for episode in episodes for observation in episode]
-    if not all(observation.choices for observation in seen):
-        raise ConfigError(words_needed(config.policy.model, config.env.name))
-    prompts = sorted({policy_prompt(observation, None, form) for observation in seen})
-    most = max(len(observation.choices) for observation in seen)
-    fixed = len({len(observation.choices) for observation in seen}) == 1
-    tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[: most if fixed else 2 * most]], VOCABULARY)
+    # 1. What a random player sees
+    form = form or ANSWERS[0]
+    episodes = [episode for level in levels for episode in _explored(level, seed)]
+    observations = [observation for episode in episodes for observation in episode]
+    if not all(observation.choices for observation in observations):
+        raise ConfigError(words_needed(name, env))
+    prompts = sorted({policy_prompt(observation, None, form) for observation in observations})
+    counts = {len(observation.choices) for observation in observations}
+    most = max(counts) if len(counts) == 1 else 2 * max(counts)
+
+    # 2. A tokenizer of these prompts, and random weights
+    tokenizer = build_tokenizer(prompts, [f" {label}" for label in LABELS[:most]], VOCABULARY)
     context = relative_context(max(len(prompt_ids(tokenizer, prompt)) for prompt in prompts))
-    seed = config.run.seed
-    if config.policy.model == "tiny-hybrid":
+    if name == "tiny-hybrid":
         model = build_model(tokenizer, context, seed, layers=PAIRS)
     else:
         model = build_relative(tokenizer, context, seed)
-    digest = hashlib.sha256(
-        "\0".join([form, str(seed), str(context), *prompts]).encode("utf-8", "replace")
-    ).hexdigest()[:8]
-    folder = config.setup.env_folder / "models" / f"{config.policy.model}-{digest}"
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        role = "policy" if config.reflector.load_dir else "plain"
-        with locked(folder.parent):  # two runs may begin at once
-            if not (folder / "config.json").is_file():
-                save_player(folder, LoadedModel(model, tokenizer, role, answer=form))
+
+    # 3. Its folder, whose name follows from all that it depends on
+    text = "\0".join([form, str(seed), str(context), *prompts])
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+    target = folder / f"{name}-{digest}"
+    if not (target / "config.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        role = "policy" if reads_comments else "plain"
+        with locked(folder):  # two runs may begin at once
+            if not (target / "config.json").is_file():
+                save_player(target, LoadedModel(model, tokenizer, role, answer=form))
     weights = sum(weight.numel() for weight in model.parameters())
     progress.news(
-        f"--model {config.policy.model}: {weights / 1e6:.1f} M random weights in {folder}, a context of"
-        f" {context} tokens, --algo {config.algo.name}, --learning-rate {config.optim.rate:g}"
+        f"--model {name}: {weights / 1e6:.1f} M random weights in {target}, a context of {context} tokens, {learns_by}"
     )
-    return folder
+    return target
 
 
 def _explored(level: Level, seed: int) -> list[list[Observation]]:

@@ -1,7 +1,6 @@
 """The trainer: each update draws problems, plays them, estimates advantages, and updates the policy.
 
-`Learner` does the last, `AlgorithmConfig` the one before, and `play_all` the playing. `train.rl` makes a trainer from
-rlft's settings.
+`Learner` does the last, `AlgorithmConfig` the one before, and `play_all` the playing. `train.build` makes a trainer.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from reflectkit.agents.two_player import TwoPlayerAgent, cut_report
-from reflectkit.env import Env
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
@@ -27,6 +25,7 @@ from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig, Estimates
+from reflectkit.train.curriculum import Curriculum, Level, draw, validation_episodes
 from reflectkit.train.learner import Learner
 from reflectkit.train.novelty import Novelty
 from reflectkit.train.processes import Processes
@@ -34,64 +33,6 @@ from reflectkit.train.reflector import ReflectorTrainer, by_return, share_true, 
 from reflectkit.train.rl_config import DistillConfig, StalenessConfig
 from reflectkit.train.settings import OptimizerConfig
 from reflectkit.types import NAMED, Decision, Sample, Status, Task, Trajectory, reports_success
-
-WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
-
-
-@dataclass(frozen=True)
-class Level:
-    """One stage of the curriculum. make: a fresh env, its horizon included. max_concurrency: most envs at once. dealt:
-    the problems of each turn from 1, after `tasks` and as many; None: `tasks` again.
-    """
-
-    name: str
-    tasks: Sequence[Task]
-    make: Callable[[], Env]
-    max_concurrency: int = 2**31
-    dealt: Callable[[int], Sequence[Task]] | None = None
-
-
-@dataclass
-class Curriculum:
-    """Progress through `levels` levels."""
-
-    levels: int
-    advance_at: float = 0.0
-    """A level ends once the mean success rate of its last WINDOW updates reaches this; 0: equal steps per level."""
-    level: int = 0
-    """The current level, from 0."""
-    rates: list[float] = field(default_factory=list)
-    """Success rates of this level's latest updates."""
-
-    def begin(self, step: int, steps: int) -> bool:
-        """To be called before update `step` (0 is the first) of `steps`; True if it starts a new level (other than the
-        first). It never goes back, also where training is continued with more steps.
-        """
-        due = self.level
-        if not self.advance_at:
-            due = max(self.level, min(step * self.levels // steps, self.levels - 1))
-        elif len(self.rates) >= WINDOW and sum(self.rates[-WINDOW:]) / WINDOW >= self.advance_at:
-            due = min(self.level + 1, self.levels - 1)
-        if due == self.level:
-            return False
-        self.level, self.rates = due, []
-        return True
-
-    def end(self, success_rate: float) -> None:
-        """To be called after each update with the success rate of its episodes, 0 … 1."""
-        self.rates = [*self.rates, success_rate][-WINDOW:]
-
-
-def draw(level: Level, step: int, count: int, seed: int) -> list[Task]:
-    """The `count` problems of `step`, from a shuffled deck; the next one follows whenever it is used up."""
-    chosen: list[Task] = []
-    position = step * count
-    while len(chosen) < count:
-        turn, place = divmod(position + len(chosen), len(level.tasks))
-        deck = list(level.dealt(turn) if turn and level.dealt else level.tasks)
-        generator(seed, "deck", turn).shuffle(deck)
-        chosen += deck[place : place + count - len(chosen)]
-    return chosen
 
 
 def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
@@ -106,20 +47,6 @@ def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> f
         return 1.0
     share = (step - warmup) / (steps - warmup)
     return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
-
-
-def is_flat(played: Sequence[Trajectory]) -> bool:
-    """Whether all episodes of each group have equal returns; without groups, all episodes."""
-    returns: dict[str, set[float]] = {}
-    for trajectory in played:
-        returns.setdefault(trajectory.group, set()).add(trajectory.total_return)
-    alone = len(returns) == len(played)
-    return len(set().union(*returns.values())) <= 1 if alone else all(len(own) == 1 for own in returns.values())
-
-
-def validation_episodes(level: Level, seed: int) -> list[Episode]:
-    """An episode of each problem of `level`, the same in each validation."""
-    return [Episode(task, derive(seed, "validate", task.id)) for task in level.tasks]
 
 
 class ReplayBuffer(deque[Trajectory]):

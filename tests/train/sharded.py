@@ -22,9 +22,10 @@ from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
+from reflectkit.train.curriculum import Level
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.processes import Processes
-from reflectkit.train.trainer import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Trainer, TrainerConfig
 from tests.train.training import objective
 
 

@@ -10,7 +10,7 @@ import torch
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_relative, build_tokenizer, relative_context
 from reflectkit.train.critic import Critic
-from reflectkit.train.rl import advice, has_risen
+from reflectkit.train.report import advice, has_risen
 from reflectkit.train.rl_config import RLConfig
 
 

@@ -18,9 +18,10 @@ from reflectkit.errors import ReflectkitError
 from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import backend
+from reflectkit.train.curriculum import Level
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.rl_config import StalenessConfig
-from reflectkit.train.trainer import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Task
 from tests.fakes.inference import Inference, serve_model
 from tests.train.training import Spelling, corridor_player, favour, objective

@@ -16,10 +16,11 @@ from reflectkit.eventloop import run_sync
 from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
+from reflectkit.train.curriculum import Level
 from reflectkit.train.learner import Learner, Settings
 from reflectkit.train.reflector import Branch, Compared, ReflectorTrainer, advantages, by_return, rows
 from reflectkit.train.rl_config import ReflectorTrainingConfig
-from reflectkit.train.trainer import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Comment
 from tests.conftest import make_player
 from tests.train.training import favour, objective

@@ -18,7 +18,8 @@ from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.rollouts.wrappers import Checked
 from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
-from reflectkit.train.trainer import Curriculum, Level, ReplayBuffer, draw, summary
+from reflectkit.train.curriculum import Curriculum, Level, draw
+from reflectkit.train.trainer import ReplayBuffer, summary
 from reflectkit.types import Decision, Observation, Status, Task, ToolCall, ToolUse, Trajectory, Turn
 from tests.examples import own_module
 from tests.train.training import Spelling, build_trainer, corridor_player, favour, objective

@@ -24,8 +24,9 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig, TrainedTokens
 from reflectkit.train.critic import Critic
+from reflectkit.train.curriculum import Level
 from reflectkit.train.learner import Learner, Settings
-from reflectkit.train.trainer import Level, Trainer, TrainerConfig
+from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
 
 

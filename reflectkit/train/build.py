@@ -1,0 +1,278 @@
+"""Build, the second of rlft's four steps: the `Trainer` of an `RLRun`, at its start or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from reflectkit.agents.two_player import CommentSource, Reflector, TeacherComments, TwoPlayerAgent
+from reflectkit.chat.client import client_at
+from reflectkit.chat.players import ChatReflector
+from reflectkit.console import Progress, Report
+from reflectkit.envs.setup import EnvConfig
+from reflectkit.errors import CheckpointError, ConfigError, refuse
+from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, model_facts
+from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
+from reflectkit.models.refs import ModelKind
+from reflectkit.models.scoring import logits_at_once
+from reflectkit.runs.run import Run, checkpoints, recorded_defaults, verify
+from reflectkit.sampling.base import Opening
+from reflectkit.sampling.config import LOCAL
+from reflectkit.text import pluralize
+from reflectkit.train import checkpoint
+from reflectkit.train.critic import Critic
+from reflectkit.train.estimate import plan_report, tokens_a_pass
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.processes import Processes
+from reflectkit.train.reflector import ReflectorTrainer
+from reflectkit.train.resolve import RLRun
+from reflectkit.train.rl_config import LIMITS
+from reflectkit.train.trainer import Trainer, TrainerConfig
+
+JOURNAL = "reflector.jsonl"
+"""The answers of a chat model that comments, in the run's folder."""
+MAY_DIFFER = {
+    "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
+    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler", *LIMITS,
+}  # fmt: skip
+"""Settings that may differ from those of the checkpoint that --resume-from names."""
+
+
+@contextmanager
+def chat_comments(run: RLRun, folder: Path, progress: Progress) -> Iterator[ChatReflector | None]:
+    """The chat model that comments, with its journal in `folder`; None if none does."""
+    if run.endpoint is None:
+        yield None
+        return
+    temperature = run.config.reflector.temperature
+    with client_at(run.config.chat, run.endpoint, folder / JOURNAL, temperature=temperature) as client:
+        client.report(progress)
+        yield ChatReflector(client)
+        for note in client.notes:
+            progress.news(note)
+
+
+def resumed_trainer(
+    run: RLRun, current: Run, processes: Processes, progress: Progress, chat: CommentSource | None
+) -> Trainer:
+    """The trainer: resumed from the latest undamaged checkpoint of run `current`, from --resume-from, or at its start.
+
+    chat: a chat model that comments. Raises CheckpointError, and ConfigError for models that cannot be trained.
+    """
+    defaults, origin = recorded_defaults(run.config), run.config.resume_from
+
+    def resumed(place: Path) -> Trainer:
+        trainer = build_trainer(run, processes, progress, chat, place, current.earlier_steps)
+        checkpoint.restore(place, trainer)
+        return trainer
+
+    # 1. From the newest checkpoint of this run that is undamaged
+    places = checkpoints(current.folder)
+    for place in reversed(places):
+        try:
+            checkpoint.check_settings(place, run.settings, defaults, LIMITS)
+            verify(place)
+            _check_prompt_version(place, run.config.env, "start anew with --force")
+            return resumed(place)
+        except checkpoint.OtherSettingsError:
+            raise
+        except CheckpointError as error:
+            is_earlier_state = place != places[0] or origin is not None
+            progress.news(
+                f"{error}; {'resuming from an earlier state' if is_earlier_state else 'training starts anew'}"
+            )
+
+    # 2. From a checkpoint of another run
+    if origin is not None:
+        checkpoint.check_settings(origin, run.settings, defaults, MAY_DIFFER)
+        verify(origin)
+        _check_prompt_version(origin, run.config.env, f"start anew with --policy {origin}")
+        trainer = resumed(origin)
+        if trainer.step >= run.config.max_steps:
+            raise ConfigError(f"{origin} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
+        return trainer
+
+    # 3. At its start
+    return build_trainer(run, processes, progress, chat, None, current.earlier_steps)
+
+
+def _check_prompt_version(place: Path, env: EnvConfig, fix: str) -> None:
+    """Raises OtherSettingsError if the run that wrote checkpoint `place` read another version of the prompts of `env`.
+
+    fix: how to train without it.
+    """
+    there, here = model_facts(place).get("prompts", 0), env.kind.prompt_version
+    if there != here:
+        raise checkpoint.OtherSettingsError(
+            f"{place} was trained on version {there} of the prompts of '{env.name}' and cannot go on with version"
+            f" {here}; evaluate it as it is, or {fix}"
+        )
+
+
+def build_trainer(
+    run: RLRun,
+    processes: Processes,
+    progress: Progress,
+    chat: CommentSource | None = None,
+    place: Path | None = None,
+    earlier_steps: tuple[int, ...] = (),
+) -> Trainer:
+    """A trainer whose players are those of checkpoint `place`, or else the ones to start from.
+
+    chat: a chat model that comments. earlier_steps: see `TrainerConfig`. Raises CheckpointError, and ConfigError for
+    models that cannot be trained.
+    """
+    config, distill = run.config, run.config.distill
+    device = config.policy.device
+    if device == "auto" or processes.count > 1:
+        device = str(processes.accelerator.device)
+
+    # 1. The models
+    policy, reflector_model = _load_models(run, place, device)
+    memory: dict[str, Any] = {
+        "max_tokens": config.max_tokens_per_batch
+        or tokens_a_pass(policy.model, recompute=config.gradient_checkpointing),
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
+    needs_start = config.algo.kl or (distill.weight and not distill.ema)
+    start = starting_player(policy, run.policy.text, bool(config.lora.r), device) if needs_start else None
+
+    # 2. The learner of the policy
+    critic_config, staleness = config.algo.critic, config.staleness
+    critic = rates = None
+    if critic_config is not None:
+        critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
+        rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
+    settings = Settings.of(
+        config.algo,
+        config.optim,
+        distill,
+        loss=config.algo.loss,
+        mean=config.algo.loss_mean,
+        temperature=config.policy.temperature,
+        is_cap=staleness.importance_weight_max if staleness.max_staleness else 0.0,
+        agrees_with=config.sampler.policy if config.sampler.remote and not staleness.max_staleness else "",
+        mismatch=config.sampler.remote,
+        distill=distill.weight,
+        **(rates or {}),
+        **memory,
+    )
+    reference = start if config.algo.kl else None
+    teacher = (averaged_player(policy) if distill.ema else start) if distill.weight else None
+    learner = Learner(policy, settings, critic, reference, processes, progress.news, teacher)
+
+    # 3. The sampler of its actions
+    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
+    watch = None if critic is None else learner.observe
+    opening = Opening(str(place or run.policy), device, policy, scorer=scorer, team=team, watch=watch)
+    sampler = config.sampler.open_policy(opening)
+
+    # 4. Who comments, and the trainer of a reflector that learns
+    commentator: CommentSource | None = chat
+    reflector_trainer = None
+    if run.reflector is not None and run.reflector.kind is ModelKind.ORACLE:
+        commentator = TeacherComments()
+    elif run.reflector is not None and chat is None:
+        training = config.reflector_training
+        opened = config.sampler.open_reflector(run.reflector.text, device, reflector_model, frozen=not training.every)
+        commentator = Reflector(opened, temperature=config.reflector.temperature)
+        if training.every and reflector_model is not None:
+            reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
+
+    # 5. The agent
+    agent = TwoPlayerAgent(
+        sampler,
+        commentator and config.sampler.swapped(commentator, config.setup.folder),
+        answer=policy.answer,
+        temperature=config.policy.temperature,
+        reflect_prob=distill.joint if distill.weight else config.reflector.prob,
+        distills=distill.weight > 0,
+        max_new_tokens=config.policy.max_new_tokens,
+        episode_tokens=config.sampler.episode_tokens,
+        thinking=config.sampler.thinking,
+    )
+    trainer_config = TrainerConfig(
+        run.problems.levels,
+        config.max_steps,
+        config.episodes,
+        config.algo,
+        config.run.seed,
+        config.rollout.width,
+        config.curriculum.advance_at,
+        config.optim,
+        staleness,
+        distill,
+        earlier_steps,
+    )
+    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+
+
+def _reflector_trainer(
+    run: RLRun, model: LoadedModel, device: str, memory: dict[str, Any], progress: Progress
+) -> ReflectorTrainer:
+    """The trainer of the reflector `model`. memory: what its passes may take, as settings of a learner."""
+    algo, training = run.config.algo, run.config.reflector_training
+    settings = Settings.of(run.config.optim, training, clip=algo.clip, minibatch=algo.minibatch, entropy=0.0, **memory)
+    reference = None
+    if training.kl:
+        reference = starting_player(model, str(run.reflector), False, device, "reflection")
+    learner = Learner(model, settings, reference=reference, notify=progress.news)
+    return ReflectorTrainer(learner, training, algo.normalize)
+
+
+def _load_models(run: RLRun, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
+    """The policy, and the reflector where this process holds it. place: a checkpoint of training."""
+    config = run.config
+    policy_source, reflector_source = str(place or run.policy), None
+    if run.reflector is not None and run.reflector.has_weights:
+        reflector_source = run.reflector.text
+        if config.reflector_training.every and place is not None:
+            reflector_source = str(place / REFLECTOR_FOLDER)
+
+    options: Any = {"device": device, "dtype": config.policy.dtype or None, "quantize": config.policy.quantize or None}
+    reflector: LoadedModel | None = None
+    if config.reflector.share_base and reflector_source is not None:
+        policy, reflector = load_pair(policy_source, reflector_source, **options)
+    else:
+        policy = load_player(policy_source, "policy", **options)
+        if config.lora.r and place is None:
+            lora, seed = config.lora, config.run.seed
+            policy = with_adapter(policy, lora.r, lora.alpha, seed, targets=lora.targets)
+        if reflector_source is not None and config.sampler.reflector == LOCAL:
+            reflector = load_player(reflector_source, "reflection", device=device)
+
+    cannot = "is quantised and cannot be trained"
+    refuse(_is_frozen(policy), f"the policy {cannot}; add --lora-r 16")
+    if reflector is not None and config.reflector_training.every:
+        refuse(_is_frozen(reflector), f"{run.reflector} {cannot}, unless it has a LoRA adapter")
+    return replace(policy, answer=config.sampler.answer_of(run.policy)), reflector
+
+
+def _is_frozen(player: LoadedModel) -> bool:
+    """Whether the weights are quantised, and there is no adapter that learns."""
+    return player.quantize != "none" and not hasattr(player.model, "peft_config")
+
+
+def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
+    """What training takes in one process, by arithmetic."""
+    config = run.config
+    trainer = build_trainer(run, processes, progress)
+    trainer.close()
+    learner, agent = trainer.learner, trainer.agent
+    reflector = getattr(agent.reflector and agent.reflector.sampler, "player", None)
+    frozen = (learner.critic, reflector and reflector.model, learner.reference and learner.reference.copy)
+    chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not agent.thinks
+    return plan_report(
+        "rlft",
+        config.run.results_dir,
+        [learner.player.model, *(model for model in frozen if model is not None)],
+        config.optim.optimizer,
+        learner.max_tokens,
+        0 if chooses else logits_at_once(learner.player.model, learner.max_tokens),
+        recompute=config.gradient_checkpointing,
+        tokens={"tokens_a_pass": learner.max_tokens, "episodes": config.max_steps * config.episodes},
+        stop_tokens=() if chooses else agent.dialogue.stop_tokens,
+    )

@@ -1,0 +1,115 @@
+"""What training did to held-out problems: their outcomes before and after it, next to a random player's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reflectkit.agents.scripted import RandomAgent
+from reflectkit.console import Table
+from reflectkit.envs import cluster_of
+from reflectkit.evals.stats import by_cluster, mean_interval, rate_interval
+from reflectkit.jsonl import read_json, write_json
+from reflectkit.rollouts.episode import rollout
+from reflectkit.text import pluralize
+from reflectkit.train.curriculum import Level, validation_episodes
+from reflectkit.train.trainer import Trainer
+from reflectkit.types import Status, Trajectory, reports_success
+
+OUTCOMES = "held_out.json"
+"""The outcomes in the run's folder, by player."""
+BEFORE, AFTER, RANDOM = "before", "after", "random"
+
+
+def measure(level: Level, player: str, folder: Path, trainer: Trainer) -> None:
+    """Play `level` greedily and add the outcomes of `player`, BEFORE or AFTER, to the file; the first time also those
+    of a random player, where actions are choices.
+    """
+    played = {player: trainer.play_greedily(level)}
+    if not trainer.processes.first:
+        return
+    path = folder / OUTCOMES
+    offers_choices = all(turn.observation.choices for each in played[player] for turn in each.turns[:1])
+    if player == BEFORE and offers_choices:
+        episodes = validation_episodes(level, trainer.config.seed)
+        played[RANDOM] = rollout(episodes, level.make, RandomAgent(), width=trainer.config.width)
+    outcomes = read_json(path) if path.is_file() and player != BEFORE else {}
+    for name, trajectories in played.items():
+        outcomes[name] = [_outcome(trajectory) for trajectory in trajectories]
+    write_json(path, outcomes)
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+    """success: None where the env does not say."""
+    return {
+        "task": trajectory.task.id,
+        "success": None if trajectory.reported_success is None else trajectory.success,
+        "return": trajectory.total_return,
+        "status": trajectory.status.value,
+    }
+
+
+def table(
+    folder: Path, level: Level, env: str, steps: int, source: str, *, is_held_out: bool
+) -> tuple[Table, dict[str, Any]]:
+    """What training did to success on the problems of `level`, and to the return where that differs from success; to
+    the return alone where the env does not report success.
+
+    steps: updates that were made. source: where the problems are from. is_held_out: whether training does not use them.
+    """
+    # 1. The outcomes of episodes that were not aborted, and what is measured
+    outcomes = read_json(folder / OUTCOMES)
+    rows = {name: [row for row in outcomes[name] if row["status"] != Status.ABORTED] for name in outcomes}
+    every_row = [row for player_rows in rows.values() for row in player_rows]
+    measures = ["success"]
+    if not reports_success((row["status"], row["success"]) for row in every_row):
+        measures = ["return"]
+    elif any(row["return"] != row["success"] for row in every_row):
+        measures = ["success", "return"]
+    clusters = {task.id: cluster_of(env, task) for task in level.tasks}
+
+    # 2. Its means by player, with intervals
+    labels = {RANDOM: "random player", BEFORE: "before training", AFTER: f"after {pluralize(steps, 'update')}"}
+    figures: dict[str, dict[str, Any]] = {}
+    cells = []
+    for name, label in labels.items():
+        if not rows.get(name):
+            continue
+        aborted = len(outcomes[name]) - len(rows[name])
+        problems = len({row["task"] for row in rows[name]})
+        figures[name], texts = {"problems": problems}, []
+        for measure_name in measures:
+            by_task = {row["task"]: float(row[measure_name] or 0) for row in rows[name]}
+            grouped = by_cluster(by_task, clusters)
+            mean = fmean(value for cluster in grouped for value in cluster)
+            low, high = (rate_interval if measure_name == "success" else mean_interval)(grouped)
+            form = "{:.0%}" if measure_name == "success" else "{:.3g}"
+            interval = f"{form.format(low)} to {form.format(high)}" if len(grouped) > 1 and low < high else ""
+            texts += [form.format(mean).replace("%", " %"), interval.replace("%", " %")]
+            figures[name][measure_name] = mean
+            prefix = "" if measure_name == measures[0] else "return_"
+            if math.isfinite(low):
+                figures[name] |= {f"{prefix}low": low, f"{prefix}high": high}
+        cells.append((label, *texts, f"{problems} + {aborted} aborted" if aborted else str(problems)))
+
+    # 3. The table
+    which = "Held-out problems" if is_held_out else "Training problems"
+    columns = [column for name in measures for column in (name, "95 % interval")]
+    title = f"{which}, most likely actions ({source})"
+    return Table(title, ("player", *columns, "problems"), tuple(cells)), figures
+
+
+def no_better_than_random(figures: Mapping[str, Any]) -> bool:
+    """Whether the intervals after training, as in `table`, of success and of the return begin below the random player's
+    means.
+    """
+    if not {RANDOM, AFTER} <= figures.keys():
+        return False
+    random, after = figures[RANDOM], figures[AFTER]
+    mean = random["success" if "success" in random else "return"]
+    if random.get("success") == 1:  # nobody can be better
+        return False
+    return bool(after.get("low", -math.inf) <= mean and after.get("return_low", -math.inf) <= random.get("return", 0.0))

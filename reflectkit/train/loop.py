@@ -1,0 +1,475 @@
+"""Fit, the third of rlft's four steps: one loop over updates, and callbacks that each do one thing next to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from typing_extensions import override
+
+from reflectkit.agents.two_player import CommentSource
+from reflectkit.config import flag
+from reflectkit.console import Progress
+from reflectkit.data.episodes import episode_to_json
+from reflectkit.env import DEFAULT_HORIZON
+from reflectkit.envs import cluster_of
+from reflectkit.errors import DivergedError, ReflectkitError
+from reflectkit.evals.calibration import Advised, best_choices, fit_temperature, log_scores
+from reflectkit.jsonl import append, rewrite, rows_until, write_jsonl
+from reflectkit.models.checkpoint_metadata import BETTER, CALIBRATION, best_checkpoint, model_facts
+from reflectkit.runs.run import checkpoints
+from reflectkit.text import pluralize
+from reflectkit.train import checkpoint, held_out
+from reflectkit.train.build import build_trainer
+from reflectkit.train.processes import stopped_between
+from reflectkit.train.resolve import RLRun
+from reflectkit.train.settings import tracking
+from reflectkit.train.trainer import Trainer
+from reflectkit.types import Status, Trajectory, to_json
+
+STOPPED = "stopped after {}; the same command goes on from there"
+FLAT_UPDATES = 3
+"""Updates in a row that must teach nothing before the user is told."""
+
+
+@dataclass
+class Fit:
+    """Training in progress, as the callbacks see it."""
+
+    run: RLRun
+    trainer: Trainer
+    folder: Path
+    progress: Progress
+    checkpoint: Path
+    """The newest checkpoint."""
+    saved_step: int
+    """The update after which it was written."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """The figures of all updates."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """More figures for the run's report."""
+    is_regular: bool = False
+    """Whether a checkpoint follows the latest update by --save-steps, or as training ends there."""
+    is_due: bool = False
+    """Whether one follows it for any reason."""
+
+    @property
+    def metrics(self) -> Path:
+        """The file with a row for each update."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The numbers of updates after which training ends, or ended before it was continued."""
+        return (*self.trainer.config.earlier_steps, self.run.config.max_steps)
+
+    @property
+    def has_lost_patience(self) -> bool:
+        """Whether --patience ends training."""
+        patience = self.run.config.patience
+        return bool(patience) and validations_since_best(self.history) >= patience
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no update is left to be made."""
+        return self.trainer.step >= self.run.config.max_steps or self.has_lost_patience
+
+    def save(self, figures: Mapping[str, Any]) -> None:
+        """Write a checkpoint. figures: of the latest update, of which it records how good it is.
+
+        All processes must call this.
+        """
+        facts, keep = {**self.run.facts, **_marks(figures)}, self.run.config.checkpoints.keep_checkpoints
+        self.checkpoint = checkpoint.save(self.folder, self.trainer, self.run.settings, facts, keep)
+        self.saved_step = self.trainer.step
+        self.trainer.processes.wait()
+
+
+class Callback:
+    """Something that is done next to training. By default it is nothing."""
+
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        """Before the first update. contexts: what is left when training ends, however it does."""
+
+    def measure(self, fit: Fit) -> dict[str, Any]:
+        """More figures of the update that was just made."""
+        return {}
+
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        """After an update, whose figures are the last of `fit.history`."""
+
+    def end(self, fit: Fit) -> None:
+        """After the last update."""
+
+
+def fit(run: RLRun, trainer: Trainer, folder: Path, callbacks: Sequence[Callback], progress: Progress) -> Fit:
+    """Make the remaining updates.
+
+    Raises DivergedError, which names a file with the rows of the update, and what `Trainer.train_step` raises.
+    """
+    state = Fit(run, trainer, folder, progress, folder / f"checkpoint-{trainer.step}", trainer.step)
+    several = trainer.processes.count > 1
+    with ExitStack() as contexts:
+        for callback in callbacks:
+            callback.begin(state, contexts)
+        stop = contexts.enter_context(stopped_between("update", progress, several))
+        while not state.is_over:
+            # 1. The update
+            figures = _update(state, callbacks)
+            state.history.append(figures)
+
+            # 2. Whether a checkpoint follows
+            is_best = bool(_marks(figures)) and figures["validation_return"] == max(_returns(state.history))
+            is_stopping = several and any(trainer.processes.gather(bool(stop)))
+            save_steps = run.config.checkpoints.save_steps
+            ends_here = trainer.step in state.ends or state.has_lost_patience
+            state.is_regular = ends_here or trainer.step % save_steps == 0
+            state.is_due = state.is_regular or is_best or is_stopping
+
+            # 3. All that is done next to it
+            for callback in callbacks:
+                callback.after_update(state, figures)
+            if is_stopping:
+                progress.news(STOPPED.format(pluralize(trainer.step, "update")))
+                raise KeyboardInterrupt
+    if trainer.step < run.config.max_steps:
+        validations = pluralize(validations_since_best(state.history), "validation")
+        progress.news(
+            f"ended by --patience {run.config.patience} after {pluralize(trainer.step, 'update')}:"
+            f" {validations} without a better return"
+        )
+    for callback in callbacks:
+        callback.end(state)
+    return state
+
+
+def default_callbacks(run: RLRun, chat: CommentSource | None) -> list[Callback]:
+    """What rlft does next to training. chat: the chat model that comments, if one does."""
+    return [Metrics(), KeptEpisodes(), HeldOut(), Validation(), Checkpoints(), Trackers(), ProgressBar(), Advice(),
+        Calibration(chat)]  # fmt: skip
+
+
+def _update(state: Fit, callbacks: Iterable[Callback]) -> dict[str, Any]:
+    """One update and its figures."""
+    figures: dict[str, Any] = {}
+    try:
+        figures = state.trainer.train_step()
+        for callback in callbacks:
+            figures |= callback.measure(state)
+        return figures
+    except DivergedError as error:
+        raise _with_rows(error, state) from None
+    except BaseException:
+        if state.saved_step < state.trainer.step and state.trainer.processes.first:
+            _keep_updates(state, figures)
+        raise
+
+
+def _keep_updates(state: Fit, figures: dict[str, Any]) -> None:
+    """Save the updates since the last checkpoint, if play was interrupted; otherwise they are lost. figures: of an
+    update whose validation was interrupted.
+    """
+    trainer = state.trainer
+    message = f"updates {state.saved_step + 1} to {trainer.step} are lost; a lower --save-steps loses less"
+    if trainer.playing and trainer.processes.count == 1 and trainer.rollouts is None:
+        append(state.metrics, [figures] if figures else [])
+        trainer.forget_comments()
+        state.save({})
+        message = STOPPED.format(pluralize(trainer.step, "update"))
+    state.progress.news(message)
+
+
+def _with_rows(error: DivergedError, state: Fit) -> ReflectkitError:
+    """`error`, naming a file to which the rows of the update that diverged are written."""
+    path = state.folder / f"diverged-{state.trainer.step + 1}.jsonl"
+    if state.trainer.processes.first:
+        write_jsonl(path, _readable_rows(error, state.trainer))
+    saved = checkpoints(state.folder)
+    fix = f"resume with --resume-from {saved[-1]} and a lower --learning-rate" if saved else "lower --learning-rate"
+    return DivergedError(f"{error}; {fix} (the rows are in {path})")
+
+
+def _readable_rows(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]]:
+    """The rows with their text; NaN and infinity become text, since JSON does not have them."""
+    for sample in error.samples:
+        row = to_json(sample) | {"text": trainer.agent.policy.tokenizer.decode(sample.tokens)}
+        yield {name: [_json_number(value) for value in column] if isinstance(column, list) else column
+               for name, column in row.items()}  # fmt: skip
+
+
+def _json_number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _marks(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of how good it is, if the update with these figures was validated."""
+    return {name: figures[name] for name in BETTER if name in figures}
+
+
+def _returns(history: Iterable[Mapping[str, Any]]) -> list[float]:
+    """The returns of the validations."""
+    return [row["validation_return"] for row in history if "validation_return" in row]
+
+
+def validations_since_best(history: Sequence[Mapping[str, Any]]) -> int:
+    """How many validations have followed the one with the best return, the first of equals; 0 without any."""
+    returns = _returns(history)
+    return len(returns) - 1 - returns.index(max(returns)) if returns else 0
+
+
+class Metrics(Callback):
+    """A row of figures in metrics.jsonl for each update."""
+
+    @override
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        """Read the rows of the updates before, and remove those after the checkpoint that training resumes from."""
+        fit.history, damaged = rows_until(fit.metrics, fit.trainer.step, {"return": int | float})
+        if damaged:
+            fit.progress.news(f"{fit.metrics}: damaged lines dropped: {damaged}; training itself is not affected")
+        missing = fit.trainer.step - len(fit.history)
+        if fit.run.config.resume_from is None and missing > 0:
+            figures = f"the figures of {pluralize(missing, 'update')} are lost"
+            fit.progress.news(f"{fit.metrics}: {figures}, though what they learned is not; --force trains again")
+        if fit.trainer.processes.first:
+            rewrite(fit.metrics, fit.history)
+
+    @override
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        if fit.trainer.processes.first:
+            append(fit.metrics, [dict(figures)], sync=fit.is_due)
+
+
+class KeptEpisodes(Callback):
+    """The first episodes of an update in episodes.jsonl, with each regular checkpoint (--keep-episodes)."""
+
+    @override
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        path = fit.folder / "episodes.jsonl"
+        if fit.trainer.processes.first and path.is_file():
+            rewrite(path, rows_until(path, fit.trainer.step, {})[0])
+
+    @override
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        count, step = fit.run.config.keep_episodes, fit.trainer.step
+        if not (count and fit.is_regular and fit.trainer.processes.first):
+            return
+        cluster = partial(cluster_of, fit.run.config.env.name)
+        episodes = [
+            episode_to_json(f"update {step}", trajectory, advantages, cluster(trajectory.task)) | {"step": step}
+            for trajectory, advantages in fit.trainer.latest[:count]
+        ]
+        append(fit.folder / "episodes.jsonl", episodes, sync=True)
+
+
+class HeldOut(Callback):
+    """Outcomes on held-out problems before the first update and after the last."""
+
+    @override
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        if fit.run.problems.held_out is not None and fit.trainer.step == 0:
+            held_out.measure(fit.run.problems.held_out, held_out.BEFORE, fit.folder, fit.trainer)
+
+    @override
+    def end(self, fit: Fit) -> None:
+        if fit.run.problems.held_out is not None:
+            held_out.measure(fit.run.problems.held_out, held_out.AFTER, fit.folder, fit.trainer)
+
+
+class Validation(Callback):
+    """Greedy play on all problems for validation (--validate-steps)."""
+
+    @override
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        """Make up for a validation that was interrupted, whose update was saved."""
+        if not fit.history:
+            return
+        latest = fit.history[-1]
+        is_validated = any(name.startswith("validation_") for name in latest)
+        if latest["step"] != fit.trainer.step or is_validated or not self._is_wanted(fit):
+            return
+        latest |= self.measure(fit)
+        if fit.trainer.processes.first:
+            rewrite(fit.metrics, fit.history)
+        fit.save(latest)
+
+    @override
+    def measure(self, fit: Fit) -> dict[str, Any]:
+        level = fit.run.problems.validation
+        return fit.trainer.validate(level) if level is not None and self._is_wanted(fit) else {}
+
+    def _is_wanted(self, fit: Fit) -> bool:
+        every, step = fit.run.config.validate_steps, fit.trainer.step
+        is_wanted = bool(every) and (step in fit.ends or step % every == 0)
+        return is_wanted and fit.run.problems.validation is not None
+
+
+class Checkpoints(Callback):
+    """A checkpoint after each update after which one is due."""
+
+    @override
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        if fit.is_due:
+            fit.save(figures)
+
+
+class Trackers(Callback):
+    """The figures of each update to the trackers of --report-to."""
+
+    @override
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        trackers = fit.run.config.checkpoints.report_to
+        self.log = contexts.enter_context(tracking(trackers, fit.folder, fit.run.settings))
+
+    @override
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        self.log(figures, fit.trainer.step)
+
+
+class ProgressBar(Callback):
+    """The bar, with means of the last ten updates."""
+
+    @override
+    def begin(self, fit: Fit, contexts: ExitStack) -> None:
+        title = "Reflect-RL" if fit.run.facts["reflector"] else "RL"
+        bar = fit.progress.bar(title, fit.run.config.max_steps, fit.trainer.step)
+        self.bar = contexts.enter_context(bar)
+
+    @override
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        numbers = recent_means(fit.history)
+        if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
+            numbers["entropy"] = entropy
+        self.bar.advance(1, **numbers)
+
+
+def recent_means(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the last ten updates: success, and the return where success is not reported or 0."""
+    means, recent = {}, history[-10:]
+    if all("success_rate" in row for row in history):
+        means["success"] = fmean(row["success_rate"] for row in recent)
+    if not means.get("success"):
+        means["return"] = fmean(row["return"] for row in recent)
+    return means
+
+
+class Advice(Callback):
+    """What the user is told where updates teach nothing."""
+
+    flat_updates = 0
+    """This process's updates in a row that taught nothing."""
+
+    @override
+    def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        played = [trajectory for trajectory, _ in fit.trainer.latest]
+        learned = figures.get("commented_decisions") or not is_flat(played)
+        self.flat_updates = 0 if learned else self.flat_updates + 1
+        if fit.trainer.step == 1:
+            self._tell_of_horizon(fit, played)
+        choices = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns}
+        if choices != {1}:
+            self._tell_if_flat(fit, played)
+        elif fit.trainer.step == 1:
+            fit.progress.news("nothing to decide: each state of these episodes offers one choice")
+        if fit.trainer.step == 1 and "success_rate" not in figures:
+            self._tell_of_success(fit)
+
+    def _tell_of_horizon(self, fit: Fit, played: Sequence[Trajectory]) -> None:
+        level = fit.trainer.config.levels[fit.trainer.curriculum.level].name
+        is_default = not fit.run.config.rollout.horizon and level not in fit.run.config.env.kind.horizons
+        cut = (each.status is Status.TRUNCATED and len(each.turns) == DEFAULT_HORIZON for each in played)
+        if is_default and all(cut):
+            fit.progress.news(
+                f"no episode ended within {DEFAULT_HORIZON} steps, the default limit; add --horizon N, or horizon = N"
+                ' to the class (horizons = {"LEVEL": N} to an Env)'
+            )
+
+    def _tell_of_success(self, fit: Fit) -> None:
+        """Which settings do nothing without success."""
+        config, news = fit.run.config, fit.progress.news
+        news(f"env '{config.env.name}' does not say which episodes succeed, so the return is shown")
+        for value, name in ((config.curriculum.advance_at, "advance_at"), (config.algo.replay_size, "replay_size")):
+            if value:
+                news(f"{flag(name)} {value:g} waits for successes; leave it out, or report 'success' in the info")
+
+    def _tell_if_flat(self, fit: Fit, played: Sequence[Trajectory]) -> None:
+        """Not if training has won all."""
+        step, flat = fit.trainer.step, self.flat_updates
+        if flat != min(FLAT_UPDATES, fit.run.config.max_steps):
+            return
+        returns = {trajectory.total_return for trajectory in played}
+        if len(returns) == 1 and max(returns) > 0:
+            if step == flat:  # otherwise training has come there
+                fit.progress.news(
+                    f"nothing to learn: every episode of update {step} has a return of {max(returns):.3g}, whatever"
+                    " the policy did; let the reward depend on its actions, or make the problems harder"
+                )
+        elif not all(trajectory.success for trajectory in played):
+            normalizes = fit.run.config.algo.normalize
+            first = "--no-normalize, if steps cost and success is rare; " if normalizes else ""
+            mean = fmean(trajectory.total_return for trajectory in played)
+            fit.progress.news(
+                f"nothing to learn: all rewards are equal in each group of updates {step - flat + 1} to {step}"
+                f" (mean return {mean:.3g}); try {first}easier problems, a reward for partial success, a larger"
+                " --group-size or --temperature, or a better starting model"
+            )
+
+
+def is_flat(played: Sequence[Trajectory]) -> bool:
+    """Whether all episodes of each group have equal returns; without groups, all episodes."""
+    returns_by_group: dict[str, set[float]] = {}
+    for trajectory in played:
+        returns_by_group.setdefault(trajectory.group, set()).add(trajectory.total_return)
+    has_groups = len(returns_by_group) < len(played)
+    if has_groups:
+        return all(len(returns) == 1 for returns in returns_by_group.values())
+    return len(set().union(*returns_by_group.values())) <= 1
+
+
+class Calibration(Callback):
+    """A temperature for the decisions of the checkpoint that the run stands for, stored there (--calibrate)."""
+
+    def __init__(self, chat: CommentSource | None) -> None:
+        self.chat = chat
+
+    @override
+    def end(self, fit: Fit) -> None:
+        """Add the temperature to the report, with the log scores at 1 and at it, in nats; nothing if nothing was
+        decided. Problems are played greedily, so the actions do not depend on the temperature.
+        """
+        run, trainer = fit.run, fit.trainer
+        level = run.problems.held_out or run.problems.validation
+        if not run.config.calibrate or level is None:
+            return
+
+        # 1. The best checkpoint, or the last one, which the trainer has
+        inside = checkpoints(fit.folder)
+        place = best_checkpoint(inside) or inside[-1]
+        if place.name != f"checkpoint-{trainer.step}":
+            trainer = build_trainer(run, trainer.processes, fit.progress, self.chat, place)
+            checkpoint.restore(place, trainer)
+
+        # 2. Its decisions, and what would be right there
+        played = trainer.play_greedily(replace(level, make=lambda: Advised(level.make())), show=True)
+        rows = [
+            (turn.decision.probabilities, best)
+            for trajectory in played
+            for turn in trajectory.turns
+            if len(turn.observation.choices) > 1 and (best := best_choices(turn.info))
+        ]
+        if not rows:
+            return
+
+        # 3. The temperature
+        temperature = fit_temperature(rows)
+        before, after = (fmean(log_scores(rows, value)) for value in (1.0, temperature))
+        facts = model_facts(place) | {CALIBRATION: temperature}
+        checkpoint.save(fit.folder, trainer, run.settings, facts, run.config.checkpoints.keep_checkpoints)
+        trainer.processes.wait()
+        scores = {"log_score_before": before, "log_score_after": after, "decisions": len(rows)}
+        fit.figures |= {CALIBRATION: temperature} | scores

@@ -1,0 +1,121 @@
+"""Report, the last of rlft's four steps: the figures and tables of a run, and what to try if it learned nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, variance
+from typing import Any
+
+from reflectkit.chat.config import Endpoint
+from reflectkit.chat.players import ChatReflector
+from reflectkit.console import Progress, Report, figures_table
+from reflectkit.evals.estimate import SAMPLED, PlannedCalls, comment_alone, estimate
+from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
+from reflectkit.runs.run import Run, checkpoints
+from reflectkit.train import held_out
+from reflectkit.train.loop import Fit
+from reflectkit.train.resolve import RLProblems
+from reflectkit.train.rl_config import RLConfig
+from reflectkit.types import NAMED
+
+
+def report(fit: Fit, current: Run, chat: ChatReflector | None, *, is_held_out: bool) -> Report:
+    """The report of a run that has ended; the first process writes it.
+
+    chat: the chat model that commented, if one did. is_held_out: whether the held-out problems are no training
+    problems.
+    """
+    run, trainer, is_first = fit.run, fit.trainer, fit.trainer.processes.first
+
+    # 1. Means over the last tenth of the updates, and the best checkpoint
+    figures = {"steps": trainer.step, "episodes": trainer.counters["episodes"]} | recent_figures(fit.history)
+    best = best_checkpoint(checkpoints(current.folder))
+    if best is not None:
+        figures["best_checkpoint"] = best.name
+        figures["best_validation_return"] = model_facts(best)["validation_return"]
+    figures |= fit.figures
+    title = f"RL in {fit.checkpoint} (rates: last tenth, training problems, sampled actions)"
+    current.tables.append(figures_table(title, "value", figures))
+
+    # 2. What training did to held-out problems
+    level = run.problems.held_out
+    if level is not None and is_first:
+        env, source = run.config.env.name, run.config.problems.source("validate")
+        table, outcomes = held_out.table(current.folder, level, env, trainer.step, source, is_held_out=is_held_out)
+        current.tables.append(table)
+        figures["held_out"] = outcomes
+        if held_out.no_better_than_random(outcomes):
+            returns = [row["return"] for row in fit.history if row["return"] is not None]
+            fit.progress.news(f"not measurably better than a random player: try {advice(run.config, returns)}")
+
+    # 3. What chat models were asked
+    usage = run.config.setup.asked(fit.progress)
+    if chat is not None:
+        usage |= {f"reflector {chat.client.endpoint}": chat.client.usage}
+    if usage:
+        figures["asked"] = usage
+        current.tables += [figures_table(f"Asked: {model}", "value", numbers) for model, numbers in usage.items()]
+
+    output = best or fit.checkpoint
+    if not is_first:
+        return Report("rlft", current.folder, figures, (output,))
+    return current.finish(figures, [output, fit.metrics])
+
+
+def recent_figures(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over the last tenth of the updates: of success, if each update has it, of the return, and of the env's own
+    figures.
+    """
+    recent = history[-max(1, len(history) // 10) :]
+    has_success = all("success_rate" in row for row in history)
+    names = ["success_rate", "return"] if has_success else ["return"]
+    figures = {name: fmean(row[name] for row in recent) if recent else None for name in names}
+    for name in dict.fromkeys(name for row in recent for name in row.get(NAMED, ())):
+        figures.setdefault(name, fmean(row.get(name, 0.0) for row in recent))
+    return figures
+
+
+def advice(config: RLConfig, returns: Sequence[float]) -> str:
+    """What to try after a run that learned nothing, what helped most often in `benchmarks.learning` first.
+
+    returns: the mean return of each update.
+    """
+    options = []
+    chooses = config.env.kind.action_kind(config.env.settings) == "choice"
+    if config.policy.model and chooses and config.algo.name != "ppo":
+        options.append(f"--algo ppo instead of {config.algo.name}")
+    if has_risen(returns):
+        options.append(f"--max-steps {3 * config.max_steps}, as the return still rises")
+    options += ["more --episodes", "demonstrations first"]
+    return ", or ".join(options)
+
+
+def has_risen(returns: Sequence[float]) -> bool:
+    """Whether the last third is above the first by more than two standard errors of the difference.
+
+    >>> has_risen([0.0, 0.2, 0.1, 0.4, 0.8, 0.9]), has_risen([0.0, 0.2, 0.1, 0.1, 0.0, 0.2])
+    (True, False)
+    """
+    count = len(returns) // 3
+    if count < 2:
+        return False
+    first, last = returns[:count], returns[-count:]
+    error = math.sqrt((variance(first) + variance(last)) / count)
+    return fmean(last) - fmean(first) > 2 * error
+
+
+def cost_of_comments(problems: RLProblems, endpoint: Endpoint, progress: Progress) -> Report:
+    """What the comments of a chat model would cost (--dry-run)."""
+    config, planned = problems.config, list[PlannedCalls]()
+
+    def plan(level: str, tasks: Sequence[Any], episodes: float) -> None:
+        planned.append(PlannedCalls(str(endpoint), level, tasks[:SAMPLED], episodes, [endpoint], comment_alone))
+
+    for names, level in zip(problems.stages, problems.levels, strict=True):
+        plan(names[-1], level.tasks, config.max_steps * config.episodes / len(problems.levels))
+    validation = problems.validation
+    if validation is not None and config.validate_steps:
+        times = -(-config.max_steps // config.validate_steps)
+        plan(validation.name, validation.tasks, times * len(validation.tasks))
+    return estimate("rlft", config.setup, config.chat, planned, progress, config.run.seed)
