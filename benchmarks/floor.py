@@ -16,7 +16,7 @@ from benchmarks.rl import decoding_floor
 from benchmarks.sft import bare_pass
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import right_pad
-from reflectkit.train.learner import packed, units
+from reflectkit.train.microbatch import packed, units
 from reflectkit.types import Sample
 
 

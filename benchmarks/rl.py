@@ -32,7 +32,8 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig
-from reflectkit.train.learner import Learner, Settings, packed, units
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.microbatch import packed, units
 from reflectkit.types import Decision, Observation, Sample, Task, Trajectory
 
 BATCH = 32

@@ -16,7 +16,8 @@ from reflectkit.errors import ConfigError, DataError, refuse
 from reflectkit.jsonl import read_json
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import right_pad, trunk_of
-from reflectkit.train.algorithms import SPREAD, CriticSettings, deviation
+from reflectkit.train.advantages import SPREAD, deviation
+from reflectkit.train.algorithms import CriticSettings
 
 PREFIX = "critic."
 """What the names of its weights begin with in a checkpoint."""

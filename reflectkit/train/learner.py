@@ -7,232 +7,29 @@ processes.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from reflectkit.config import Config
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
-from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
 from reflectkit.models.scoring import (
     can_share,
-    choice_logprobs,
-    entropy,
     reads_branches,
     right_pad,
-    shared_length,
-    token_logprobs,
-    tree_of,
 )
-from reflectkit.train import algorithms
+from reflectkit.train import losses
 from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
+from reflectkit.train.microbatch import Scored, Unit, minibatches, packed, packed_as_trees, saves, score, units
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
-
-READ, WORTH = 0.6, 25e6
-"""Limits of `saves`. Of a row, a tree costs a model of 1 M parameters in four layers as much as 33 tokens: it gathers
-keys and values, layer by layer, and its passes are smaller. At least three times as much must be saved.
-"""
-FEW = 16  # units of a micro-batch; of more, a tree is not built to know its size
-LARGE, PASS = 1e6, 60
-"""A model with LARGE parameters a layer spends its time on a CPU on tokens and passes. With SmolLM2-135M and LoRA, a
-pass of a tree costs as much as 20 to 60 tokens.
-"""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One input sequence: the tokens of a text row, or a prompt that several choices share. rows: indices of its
-    samples. branched: whether the prompt and the chains of its labels' trie are one row (`models.scoring`).
-    """
-
-    tokens: tuple[int, ...]
-    choices: tuple[Path, ...]
-    rows: tuple[int, ...]
-    branched: bool = False
-
-    @cached_property
-    def size(self) -> int:
-        """How many tokens are read for it at most: unless it is branched, the prompt once for each chain."""
-        if not self.choices:
-            return len(self.tokens)
-        labels = trie(self.choices)
-        if self.branched:
-            return len(self.tokens) + sum(map(len, labels.chains))
-        return (len(self.tokens) + labels.depth) * max(1, len(labels.chains))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """N trained tokens or choices: row_N, the sample of each; place_N, its position there; logprob_N and entropy_N,
-    with gradients; hidden_ND, the hidden state that predicts it.
-    """
-
-    row_N: list[int]
-    place_N: list[int]
-    logprob_N: torch.Tensor
-    entropy_N: torch.Tensor
-    hidden_ND: torch.Tensor
-    logprobs_NK: torch.Tensor
-    """Of all K legal labels, or of the whole vocabulary; (N, 0) if this was not asked for."""
-
-
-def units(samples: Sequence[Sample], branched: bool = False) -> list[Unit]:
-    """The units of `samples`, in order of first occurrence."""
-    members: dict[tuple[Any, ...], list[int]] = {}
-    for number, sample in enumerate(samples):
-        key = (sample.tokens[: sample.start], sample.choices) if sample.choices else (sample.tokens, (), number)
-        members.setdefault(key, []).append(number)
-    return [Unit(key[0], key[1], tuple(rows), branched) for key, rows in members.items()]
-
-
-def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
-    """`parts` split in order into `count` minibatches whose numbers of rows differ by at most one.
-
-    A unit whose rows belong to two minibatches is split.
-    """
-    total = sum(len(unit.rows) for unit in parts)
-    ends = [(index + 1) * total // count for index in range(count)]
-    result: list[list[Unit]] = [[] for _ in range(count)]
-    position, index = 0, 0
-    for unit in parts:
-        rows = unit.rows
-        while rows:
-            while position == ends[index]:
-                index += 1
-            here = rows[: ends[index] - position]
-            result[index].append(replace(unit, rows=here))
-            position, rows = position + len(here), rows[len(here) :]
-    return result
-
-
-def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding included; a longer unit gets
-    a micro-batch of its own.
-    """
-    batches: list[list[Unit]] = []
-    for unit in sorted(parts, key=lambda unit: -unit.size):
-        last = batches[-1] if batches else []
-        alike = last and bool(last[0].choices) == bool(unit.choices)
-        if alike and last[0].size * (len(last) + 1) <= max_tokens:
-            last.append(unit)
-        else:
-            batches.append([unit])
-    return batches
-
-
-def saves(model: Any, parts: Sequence[Unit], max_tokens: int) -> bool:
-    """Whether reading `parts` as trees is faster, in micro-batches of `max_tokens`: never on a GPU.
-
-    A large model must save more than PASS tokens, padding included, for each pass that trees add. A small one must read
-    at most READ of the tokens, and save WORTH tokens times parameters of a layer for each unit.
-    """
-    weights = list(model.parameters())
-    if weights[0].device.type != "cpu":
-        return False
-    micros = packed_as_trees(parts, max_tokens)
-    layer = sum(weight.numel() for weight in weights) / model.config.get_text_config().num_hidden_layers
-    if layer >= LARGE:
-        plain = packed(parts, max_tokens)
-        added = -len(plain)
-        saved = sum(len(micro) * max(len(unit.tokens) for unit in micro) for micro in plain)
-        for micro in micros:
-            rows = [unit.tokens for unit in micro]
-            for chunks in itertools.chain(*tree_of(rows).levels):
-                added += 1
-                saved -= len(chunks) * max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
-        return saved > PASS * added
-    pairs = (pair for micro in micros for pair in itertools.pairwise(micro))
-    total = sum(len(unit.tokens) for unit in parts)
-    saved = sum(shared_length(one.tokens, other.tokens) for one, other in pairs)
-    return total - saved <= READ * total and saved * layer >= WORTH * len(parts)
-
-
-def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` in micro-batches of units that begin alike, to be read as trees (`models.scoring`).
-
-    The tokens that are read, with padding, and the keys and values before them as an eighth of a token each are
-    together `max_tokens` at most. Padding is counted where units are long; else the tokens are counted twice. A larger
-    unit gets a micro-batch of its own.
-    """
-    batches: list[list[Unit]] = []
-    read = widest = 0
-    for unit in sorted(parts, key=lambda unit: (bool(unit.choices), unit.tokens)):
-        last = batches[-1] if batches else []
-        alike = last and bool(last[0].choices) == bool(unit.choices)
-        new = unit.size - (shared_length(last[-1].tokens, unit.tokens) if alike else 0)
-        widest = max(widest, unit.size)
-        fits = alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens
-        if alike and not fits and not unit.choices and FEW * unit.size >= max_tokens:
-            fits = _tree_size([*(other.tokens for other in last), unit.tokens]) <= max_tokens
-        if fits:
-            last.append(unit)
-            read += new
-        else:
-            batches.append([unit])
-            read, widest = unit.size, unit.size
-    return batches
-
-
-def _tree_size(rows: Sequence[Sequence[int]]) -> int:
-    """What `packed_as_trees` counts of `rows`."""
-    size = 0
-    for chunks in itertools.chain(*tree_of(rows).levels):
-        width = max(len(rows[chunk.row]) - chunk.start for chunk in chunks)
-        size += len(chunks) * (width + max(chunk.start for chunk in chunks) // 8)
-    return size
-
-
-def score(
-    model: Any,
-    samples: Sequence[Sample],
-    micro: Sequence[Unit],
-    pad_id: int,
-    temperature: float,
-    *,
-    share: bool = False,
-    whole: bool = False,
-    entropy_learns: bool = True,
-) -> Scored:
-    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer. share: what
-    its units begin with is read once, if the model allows. whole, entropy_learns: see `token_logprobs`.
-    """
-    prompts = [unit.tokens for unit in micro]
-    if not micro[0].choices:
-        masks = [samples[unit.rows[0]].loss_mask for unit in micro]
-        scores = token_logprobs(
-            model, prompts, masks, pad_id=pad_id, temperature=temperature, share=share, whole=whole,
-            entropy_learns=entropy_learns,
-        )  # fmt: skip
-        marked = [
-            (unit.rows[0], place)
-            for unit, mask in zip(micro, masks, strict=True)
-            for place, trained in enumerate(mask)
-            if trained
-        ]
-        rows, places = map(list, zip(*marked, strict=True))
-        return Scored(rows, places, *scores)
-    choices = [unit.choices for unit in micro]
-    logprobs_UK, hidden_UD = choice_logprobs(
-        model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share
-    )
-    rows = [row for unit in micro for row in unit.rows]
-    places = [samples[row].start for row in rows]
-    actions = [samples[row].choices.index(samples[row].tokens[place:]) for row, place in zip(rows, places, strict=True)]
-    unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
-    action_N = torch.tensor(actions, device=unit_N.device)
-    logprob_N = logprobs_UK[unit_N, action_N]  # before the entropy: the order in which gradients are summed
-    entropy_N = entropy(logprobs_UK)[unit_N]
-    return Scored(rows, places, logprob_N, entropy_N, hidden_UD[unit_N], logprobs_UK[unit_N])
 
 
 @dataclass(frozen=True)
@@ -246,7 +43,7 @@ class Settings:
     `value_loss`. mean: over all trained tokens ("token"), or over those of each row and then over rows ("row").
     temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights that
     learn; log-probabilities beyond the limits of `sampling.checks`, in all or in one answer, end the update (empty:
-    they may differ). mismatch: whether to report `algorithms.mismatch` of the first minibatch, a random part of the
+    they may differ). mismatch: whether to report `losses.mismatch` of the first minibatch, a random part of the
     rows, before its step. share_prefixes: what rows begin with is read once, if the model allows, which changes the
     order of sums; None: where that saves enough (`saves`).
     """
@@ -254,7 +51,7 @@ class Settings:
     learning_rate: float
     optimizer: str = "adamw"
     weight_decay: float = 0.0
-    loss: Callable[[algorithms.TrainedTokens], torch.Tensor] = algorithms.clipped_loss
+    loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
     clip: float = 0.2
     clip_high: float = 0.0
     mask: str = "none"
@@ -483,7 +280,7 @@ class Learner:
         everyone = self.processes.gather((mine_N, [length for _, lengths in changes for length in lengths]))
         change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
         lengths = [length for _, theirs in everyone for length in theirs]
-        self._mismatch = algorithms.mismatch(change_N)
+        self._mismatch = losses.mismatch(change_N)
         sampler = self.settings.agrees_with
         if not sampler:
             return
@@ -579,7 +376,7 @@ class Learner:
         starts, numbers = _decisions(samples, places)
         decision_N = torch.tensor(numbers, device=device)
         loss_N = settings.loss(
-            algorithms.TrainedTokens(
+            losses.TrainedTokens(
                 scored.logprob_N,
                 old_N,
                 column("advantages"),
@@ -595,7 +392,7 @@ class Learner:
         if settings.mask != "none":
             number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
             row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
-            kept_N = algorithms.on_policy_enough(
+            kept_N = losses.on_policy_enough(
                 scored.logprob_N - old_N, column("advantages"), row_N, settings.mask, settings.mask_ratio
             )
             loss_N = loss_N.where(kept_N, 0.0)
@@ -605,14 +402,14 @@ class Learner:
         loss = policy_loss - settings.entropy * spread
         figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
         if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
-            distance_N = algorithms.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
             distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:
             prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
             value_D = self.critic(scored.hidden_ND[starts], prompts)
-            error_D = algorithms.value_loss(
+            error_D = losses.value_loss(
                 value_D, column("returns")[starts], column("values")[starts], settings.value_clip
             )
             weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
@@ -668,7 +465,7 @@ class Learner:
                 for key in sorted(found)
             ]
         )
-        apart_N = algorithms.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
+        apart_N = losses.divergence(scored.logprobs_NK[index], teacher_NK, self.settings.divergence)
         share_N = torch.tensor([shares[places[number][0]] for number in index], device=apart_N.device)
         return (apart_N * share_N).sum()
 

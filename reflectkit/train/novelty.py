@@ -20,7 +20,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from reflectkit.train.algorithms import Estimates, Numbers, deviation, returns_to_go
+from reflectkit.train.advantages import Estimates, Numbers, deviation, returns_to_go
 from reflectkit.types import Observation, Trajectory
 
 FADES_OVER = 0.5

@@ -24,7 +24,8 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.train import batch
-from reflectkit.train.algorithms import AlgorithmConfig, Estimates
+from reflectkit.train.advantages import Estimates
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.curriculum import Curriculum, Level, draw, validation_episodes
 from reflectkit.train.learner import Learner
 from reflectkit.train.novelty import Novelty

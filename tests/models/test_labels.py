@@ -18,7 +18,8 @@ from reflectkit.models.tiny import build_model
 from reflectkit.prompts import policy_prompt
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.learner import Learner, Settings, score, units
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.microbatch import score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.families import FAMILIES
 from tests.models.test_scoring import BUILDERS, gpt2, llama, prompts

@@ -11,19 +11,14 @@ import pytest
 import torch
 
 from reflectkit.models.scoring import entropy
-from reflectkit.train.algorithms import (
-    TrainedTokens,
-    clipped_loss,
+from reflectkit.train.advantages import (
     deviation,
     generalised_advantages,
     group_relative,
-    kl_estimate,
     leave_one_out,
-    mismatch,
     returns_to_go,
-    value_loss,
-    weighted_loss,
 )
+from reflectkit.train.losses import TrainedTokens, clipped_loss, kl_estimate, mismatch, value_loss, weighted_loss
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 from tests.train.training import objective, tokens_of
 

@@ -18,8 +18,8 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import divergence, on_policy_enough
 from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.losses import divergence, on_policy_enough
 from reflectkit.types import Sample, Trajectory
 
 KINDS = ("forward", "reverse", "js")

@@ -20,9 +20,10 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch, learner
-from reflectkit.train.algorithms import weighted_loss
 from reflectkit.train.critic import Critic
-from reflectkit.train.learner import Learner, Settings, Unit, minibatches, packed_as_trees, score, units
+from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.losses import weighted_loss
+from reflectkit.train.microbatch import Unit, minibatches, packed_as_trees, score, units
 from reflectkit.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from tests.train.training import Spelling, favour, gradients_after, objective, play, rows_of
 

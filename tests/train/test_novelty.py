@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from reflectkit.train.algorithms import Estimates
+from reflectkit.train.advantages import Estimates
 from reflectkit.train.novelty import Novelty, state_key
 from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 

@@ -22,10 +22,11 @@ from reflectkit.prompts import label, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.algorithms import AlgorithmConfig, TrainedTokens
+from reflectkit.train.algorithms import AlgorithmConfig
 from reflectkit.train.critic import Critic
 from reflectkit.train.curriculum import Level
 from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.losses import TrainedTokens
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Decision, Message, Observation, Sample, Task, Trajectory
 
