@@ -18,11 +18,13 @@ from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
 from reflectkit.data.demonstrations import drawn_records, replayed_lessons
 from reflectkit.data.logs import logged_lessons
-from reflectkit.data.problems import Record, read_records
+from reflectkit.data.problems import Problems, Record, read_records
 from reflectkit.data.sft_rows import (
+    FILE_OF_ROLE,
     ROWS_SETTINGS,
     VERSION,
     Lesson,
+    decision_row,
     joined,
     mismatched,
     plain_row,
@@ -30,6 +32,7 @@ from reflectkit.data.sft_rows import (
     reflection_row,
     think_row,
 )
+from reflectkit.decisions.labelled import labelled, read_labelled
 from reflectkit.envs import RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup
 from reflectkit.errors import ConfigError, DataError, memory_explained
@@ -48,7 +51,10 @@ EXAMPLES = (
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
     "reflectkit gen-sft --env 'program:./my-agent {seed}' --log logs.jsonl",
+    "reflectkit gen-sft --env decisions --dataset tickets.jsonl",
 )
+LABELLED = "decisions"
+"""The env whose problems are labelled decisions."""
 NOT_WITH_LOG = ("task_file", "demonstrations", "answer", "repeats")
 
 TRAITS = Traits(writes_data=True, makes_arm=True, output="out_dir")
@@ -64,6 +70,12 @@ class GenSFTConfig(Config):
         None,
         help="Conversations to learn from instead, each a line {messages, tools} in OpenAI's form, or in ShareGPT's; or"
         " the file of serve --record.",
+        essential=True,
+    )
+    decisions: Path | None = option(
+        None,
+        help='Labelled decisions to learn from instead, a line {"state", "question", "options", "answer"} each, or with'
+        ' "probabilities" for soft labels; default for --env decisions: the training part of its --dataset.',
         essential=True,
     )
     demonstrations: int = option(
@@ -107,7 +119,14 @@ class GenSFTConfig(Config):
             raise ConfigError(f"--comments {self.comments} {needs} --reflector")
         if self.log is not None and (given := non_default(self, *NOT_WITH_LOG)):
             raise ConfigError(f"{flag(given[0])}: with --log no environment is played; leave it out")
+        if self.learns_decisions and (given := non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG)):
+            raise ConfigError(f"{flag(given[0])}: labelled decisions have no demonstrations; leave it out")
         return self
+
+    @property
+    def learns_decisions(self) -> bool:
+        """Whether the rows come from labelled decisions."""
+        return self.decisions is not None or self.env.kind.name == LABELLED
 
 
 @memory_explained("use a smaller --reflector model")
@@ -115,6 +134,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
     completion a line; and sft_think, of a comment and then the action, where there are no tools and conversations.
     """
+    if config.learns_decisions:
+        return _write_decisions(config)
     source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
@@ -167,6 +188,26 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
         current.tables.append(table)
         return current.finish(figures, outputs)
+
+
+def _write_decisions(config: GenSFTConfig) -> Report:
+    """Write `sft.jsonl`, a row of each labelled decision. Raises DataError."""
+    target, setup = config.out_dir or config.setup.folder, config.setup
+    write_permission(target)
+    inputs = [config.decisions] if config.decisions else setup.input_files([])
+    with open_run("gen-sft", config, inputs) as current:
+        if current.done:
+            return current.done
+        if config.decisions is not None:
+            decisions = read_labelled(config.decisions)
+        else:
+            tasks = Problems(setup).tasks("train", config.env.kind.levels[-1])
+            decisions = [labelled(task.data, setup.taskset.settings.dataset) for task in tasks]
+        path = target / FILE_OF_ROLE["plain"]
+        count = write_jsonl(path, map(decision_row, decisions))
+        write_json(target / ROWS_SETTINGS, {VERSION: config.env.kind.prompt_version} | plain_settings(config.env))
+        current.tables.append(Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),)))
+        return current.finish({"sft": count}, [path])
 
 
 def _compare(records: Sequence[Record], newest: Path, progress: Progress) -> None:

@@ -33,6 +33,8 @@ EXAMPLES = (
     " vllm:http://localhost:8000 --max-staleness 1",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --processes 2",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --calibrate",
+    "reflectkit rlft --env decisions --dataset tickets.jsonl --policy results/router --recorded answers.jsonl"
+    " --outcomes outcomes.jsonl",
     "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )

@@ -1,5 +1,6 @@
 """Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`, and
-`"answer": "text"` where a choice is answered in its own words rather than by its label.
+`"answer": "text"` where a choice is answered in its own words rather than by its label. `probabilities`, of the listed
+answers in their order, take the place of the completion as the target.
 
 The original's own rows, with a `text` alone, are read too: the completion is what follows their last marker.
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reflectkit.decisions.labelled import LabelledDecision, distribution
 from reflectkit.errors import DataError
 from reflectkit.jsonl import lone_surrogate, read_jsonl
 from reflectkit.prompts import (
@@ -144,11 +146,13 @@ def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 class Row:
     """A row to train on. line: its number in the file. parts: (prompt, completion); several in a conversation, where
     each prompt but the first is what was said after the completion before it. form: of the answer for a choice.
+    probabilities: the target, of the K answers that the prompt lists; empty where the completion is.
     """
 
     line: int
     parts: tuple[tuple[str, str], ...]
     form: str = ANSWERS[0]
+    probabilities: tuple[float, ...] = ()
 
     @property
     def text(self) -> str:
@@ -164,8 +168,28 @@ def read_rows(path: Path) -> list[Row]:
         if form not in ANSWERS:
             wanted = f"expected {' or '.join(ANSWERS)}, found {form!r:.60}"
             raise DataError(path, wanted, line=line, field="answer")
-        rows.append(Row(line, tuple(_parts(path, line, row)), str(form)))
+        rows.append(Row(line, tuple(_parts(path, line, row)), str(form), _target(path, line, row, str(form))))
     return rows
+
+
+def _target(path: Path, line: int, row: Mapping[str, Any], form: str) -> tuple[float, ...]:
+    shares = row.get("probabilities")
+    if shares is None:
+        return ()
+
+    def wrong(message: str) -> DataError:
+        return DataError(path, message, line=line, field="probabilities")
+
+    listed = len(listed_answers(str(row.get("prompt")), form))
+    if not isinstance(shares, list) or len(shares) != listed or not listed:
+        raise wrong(f"expected one for each of the {listed} actions that the prompt lists")
+    return distribution(shares, wrong)
+
+
+def decision_row(decision: LabelledDecision) -> dict[str, Any]:
+    """Prompt without comment → the probability of each option, and the likeliest as the completion."""
+    prompt, completion = policy_prompt(decision.observation), action_completion(decision.best[0])
+    return {"prompt": prompt, "completion": completion, "probabilities": list(decision.probabilities)}
 
 
 def form_of(path: Path, rows: Sequence[Row]) -> str:

@@ -32,6 +32,7 @@ ENVS = {
     "support": "reflectkit.envs.support.env:Support",
     "tau": "reflectkit.envs.tau.env:Tau",
     "prompts": "reflectkit.envs.adapters.prompts:Prompts",
+    "decisions": "reflectkit.envs.adapters.decisions:Decisions",
 }
 SCHEMES = {
     "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",

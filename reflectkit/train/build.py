@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from reflectkit.chat.client import client_at
 from reflectkit.chat.players import ChatReflector
 from reflectkit.console import Progress, Report
 from reflectkit.envs.setup import EnvConfig
-from reflectkit.errors import CheckpointError, ConfigError, refuse
+from reflectkit.errors import CheckpointError, ConfigError, DataError, refuse
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, model_facts
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.refs import ModelKind
@@ -31,6 +31,7 @@ from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.resolve import RLRun
 from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.trainer import Trainer, TrainerConfig
+from reflectkit.types import Trajectory
 
 JOURNAL = "reflector.jsonl"
 """The answers of a chat model that comments, in the run's folder."""
@@ -207,7 +208,27 @@ def build_trainer(
         distill,
         earlier_steps,
     )
-    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+    trainer = Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+    if config.recorded is not None:
+        trainer.recorded = _tokenised(run.problems.recorded, agent, config.recorded)
+    return trainer
+
+
+def _tokenised(trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source: Path) -> list[Trajectory]:
+    """Recorded decisions with the tokens of the options that were taken. source: their file.
+
+    Raises DataError if the policy of `agent` reads them as other tokens than the one that made them.
+    """
+    tokenised: list[Trajectory] = []
+    for trajectory in trajectories:
+        (turn,) = trajectory.turns
+        decision, labels = turn.decision, agent.labels(turn.observation.choices)
+        if agent.prompt(turn.observation, None) != decision.prompt_ids:
+            raise DataError(source, f"{trajectory.task.id}: the --policy reads the prompt as other tokens; use its own")
+        assert isinstance(decision.action, int)
+        taken = replace(decision, token_ids=labels[decision.action])
+        tokenised.append(replace(trajectory, turns=(replace(turn, decision=taken),)))
+    return tokenised
 
 
 def _reflector_trainer(

@@ -366,6 +366,8 @@ class Advice(Callback):
 
     @override
     def after_update(self, fit: Fit, figures: Mapping[str, Any]) -> None:
+        if fit.trainer.recorded:
+            return
         played = [trajectory for trajectory, _ in fit.trainer.latest]
         learned = figures.get("commented_decisions") or not is_flat(played)
         self.flat_updates = 0 if learned else self.flat_updates + 1

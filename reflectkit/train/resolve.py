@@ -19,6 +19,7 @@ from reflectkit.chat.config import Endpoint
 from reflectkit.config import identifying, with_values
 from reflectkit.console import Progress
 from reflectkit.data.problems import HELD_OUT_SEEDS, Problems, digest_of, draw_problems
+from reflectkit.data.recorded import read_recorded
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvSetup, chat_settings, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, refuse
@@ -35,7 +36,7 @@ from reflectkit.text import pluralize
 from reflectkit.train.curriculum import Level
 from reflectkit.train.processes import Processes
 from reflectkit.train.rl_config import LIMITS, RLConfig
-from reflectkit.types import Task
+from reflectkit.types import Task, Trajectory
 
 PROMPTS_CHECKED = 8
 """Problems of each level whose prompts are checked before any weights are loaded."""
@@ -55,6 +56,8 @@ class RLProblems:
     """The problems of --validate-steps, at the curriculum's last level."""
     held_out: Level | None
     """Those of them that are played before the first and after the last update."""
+    recorded: tuple[Trajectory, ...] = ()
+    """Decisions of an earlier policy, which are learned from instead of playing."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -118,7 +121,14 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
     with_problems = config.problems.levels_with("train", names, progress, "--curriculum")
     if len(with_problems) < len(names):
         config = with_values(config, curriculum=tuple(with_problems))
-    _play_once(config.setup, config.problems, with_problems[0], config.run.seed)
+    recorded: tuple[Trajectory, ...] = ()
+    if config.recorded is not None and config.outcomes is not None:
+        episodes, without = read_recorded(config.recorded, config.outcomes, config.env.kind.name)
+        known = pluralize(len(episodes), "decision")
+        progress.news(f"{config.recorded}: {known} with outcomes, {without:,} without")
+        recorded = tuple(episodes)
+    else:
+        _play_once(config.setup, config.problems, with_problems[0], config.run.seed)
 
     # 2. Training problems by stage
     problems, setup = config.problems, config.setup
@@ -143,7 +153,7 @@ def resolve_problems(config: RLConfig, progress: Progress) -> RLProblems:
         clusters = [cluster_of(config.env.name, task) for task in validation.tasks]
         places = draw_problems(clusters, config.held_out, config.run.seed)
         held_out = replace(validation, tasks=[validation.tasks[place] for place in places])
-    return RLProblems(config, stages, levels, validation, held_out)
+    return RLProblems(config, stages, levels, validation, held_out, recorded)
 
 
 def _training_level(problems: Problems, setup: EnvSetup, names: Sequence[str], few: int | None) -> Level:
@@ -287,7 +297,7 @@ def _input_files(problems: RLProblems) -> tuple[Path, ...]:
     return (
         *files,
         *players.model_folders([config.reflector.load_dir]),
-        *([config.resume_from] if config.resume_from else []),
+        *(path for path in (config.resume_from, config.recorded, config.outcomes) if path is not None),
         *config.setup.input_files(problems.tasks),
         *config.algo.code_files,
         *config.sampler.input_files(config.setup.folder),

@@ -44,6 +44,10 @@ FROM_SCRATCH = WITHOUT_SFT | {"novelty": 0.5}
 """The same for random weights, which know no better than to try everything."""
 
 
+ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1}
+"""How recorded decisions are learned from: they have no groups, and are of the policy before the first update."""
+
+
 def _offers_choices(env: str) -> bool:
     """Whether `env` has choices; not if there is no such env, of which another check tells."""
     try:
@@ -295,6 +299,15 @@ class RLConfig(Config):
         help="Problems to train on, with validate.json next to it; default: train.json in the env's data folder, or"
         " before a split the env's own problems.",
     )
+    recorded: Path | None = option(
+        None,
+        help="Learn from decisions that `serve --record` kept, in one importance-weighted update, instead of playing.",
+    )
+    outcomes: Path | None = option(
+        None,
+        help='With --recorded, what came of them, a line {"id", "reward"} each; "question" names one of a request, and'
+        ' "choice" the option that was taken, if not the likeliest.',
+    )
     max_steps: int = option(60, help="Number of updates.", ge=1, essential=True)
     episodes: int = option(128, help="Episodes per update, over all processes.", ge=1, essential=True)
     validate_steps: int = option(
@@ -345,6 +358,8 @@ class RLConfig(Config):
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """What learns choices without SFT, unless another algorithm or a setting of GRPO is given."""
+        if values.get("recorded"):
+            return ONE_UPDATE
         of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
         if not values.get("model") or values.get("algo", "ppo") != "ppo" or of_grpo & {*values}:
             return {}
@@ -399,6 +414,9 @@ class RLConfig(Config):
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         refuse(self.patience and not self.validate_steps, f"--patience {self.patience} needs --validate-steps N")
+        refuse((self.recorded is None) != (self.outcomes is None), "--recorded and --outcomes need each other")
+        if self.recorded is not None:
+            self._check_recorded()
         if self.calibrate:
             self.env.require_teacher("action")
             refuse(writes, f"--calibrate is for choices, and env '{self.env.name}' is answered in words; leave it out")
@@ -441,6 +459,20 @@ class RLConfig(Config):
         if reflector.load_dir == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
         return self
+
+    def _check_recorded(self) -> None:
+        """Raises ConfigError for what recorded decisions cannot be combined with."""
+        refused = {
+            f"make one update; leave out --max-steps {self.max_steps}": self.max_steps != 1,
+            f"have no groups to compare; leave out --algo {self.algo.name}": self.algo.repeats > 1,
+            "need the policy that made them: --policy CHECKPOINT": self.policy.load_dir is None,
+            "are learned in one process; leave out --processes": self.processes > 1,
+            "are not played; leave out --max-staleness": self.staleness.max_staleness,
+            "are not played; leave out --train-reflector": self.reflector_training.every,
+            "are not played; leave out --distill-comments": self.distill.weight,
+        }
+        for reason, applies in refused.items():
+            refuse(applies, f"--recorded {self.recorded}: recorded decisions {reason}")
 
     def _check_distillation(self) -> None:
         """Raises ConfigError for what distillation cannot be combined with."""

@@ -313,6 +313,34 @@ def encode(
     return encoded
 
 
+def encode_decisions(
+    source: Path, rows: Sequence[Row], tokenizer: Any, *, max_length: int = 0, context: int = 2**31
+) -> list[dict[str, Any]]:
+    """Rows of which one has probabilities, and so all list their answers: input_ids of the prompt, the options' tokens
+    (K) and their shares (K), which are 1 and 0 for a row with an answer.
+
+    Raises DataError: a row lists no answers, or does not fit.
+    """
+    from reflectkit.models.labels import answer_ids, prompt_ids
+
+    limit = min(max_length or context, context)
+    encoded: list[dict[str, Any]] = []
+    for row in rows:
+        ((prompt, completion), *then) = row.parts
+        listed = listed_answers(prompt, row.form)
+        if then or completion not in listed:
+            raise DataError(
+                source, "it has no probabilities, nor lists its answer; keep such rows in another file", line=row.line
+            )
+        shares = row.probabilities or tuple(float(answer == completion) for answer in listed)
+        options = [list(path) for path in answer_ids(tokenizer, listed)]
+        ids = prompt_ids(tokenizer, prompt)
+        if len(ids) + max(map(len, options)) > limit:
+            raise DataError(source, f"it has {len(ids)} tokens and more, and {limit} fit", line=row.line)
+        encoded.append({"input_ids": ids, "options": options, "shares": list(shares)})
+    return encoded
+
+
 def _in_words(prompt: str) -> bool:
     """Whether a policy answers `prompt` with calls or in words, since it lists no actions."""
     return prompt.endswith((CALLS_MARKER, AGENT_MARKER)) or (
@@ -389,7 +417,7 @@ def _texts(config: SFTConfig, source: Path, rows: Sequence[Row]) -> list[str]:
 
 def encoded_rows(
     config: SFTConfig, source: Path, rows: Sequence[Row], player: LoadedModel, progress: Progress
-) -> list[dict[str, list[int]]]:
+) -> list[dict[str, Any]]:
     """What to train on: the rows, or with --share-prefixes packs of them.
 
     Raises DataError, CheckpointError, and ConfigError if the model cannot read packs.
@@ -412,7 +440,7 @@ def encoded_rows(
 
 def held_out_rows(
     config: SFTConfig, source: Path, held_out: Sequence[Row], player: LoadedModel
-) -> list[dict[str, list[int]]]:
+) -> list[dict[str, Any]]:
     """What to measure on: rows of `source` that are `held_out`, or those of a file; only the completions count.
 
     Raises DataError, CheckpointError.
@@ -424,10 +452,20 @@ def held_out_rows(
 
 def _encoded(
     config: SFTConfig, source: Path, rows: Sequence[Row], player: LoadedModel, *, prompt_loss: bool
-) -> list[dict[str, list[int]]]:
+) -> list[dict[str, Any]]:
     """The tokens of `rows`, all of which the model knows. Raises DataError, CheckpointError."""
     from reflectkit.models.labels import check_embedded
 
+    if any(row.probabilities for row in rows):
+        for name, given in (("prompt_loss", prompt_loss), ("share_prefixes", config.share_prefixes)):
+            refuse(given, f"{flag(name)} is for rows with one answer, and {source} has probabilities; leave it out")
+        several = config.processes > 1 or "RANK" in os.environ
+        refuse(several, f"{source} has rows with probabilities, which are trained in one process")
+        limits: Any = {"max_length": config.max_length, "context": player.context}
+        decisions = encode_decisions(source, rows, player.tokenizer, **limits)
+        for decision in decisions:
+            check_embedded(player.tokenizer, decision["input_ids"], player.vocabulary)
+        return decisions
     encoded = encode(
         source,
         rows,
@@ -461,7 +499,7 @@ def train(
     folder: Path,
     resume: Path | None,
     player: LoadedModel,
-    encoded: list[dict[str, list[int]]],
+    encoded: list[dict[str, Any]],
     progress: Progress,
     processes: Processes,
     validation: Validation | None = None,
@@ -509,7 +547,7 @@ def build_trainer(
     config: SFTConfig,
     folder: Path,
     player: LoadedModel,
-    encoded: list[dict[str, list[int]]],
+    encoded: list[dict[str, Any]],
     bar: Bar,
     log: Log = lambda figures, step: None,
     stop: Sequence[int] = (),
@@ -527,15 +565,19 @@ def build_trainer(
     from reflectkit.train.optimizers import optimizer_class
     from reflectkit.train.sft_trainers import (
         CompletionTrainer,
+        DecisionTrainer,
         PackTrainer,
         RunCallback,
         collate,
+        collate_decisions,
         keeping_activations,
     )
 
     on_cpu = next(player.model.parameters()).device.type == "cpu"
     if player.tokenizer.pad_token_id is None:
         player.tokenizer.pad_token = player.tokenizer.eos_token
+    decides = "options" in encoded[0]
+    prepared = config.share_prefixes or decides
     optim, experts = config.optim, "expert" in str(player.model.config.to_dict().keys())
     arguments = SFTConfig(
         output_dir=str(folder),
@@ -562,14 +604,16 @@ def build_trainer(
         report_to="none",
         disable_tqdm=True,
         dataset_num_proc=None,
-        remove_unused_columns=not config.share_prefixes,
-        dataset_kwargs={"skip_prepare_dataset": True} if config.share_prefixes else None,
+        remove_unused_columns=not prepared,
+        dataset_kwargs={"skip_prepare_dataset": True} if prepared else None,
     )
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # or the trainer would split each batch over all GPUs that this process sees
     kind, collator, optimizer = CompletionTrainer, None, None
     if config.share_prefixes:
         kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
+    if decides:
+        kind, collator = DecisionTrainer, partial(collate_decisions, pad_id=player.tokenizer.pad_token_id)
     if optim.optimizer != "adamw":  # which is the trainer's own
         chosen, settings = optimizer_class(optim.optimizer)
         optimizer = chosen, settings | {"lr": optim.rate}

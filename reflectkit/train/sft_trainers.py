@@ -9,6 +9,7 @@ mask, so it works with adapters, recomputed activations and TRL's trainer, and f
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from reflectkit.jsonl import read_json
 from reflectkit.models.load import all_finite
 from reflectkit.models.scoring import (
     attends_to_all,
+    choice_logprobs,
     recomputes_activations,
     shared_length,
     takes_positions,
@@ -245,6 +247,77 @@ class CompletionTrainer(SharingTrainer):
             return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
 
 
+def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Any]:
+    """B decisions as a batch, padded on the right to T tokens: input_ids and attention_mask (B, T), the options' tokens
+    and shares as they are, and as labels one number for each decision, for the trainer to count.
+    """
+    width = max(len(row["input_ids"]) for row in rows)
+    ids_BT, mask_BT = torch.full((len(rows), width), pad_id), torch.zeros((len(rows), width), dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids_BT[number, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
+        mask_BT[number, : len(row["input_ids"])] = 1
+    return {
+        "input_ids": ids_BT,
+        "attention_mask": mask_BT,
+        "options": [row["options"] for row in rows],
+        "shares": [row["shares"] for row in rows],
+        "labels": torch.zeros((1, len(rows)), dtype=torch.long),
+    }
+
+
+def decision_losses(model: Any, rows: Sequence[Mapping[str, Any]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cross-entropy of the shares and the policy's probabilities of the options, in nats (B); whether the likeliest
+    options agree (B)).
+    """
+    labels = [tuple(map(tuple, row["options"])) for row in rows]
+    logprobs_BK, _ = choice_logprobs(model, [row["input_ids"] for row in rows], labels, pad_id=pad_id)
+    shares_BK = torch.zeros_like(logprobs_BK)
+    for number, row in enumerate(rows):
+        shares_BK[number, : len(row["shares"])] = torch.tensor(row["shares"])
+    losses_B = -(shares_BK * logprobs_BK.masked_fill(logprobs_BK.isneginf(), 0.0)).sum(dim=-1)
+    return losses_B, logprobs_BK.argmax(dim=-1) == shares_BK.argmax(dim=-1)
+
+
+class DecisionTrainer(SharingTrainer):
+    """SFTTrainer on decisions, which `collate_decisions` makes batches of. The loss is the mean cross-entropy of the
+    labels' probabilities and the policy's, which are those it plays with: over the legal options.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch. num_items_in_batch: decisions in the whole batch, if it is read in parts."""
+        lengths = inputs["attention_mask"].sum(dim=1).tolist()
+        rows = [
+            {"input_ids": ids[:length], "options": options, "shares": shares}
+            for ids, length, options, shares in zip(
+                inputs["input_ids"].tolist(), lengths, inputs["options"], inputs["shares"], strict=True
+            )
+        ]
+        losses_B, _ = decision_losses(model, rows, self.processing_class.pad_token_id)
+        self._total_train_tokens += sum(lengths)
+        loss = losses_B.sum() / (len(rows) if num_items_in_batch is None else num_items_in_batch)
+        return (loss, {}) if return_outputs else loss
+
+
+@torch.no_grad()
+def measure_decisions(model: Any, rows: Sequence[Mapping[str, Any]], batch_size: int, pad_id: int) -> dict[str, float]:
+    """How well the model, without dropout, foretells the labels of decisions. LOSS: their mean cross-entropy, a proper
+    score. PROBABILITY: of that, the geometric mean. ACCURACY: share whose likeliest option is the label's.
+    """
+    was_training = model.training
+    model.eval()
+    losses: list[float] = []
+    agree: list[bool] = []
+    for first in range(0, len(rows), batch_size):
+        losses_B, agree_B = decision_losses(model, rows[first : first + batch_size], pad_id)
+        losses += losses_B.tolist()
+        agree += agree_B.tolist()
+    model.train(was_training)
+    loss = sum(losses) / len(losses)
+    return {PROBABILITY: math.exp(-loss), LOSS: loss, ACCURACY: sum(agree) / len(agree)}
+
+
 @contextmanager
 def _selecting(trunk: nn.Module, select: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """While it is open, `trunk` returns the hidden states that `select` takes (N, D) from all (B, T, D), as one row."""
@@ -324,12 +397,12 @@ def _convolve(layer: Any, parents_BT: torch.Tensor, hidden_states: torch.Tensor,
 class Validation:
     """Held-out rows, on which the model is measured while it learns.
 
-    rows: input_ids and labels of each. every: steps between two measurements; there is one after the last step.
-    patience: measurements in a row without a gain (`since_gain`) that end training; 0: none do. keep: called by all
-    processes with the step and the measurement where the probability is the highest so far.
+    rows: input_ids and labels of each, or decisions. every: steps between two measurements; there is one after the last
+    step. patience: measurements in a row without a gain (`since_gain`) that end training; 0: none do. keep: called by
+    all processes with the step and the measurement where the probability is the highest so far.
     """
 
-    rows: Sequence[Encoded]
+    rows: Sequence[Mapping[str, Any]]
     every: int
     patience: int
     keep: Callable[[int, dict[str, float]], None]
@@ -485,7 +558,11 @@ class RunCallback(TrainerCallback):
 
     def _validate(self, validation: Validation, args: Any, state: Any, control: Any) -> None:
         """Measure on held-out rows. The figures are part of the trainer's log, and so of its checkpoints."""
-        mine = measure(self.trainer.model, validation.rows, args.per_device_train_batch_size)
+        model, size = self.trainer.model, args.per_device_train_batch_size
+        if "options" in validation.rows[0]:
+            mine = measure_decisions(model, validation.rows, size, self.trainer.processing_class.pad_token_id)
+        else:
+            mine = measure(model, validation.rows, size)
         measured = self.processes.gather(mine)[0]
         state.log_history.append({"epoch": state.epoch, "step": state.global_step, **measured})
         self.figures |= {"held-out loss": measured[LOSS], "held-out accuracy": measured[ACCURACY]}

@@ -125,6 +125,8 @@ class Trainer:
         self._published: int | None = None
         self._told: set[str] = set()  # what went wrong in an update, and is told the first time
         self._tool_errors = ToolErrors(learner.notify)
+        self.recorded: Sequence[Trajectory] = ()
+        """Episodes of an earlier policy to learn from, instead of playing."""
         self._begun: dict[int, Episode] = {}  # the latest episodes, before they were played, by their seeds
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
         for sampler in self._local_samplers() if self.processes.count > 1 else ():
@@ -300,7 +302,11 @@ class Trainer:
         return Group(episodes, level.make)
 
     def _play(self, level: Level) -> list[Trajectory]:
-        """This update's episodes in their order, played by all processes, with the critic's values."""
+        """This update's episodes in their order, played by all processes, with the critic's values. Recorded ones take
+        their place.
+        """
+        if self.recorded:
+            return self.learner.valued(self.recorded)
         first = self.step * self.config.groups
         groups = [self._group(number) for number in range(first, first + self.config.groups)]
         episodes = [episode for group in groups for episode in group.episodes]

@@ -20,6 +20,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.checkpoint_metadata import CALIBRATION, ROLE_FILE
+from reflectkit.models.refs import ModelRef
 from reflectkit.runs.run import seal, verify
 from tests.asgi import served
 from tests.command_lines import error_of
@@ -79,7 +80,8 @@ def by_episodes(command: str, *more: str) -> Callable[[Path], tuple[float, ...]]
 
 def by_serve(place: Path) -> tuple[float, ...]:
     seen = make("corridor").reset(TASK, 0)
-    config, player = ServeConfig(load_dir=place), Player("policy", place)
+    model = ModelRef(str(place))
+    config, player = ServeConfig(load_dir=model), Player("policy", model)
     with contextlib.closing(Players(PlayersSetup(config, (player,), Programs, Path()))) as players:
         server = PolicyServer(players.agent(player), config)
         question = {"type": "choice", "criteria": dict.fromkeys(seen.choices)}

@@ -44,7 +44,9 @@ OWN_LEVELS = {
     "support": env_class("support").levels[:-1],
     "tau": env_class("tau").levels[:-1],
 }  # "all" is no task's own level
-NAMES = [name for name in ENVS if name != "prompts" and (name != "alfworld" or find_spec("alfworld"))]
+NAMES = [
+    name for name in ENVS if name not in ("prompts", "decisions") and (name != "alfworld" or find_spec("alfworld"))
+]
 LEVELS = {name: OWN_LEVELS.get(name, env_class(name).levels) for name in NAMES}
 EVERY = [(name, level) for name, levels in LEVELS.items() for level in dict.fromkeys((levels[0], levels[-1]))]
 """The first and the last level of each env."""

@@ -1,0 +1,87 @@
+"""Decisions that `serve --record` kept, joined with what came of them: one-step episodes of an earlier policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_jsonl
+from reflectkit.types import LARGEST, Decision, Observation, Status, Task, Trajectory, Turn, from_json
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A line of the file of outcomes. question: whose; "": of all in the request. choice: the option that was taken, if
+    that is not the likeliest.
+    """
+
+    id: str
+    reward: float
+    question: str = ""
+    choice: str = ""
+
+
+def read_recorded(record: Path, outcomes: Path, env: str) -> tuple[list[Trajectory], int]:
+    """(an episode of each decision that has an outcome, how many have none).
+
+    The decision has the option that was taken and, as its log-probability, that of the recorded probability; its tokens
+    are those of the likeliest option. Raises DataError: a line is not what the files hold; an outcome is of no recorded
+    decision; or a decision with an outcome has no probabilities.
+    """
+    # 1. The outcomes
+    rewards: dict[tuple[str, str], tuple[int, _Outcome]] = {}
+    for line, row in read_jsonl(outcomes):
+        outcome = from_json(_Outcome, row, path=outcomes, line=line)
+        key = outcome.id, outcome.question
+        if key in rewards:
+            raise DataError(outcomes, f"the outcome is there twice, first in line {rewards[key][0]}", line=line)
+        if not abs(outcome.reward) <= LARGEST:
+            raise DataError(outcomes, f"expected a number, found {outcome.reward!r:.40}", line=line, field="reward")
+        rewards[key] = line, outcome
+
+    # 2. The decisions that have one
+    episodes: list[Trajectory] = []
+    used: set[tuple[str, str]] = set()
+    without = 0
+    for line, row in read_jsonl(record):
+        if "id" not in row or "decision" not in row:  # an answer in words, or a reward
+            continue
+        number, question = str(row["id"]), str(row.get("question", ""))
+        key = (number, question) if (number, question) in rewards else (number, "")
+        if key not in rewards:
+            without += 1
+            continue
+        used.add(key)
+        turn = _turn(row, rewards[key][1], record, line)
+        task = Task(f"{number}-{question}", env, "recorded", number, {})
+        episodes.append(Trajectory(task, 0, (turn,), Status.COMPLETED, False, group=number))
+    for key, (line, outcome) in rewards.items():
+        if key not in used:
+            raise DataError(outcomes, f"{record} has no decision {outcome.id!r:.80}", line=line, field="id")
+    if not episodes:
+        raise DataError(outcomes, "has no outcomes")
+    return episodes, without
+
+
+def _turn(row: Mapping[str, Any], outcome: _Outcome, path: Path, line: int) -> Turn:
+    observation = from_json(Observation, row.get("observation"), path=path, line=line)
+    decision = from_json(Decision, row["decision"], path=path, line=line)
+    if len(decision.probabilities) != len(observation.choices) or not decision.probabilities:
+        raise DataError(path, "missing, so it cannot be weighted", line=line, field="decision.probabilities")
+    if not decision.prompt_ids:
+        raise DataError(path, "missing: it was decided elsewhere", line=line, field="decision.prompt_ids")
+    action = decision.action
+    if outcome.choice:
+        names = [choice for choice in observation.choices if choice.partition(": ")[0] == outcome.choice]
+        taken = outcome.choice if outcome.choice in observation.choices else next(iter(names), "")
+        if not taken:
+            raise DataError(path, f"the decision has no option {outcome.choice!r:.60}", line=line)
+        action = observation.choices.index(taken)
+    if not isinstance(action, int) or not decision.probabilities[action] > 0:
+        raise DataError(path, "the option that was taken has no probability above 0", line=line)
+    logprob = math.log(decision.probabilities[action])
+    return Turn(observation, replace(decision, action=action, logprobs=(logprob,)), outcome.reward)

@@ -1,0 +1,122 @@
+"""Labelled decisions: a state, a question about it with its options, and the answer, or the options' probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.decisions.questions import FEWEST_OPTIONS, MOST_OPTIONS, NO, YES, Question, option_text, text_of
+from reflectkit.errors import DataError
+from reflectkit.jsonl import read_jsonl
+from reflectkit.types import Observation
+
+ROUNDED = 0.02
+"""By how much the probabilities of a row may miss 1."""
+COLUMNS = ("state", "question", "options", "answer", "probabilities")
+FORM = '{"state": …, "question": …, "options": […], "answer": …}'
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledDecision:
+    """A row. probabilities: of the options (K), 1 for the answer where there is one; their sum is 1."""
+
+    state: str
+    question: Question
+    probabilities: tuple[float, ...]
+
+    @property
+    def observation(self) -> Observation:
+        """What the policy sees."""
+        return self.question.observation(self.state)
+
+    @property
+    def best(self) -> list[int]:
+        """The likeliest options."""
+        highest = max(self.probabilities)
+        return [index for index, share in enumerate(self.probabilities) if share == highest]
+
+
+def read_labelled(path: Path) -> list[LabelledDecision]:
+    """The rows of `path`. Raises DataError with the line and the field."""
+    rows = [labelled(row, path, line) for line, row in read_jsonl(path)]
+    if not rows:
+        raise DataError(path, f"has no rows; a row is {FORM}")
+    return rows
+
+
+def labelled(row: Mapping[str, Any], path: Path | str, line: int | None = None) -> LabelledDecision:
+    """A decision from its row. Raises DataError.
+
+    state, question: a text, or a structure that is read as JSON. options: names, or each with its description; default:
+    yes and no. answer: an option, or true or false. probabilities: by option, or in their order.
+    """
+
+    def wrong(field: str, message: str) -> DataError:
+        return DataError(path, message, line=line, field=field)
+
+    # 1. The state and the question
+    if unknown := sorted(set(row) - {*COLUMNS, "split"}):
+        raise wrong(unknown[0], f"unknown; a row is {FORM}")
+    if row.get("state") in (None, ""):
+        raise wrong("state", f"missing; a row is {FORM}")
+    named = _options(row.get("options"), wrong)
+    texts = tuple(option_text(name, description) for name, description in named.items())
+    if len(set(texts)) < len(texts):
+        raise wrong("options", "two of them read the same")
+    kind = "choice" if row.get("options") is not None else "predicate"
+    question = Question(kind, text_of(row.get("question")), texts)  # type: ignore[arg-type]
+
+    # 2. The answer
+    has = [name for name in ("answer", "probabilities") if row.get(name) is not None]
+    if len(has) != 1:
+        raise wrong("answer", f"give an answer or probabilities, {'not both' if has else 'this row has neither'}")
+    names = list(named)
+    if has == ["answer"]:
+        answer = row["answer"]
+        answer = (YES if answer else NO) if isinstance(answer, bool) and kind == "predicate" else answer
+        if answer not in names:
+            raise wrong("answer", f"{row['answer']!r:.60} is none of the options {', '.join(names):.100}")
+        return LabelledDecision(text_of(row["state"]), question, tuple(float(name == answer) for name in names))
+    return LabelledDecision(text_of(row["state"]), question, _shares(row["probabilities"], names, wrong))
+
+
+def _options(value: Any, wrong: Any) -> dict[str, Any]:
+    """The description of each option, or None."""
+    if value is None:
+        return {YES: None, NO: None}
+    names = list(value) if isinstance(value, list | dict) else []
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise wrong("options", f"expected texts that are not empty, or descriptions by option, found {value!r:.60}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise wrong("options", f"{twice!r:.60} is there twice")
+    if not FEWEST_OPTIONS <= len(names) <= MOST_OPTIONS:
+        raise wrong("options", f"there are {len(names)}; expected {FEWEST_OPTIONS} to {MOST_OPTIONS}")
+    return dict(value) if isinstance(value, dict) else dict.fromkeys(names)
+
+
+def _shares(value: Any, names: list[str], wrong: Any) -> tuple[float, ...]:
+    if isinstance(value, list) and len(value) == len(names):
+        value = dict(zip(names, value, strict=True))
+    if not isinstance(value, dict) or not value.keys() <= set(names):
+        raise wrong("probabilities", "expected a probability by option, or one for each option in their order")
+    shares = [value.get(name, 0.0) for name in names]
+    return distribution(shares, lambda message: wrong("probabilities", message))
+
+
+def distribution(shares: Iterable[Any], wrong: Any) -> tuple[float, ...]:
+    """Numbers from a file as probabilities whose sum is 1. wrong: makes the error of a message, which is raised where
+    they are none.
+    """
+    values = list(shares)
+    for value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= 1:  # NaN is not, either
+            raise wrong(f"{value!r:.60} is no probability")
+    total = math.fsum(values)
+    if abs(total - 1) > ROUNDED:
+        raise wrong(f"they add up to {total:.4g}, not to 1")
+    return tuple(value / total for value in values)

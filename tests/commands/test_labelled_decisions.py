@@ -1,0 +1,136 @@
+"""Labelled decisions through gen-sft, sft and evaluate; and recorded ones with outcomes in one update of rlft."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit import load_agent
+from reflectkit.cli.main import main
+from reflectkit.data.recorded import read_recorded
+from reflectkit.jsonl import read_json, read_jsonl, write_jsonl
+from reflectkit.models.labels import choice_ids, prompt_ids
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.prompts import label, policy_prompt
+from reflectkit.train.sft_trainers import LOSS, PROBABILITY, decision_losses, measure_decisions
+from reflectkit.types import Decision, Message, Observation, to_json
+from tests.command_lines import error_of
+
+OPTIONS = ("Billing", "Bugs")
+
+
+def row(state: str, share: float) -> dict[str, Any]:
+    return {"state": state, "question": "Which?", "options": list(OPTIONS), "probabilities": [share, 1 - share]}
+
+
+def seen(state: str) -> Observation:
+    return Observation((Message("user", f"{state}\nWhich?"),), OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def player() -> LoadedModel:
+    tokenizer = build_tokenizer([policy_prompt(seen("I was charged twice."))], [label(index) for index in range(4)])
+    return LoadedModel(build_model(tokenizer, 128, 0, init_range=0.2), tokenizer, "plain")
+
+
+def test_the_loss_is_the_cross_entropy_over_the_labels(player: LoadedModel) -> None:
+    """-Σ p ln q, with q from a softmax over the two labels alone; beside a row of three options."""
+    prompts = [prompt_ids(player.tokenizer, policy_prompt(seen(state))) for state in ("I was charged twice.", "Hi")]
+    labels = choice_ids(player.tokenizer, ("a", "b", "c"), "label")
+    rows = [
+        {"input_ids": prompts[0], "options": list(labels[:2]), "shares": [0.75, 0.25]},
+        {"input_ids": prompts[1], "options": list(labels), "shares": [0.0, 0.0, 1.0]},
+    ]
+    losses, _ = decision_losses(player.model, rows, player.pad_id)
+    expected = []
+    for prompt, shares in zip(prompts, ([0.75, 0.25], [0.0, 0.0, 1.0]), strict=True):
+        logits = player.model(input_ids=torch.tensor([prompt])).logits[0, -1].detach()
+        logits_K = logits[[path[0] for path in labels[: len(shares)]]]
+        expected.append(-float((torch.tensor(shares) * torch.log_softmax(logits_K, dim=-1)).sum()))
+    assert losses.tolist() == pytest.approx(expected, abs=1e-5)
+    measured = measure_decisions(player.model, rows, 1, player.pad_id)
+    assert measured[LOSS] == pytest.approx(sum(expected) / 2, abs=1e-5)
+    assert measured[PROBABILITY] == pytest.approx(math.exp(-measured[LOSS]))
+
+
+def test_a_policy_learns_the_probabilities_and_is_measured_against_them() -> None:
+    states = {"I was charged twice.": 0.8, "The app crashes.": 0.3}
+    write_jsonl(Path("tickets.jsonl"), [row(state, share) for state, share in states.items()] * 4)
+    env = ["--env", "decisions", "--dataset", "tickets.jsonl"]
+    assert main(["gen-sft", *env, "--decisions", "tickets.jsonl", "--out-dir", "rows"]) == 0
+    rows = [line for _, line in read_jsonl(Path("rows/sft.jsonl"))]
+    assert len(rows) == 8
+    assert (rows[0]["completion"], rows[0]["probabilities"]) == (" 0", pytest.approx([0.8, 0.2]))
+    sft = ["sft", *env, "--role", "plain", "--task-file", "rows/sft.jsonl", "--max-steps", "60", "--batch-size", "8"]
+    assert main([*sft, "--device", "cpu", "--name", "router"]) == 0
+    with load_agent("results/router") as agent:
+        for state, share in states.items():
+            assert agent.act(seen(state)).probabilities[0] == pytest.approx(share, abs=0.05)
+    policy = ["--policy", "ours=results/router", "--device", "cpu", "--score-oracle", "--name", "measured"]
+    assert main(["evaluate", *env, *policy]) == 0
+    (result,) = read_json(Path("results/measured/eval.json"))["rows"]
+    assert result["success"] == 1
+    assert result["return"] == pytest.approx(0.75)  # of 0.8 and 0.7, the probability of the likelier option
+    assert result["calibration"]["action"]["hits"] == 1
+
+
+def recorded(player: LoadedModel, shares: tuple[float, ...], number: str = "decision-1", **more: Any) -> dict[str, Any]:
+    observation = seen("I was charged twice.")
+    prompt = tuple(prompt_ids(player.tokenizer, policy_prompt(observation)))
+    decision = Decision(1, None, prompt, (9,), (-0.1,), probabilities=shares)
+    line = {"session": "", "id": number, "question": "team", "observation": to_json(observation)}
+    return line | {"decision": to_json(decision)} | more
+
+
+def test_outcomes_are_joined_by_id_with_the_recorded_probability(player: LoadedModel) -> None:
+    lines = [
+        recorded(player, (0.25, 0.75)),
+        recorded(player, (0.25, 0.75), "decision-2"),
+        recorded(player, (0.5, 0.5), "decision-3"),
+        {"session": "", "reward": 1.0},
+    ]
+    write_jsonl(Path("answers.jsonl"), lines)
+    outcomes = [{"id": "decision-1", "reward": 1.0}, {"id": "decision-2", "reward": -1, "choice": "Billing"}]
+    write_jsonl(Path("outcomes.jsonl"), outcomes)
+    episodes, without = read_recorded(Path("answers.jsonl"), Path("outcomes.jsonl"), "decisions")
+    turns = [episode.turns[0] for episode in episodes]
+    assert without == 1
+    assert [(turn.decision.action, turn.reward) for turn in turns] == [(1, 1.0), (0, -1.0)]
+    assert [turn.decision.logprobs[0] for turn in turns] == pytest.approx([math.log(0.75), math.log(0.25)])
+
+
+def test_rlft_makes_one_update_from_the_record(player: LoadedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    save_player(Path("policy"), player)
+    write_jsonl(Path("tickets.jsonl"), [row("I was charged twice.", 1.0)] * 3)
+    numbers = [f"decision-{number}" for number in range(8)]
+    write_jsonl(Path("answers.jsonl"), [recorded(player, (0.5, 0.5), number) for number in numbers])
+    taken = [{"choice": "Billing", "reward": 1.0}, {"choice": "Bugs", "reward": 0.0}]
+    write_jsonl(Path("outcomes.jsonl"), [{"id": number, **taken[place % 2]} for place, number in enumerate(numbers)])
+    rlft = ["rlft", "--env", "decisions", "--dataset", "tickets.jsonl", "--policy", "policy", "--device", "cpu"]
+    update = ["--recorded", "answers.jsonl", "--outcomes", "outcomes.jsonl", "--learning-rate", "0.01"]
+    assert main([*rlft, *update, "--name", "update"]) == 0
+    shares = []
+    for place in ("policy", "results/update"):
+        with load_agent(place) as agent:
+            shares.append(agent.act(seen("I was charged twice.")).probabilities[0])
+    assert shares[1] > shares[0] + 0.01  # Billing was rewarded
+    (figures,) = [line for _, line in read_jsonl(Path("results/update/metrics.jsonl"))]
+    assert (figures["episodes"], figures["return"]) == (8, 0.5)
+    assert figures["ratio_deviation"] == pytest.approx(
+        max(abs(math.log(shares[0] / 0.5)), abs(math.log((1 - shares[0]) / 0.5))), abs=1e-4
+    )  # the weight's logarithm is to the recorded probability
+
+    # What cannot be used is one line
+    without = recorded(player, (), numbers[0])
+    write_jsonl(Path("answers.jsonl"), [without, *(recorded(player, (0.5, 0.5), number) for number in numbers[1:])])
+    told = error_of([*rlft, *update, "--name", "other"], capsys)
+    assert "answers.jsonl:1: field 'decision.probabilities'" in told
+    assert "leave out --max-steps 2" in error_of([*rlft, *update, "--max-steps", "2"], capsys)
+    assert "need each other" in error_of([*rlft, "--recorded", "answers.jsonl"], capsys)
+    write_jsonl(Path("outcomes.jsonl"), [{"id": "decision-99", "reward": 1.0}])
+    assert "no decision 'decision-99'" in error_of([*rlft, *update, "--name", "other"], capsys)
