@@ -200,7 +200,10 @@ class AlgorithmConfig(Config):
     )
     epochs: int = option(1, help="Passes over each batch; 4 by default for choices with --model.", ge=1)
     target_kl: float = option(
-        0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never.", ge=0
+        0.0,
+        help="KL divergence from the sampling policy that an update is to have: the learning rate adapts, and at twice"
+        " this divergence the update ends; 0: neither. Default for PPO with --policy: 0.01.",
+        ge=0,
     )
     minibatch: int = option(
         512, help="Rows per gradient step, over all processes; 128 by default for choices with --model.", ge=1

@@ -31,21 +31,32 @@ from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
 from reflectkit.types import Sample, Trajectory
 
+FIRST_PACE = 0.1
+"""Factor of the learning rate in the first step, if there is a `target_kl`: Adam's first steps are as long for a small
+gradient as for a large one, which ruins a policy that is nearly certain.
+"""
+LEAST_CHANGE, MOST_CHANGE = 0.5, 1.5
+"""Limits of what a step changes this factor by."""
+TOO_FAR = 2.0
+"""An update ends at this many times the `target_kl`."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """How to learn; the names that rlft's settings have too mean the same there.
 
-    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `TrainedTokens`; is_cap is
-    0 if the current weights sampled. mask, mask_ratio: see `on_policy_enough`. distill: weight of the divergence from
-    the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is frozen). kl: weight
-    of the divergence from the starting policy. critic_rate: Adam's learning rate for the critic. value_clip: see
-    `value_loss`. mean: over all trained tokens ("token"), or over those of each row and then over rows ("row").
-    temperature: the sampler's. max_tokens: per micro-batch, padding included. agrees_with: sampler of the weights that
-    learn; log-probabilities beyond the limits of `sampling.checks`, in all or in one answer, end the update (empty:
-    they may differ). mismatch: whether to report `losses.mismatch` of the first minibatch, a random part of the
-    rows, before its step. share_prefixes: what rows begin with is read once, if the model allows, which changes the
-    order of sums; None: where that saves enough (`saves`).
+    learning_rate: peak, for the policy. loss: of each trained token. clip_high, is_cap: see `TrainedTokens`; is_cap
+    is 0 if the current weights sampled. mask, mask_ratio: see `on_policy_enough`. distill: weight of the divergence
+    from the teacher, which reads comments, and keeps the share `ema` of itself in each update (0: it is frozen). kl:
+    weight of the divergence from the starting policy. target_kl: the divergence from the sampling policy that an
+    update is to have, a mean over trained tokens; the learning rate adapts to it (0: it does not). critic_rate:
+    Adam's learning rate for the critic. value_clip: see `value_loss`. mean: over all trained tokens ("token"), or
+    over those of each row and then over rows ("row"). temperature: the sampler's. max_tokens: per micro-batch,
+    padding included. agrees_with: sampler of the weights that learn; log-probabilities beyond the limits of
+    `sampling.checks`, in all or in one answer, end the update (empty: they may differ). mismatch: whether to report
+    `losses.mismatch` of the first minibatch, a random part of the rows, before its step. share_prefixes: what rows
+    begin with is read once, if the model allows, which changes the order of sums; None: where that saves enough
+    (`saves`).
     """
 
     learning_rate: float
@@ -120,6 +131,10 @@ class Learner:
         """Values of prompts that were read with the current weights."""
         self._changes: list[tuple[torch.Tensor, list[int]]] | None = None
         self._mismatch: dict[str, float] = {}
+        self.pace = FIRST_PACE if settings.target_kl else 1.0
+        """Factor of the policy's learning rate, at most 1, that keeps updates near `target_kl`."""
+        self.schedule_rate = 1.0
+        """The schedule's factor in the present update."""
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
@@ -145,7 +160,7 @@ class Learner:
         parts = units(samples, reads_branches(self.scorer))
         if self.critic is not None:
             self.critic.see_returns(_returns(samples))
-        self.optimizer.schedule(rate)
+        self.schedule_rate = rate
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
@@ -166,7 +181,9 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + value
         if self.teacher is not None and self.settings.ema:
             self.teacher.follow(self.settings.ema)
-        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
+        means = {name: total / steps for name, total in sums.items()}
+        last_rate = self.settings.learning_rate * rate * self.pace
+        return means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -228,6 +245,7 @@ class Learner:
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Both optimizers' tensors as `<policy or critic>.<key>`. All processes must call this."""
         state = {f"policy.{key}": value for key, value in self.optimizer.tensors().items()}
+        state["pace"] = torch.tensor(self.pace, dtype=torch.float64)
         critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
         return state | {f"critic.{key}": value for key, value in flat(critic).items()}
 
@@ -238,6 +256,7 @@ class Learner:
         if self.critic is not None:
             self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
         self.optimizer.load(mine)
+        self.pace = float(tensors["pace"])
 
     def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
         """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
@@ -260,8 +279,11 @@ class Learner:
         merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
         merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
         _check_finite(merged, here)
-        if may_stop and 0 < self.settings.target_kl < merged["kl"]:
-            return None
+        if may_stop and self.settings.target_kl:
+            self._adapt_pace(merged["kl"])
+            if merged["kl"] > TOO_FAR * self.settings.target_kl:
+                return None
+        self.optimizer.schedule(self.schedule_rate * self.pace)
         merged["gradient_norm"] = self.optimizer.step()
         _check_finite(merged, here)
         if self.critic is not None:
@@ -270,6 +292,17 @@ class Learner:
         if not all(self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))):
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
+
+    def _adapt_pace(self, kl: float) -> None:
+        """Slow down if `kl`, the divergence from the sampling policy, is above `target_kl`; speed up below half of it.
+
+        The divergence of a small step is quadratic in its length, hence the square root.
+        """
+        target = self.settings.target_kl
+        if target / 2 <= kl <= target:
+            return
+        change = math.sqrt(target / max(kl, 1e-12))
+        self.pace = min(1.0, self.pace * min(max(change, LEAST_CHANGE), MOST_CHANGE))
 
     def _compare(self, changes: Sequence[tuple[torch.Tensor, list[int]]]) -> None:
         """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError.

@@ -236,7 +236,7 @@ def _check_processes(config: RLConfig, processes: Processes) -> None:
     refuse(sharded and config.optim.optimizer != "adamw", f"--optimizer {config.optim.optimizer} {whole} adamw")
     refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
     refuse(sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}")
-    kept = "--target-kl cannot discard gradients under DeepSpeed; leave it out, or use `list --configs fsdp2`"
+    kept = "--target-kl cannot discard gradients under DeepSpeed; give --target-kl 0, or use `list --configs fsdp2`"
     refuse(processes.kind == "DEEPSPEED" and config.algo.target_kl, kept)
     alone = "runs in one process; leave out torchrun or accelerate"
     refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")

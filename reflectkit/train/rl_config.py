@@ -42,8 +42,8 @@ steps there: it compares episodes of few problems, and whole episodes at once.
 """
 FROM_SCRATCH = WITHOUT_SFT | {"novelty": 0.5}
 """The same for random weights, which know no better than to try everything."""
-
-
+AFTER_SFT: dict[str, Any] = {"target_kl": 0.01}
+"""With PPO. Its critic starts from nothing beside a policy that is nearly certain, which full steps would ruin."""
 ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1}
 """How recorded decisions are learned from: they have no groups, and are of the policy before the first update."""
 
@@ -360,6 +360,8 @@ class RLConfig(Config):
         """What learns choices without SFT, unless another algorithm or a setting of GRPO is given."""
         if values.get("recorded"):
             return ONE_UPDATE
+        if values.get("algo") == "ppo" and not values.get("model"):
+            return AFTER_SFT
         of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
         if not values.get("model") or values.get("algo", "ppo") != "ppo" or of_grpo & {*values}:
             return {}

@@ -483,7 +483,7 @@ OURS = frozenset({
     "value_loss", "kl_to_start", "kl", "ratio_deviation", "gradient_norm", "gradient_steps",
     "logprob_difference_mean", "logprob_difference_max", "effective_sample_size", "rows", "replayed_episodes",
     "groups_without_spread", "tokens", "tokens_per_second", "episodes_per_second", "rollout_seconds",
-    "update_seconds", "staleness", "staleness_max", "groups_ahead", "states_left_out",
+    "update_seconds", "learning_rate", "staleness", "staleness_max", "groups_ahead", "states_left_out",
     "states_without_spread", "comments_true", "sampled_comments_true", "divergence", "commented_decisions",
     "comments_skipped", "masked",
 })  # fmt: skip

@@ -154,6 +154,26 @@ def test_ppo_stops_early_when_it_has_moved_too_far(policy: LoadedModel) -> None:
         assert Learner(policy, settings).update(samples, random.Random(0))["gradient_steps"] == steps
 
 
+def test_the_learning_rate_adapts_to_a_target_kl(policy: LoadedModel) -> None:
+    samples = rows_of(policy, play(policy, count=4))
+    # 1. A far target: the rate begins at a tenth of the peak, and each of two further steps raises it by half.
+    settings = Settings(learning_rate=1e-6, epochs=3, max_grad_norm=10.0, target_kl=1.0)
+    near = Learner(policy, settings)
+    assert near.update(samples, random.Random(0))["learning_rate"] == pytest.approx(1e-6 * 0.1 * 1.5**2)
+    # 2. A resumed learner continues at this rate, and does not exceed the peak.
+    resumed = Learner(policy, settings)
+    resumed.load_optimizer_state(near.optimizer_state())
+    assert resumed.update(samples, random.Random(0))["learning_rate"] == pytest.approx(1e-6 * 0.1 * 1.5**4)
+    for _ in range(2):
+        figures = resumed.update(samples, random.Random(0))
+    assert figures["learning_rate"] == pytest.approx(1e-6)
+    # 3. A step that went too far ends the update, and halves the rate of the next one.
+    far = Learner(policy, replace(settings, learning_rate=1e-2, target_kl=1e-9))
+    figures = far.update(samples, random.Random(0))
+    assert figures["gradient_steps"] == 1
+    assert figures["learning_rate"] == pytest.approx(1e-2 * 0.1 * 0.5)
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_step(policy: LoadedModel) -> None:
     samples = [replace(sample, advantages=(math.nan,) * len(sample.tokens)) for sample in rows_of(policy, play(policy))]
     before = [weight.detach().clone() for weight in policy.model.parameters()]
