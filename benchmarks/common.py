@@ -33,7 +33,7 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.types import Sample, Task, Trajectory
 
 PARTS = ("rollout", "update")
@@ -115,7 +115,7 @@ class Ours:
 
     def __post_init__(self) -> None:
         settings = Settings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
-        self.learner = Learner(self.policy, settings)
+        self.learner = LocalLearner(self.policy, settings)
         self.sampler: Sampler = self.server or LocalSampler(self.policy)
         self.agent = TwoPlayerAgent(self.sampler, max_new_tokens=self.max_new_tokens)
         self.version = 0

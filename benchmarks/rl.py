@@ -32,7 +32,7 @@ from reflectkit.sampling.hf import LocalSampler
 from reflectkit.seeding import derive
 from reflectkit.train import batch
 from reflectkit.train.algorithms import AlgorithmConfig
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.microbatch import packed, units
 from reflectkit.types import Decision, Observation, Sample, Task, Trajectory
 
@@ -108,7 +108,7 @@ def measure(
     policy = player(size, tasks, make, seed, device)
     reflector = player(size, tasks, make, seed + 1, device)
     clock, tokens, played = Clock(), dict.fromkeys(COUNTED, 0), 0
-    learner = Learner(policy, Settings(learning_rate=0.0, minibatch=BATCH))
+    learner = LocalLearner(policy, Settings(learning_rate=0.0, minibatch=BATCH))
     for number in range(rounds + 1):  # the first one warms up
         chosen = [tasks[(number * episodes + index) % len(tasks)] for index in range(episodes)]
         plays = [Episode(task, derive(seed, "bench", number, index)) for index, task in enumerate(chosen)]
@@ -212,7 +212,7 @@ def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int,
 def _round(
     policy: LoadedModel,
     reflector: LoadedModel,
-    learner: Learner,
+    learner: LocalLearner,
     plays: list[Episode],
     make: Callable[[], Env],
     clock: Clock,
@@ -351,7 +351,7 @@ def _bare_forward(reader: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
         )
 
 
-def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
+def _bare_backward(learner: LocalLearner, samples: Sequence[Sample]) -> None:
     """The model's own forward and backward over the same rows, each distinct prompt once, in equal batches."""
     parts = units(samples)
     for micro in packed(parts, BATCH * max(len(unit.tokens) for unit in parts)):

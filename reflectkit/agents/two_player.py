@@ -151,11 +151,10 @@ class Reflector:
         self.tokens += tokens
         return comment
 
-    async def renew(self, player: object, version: int) -> None:
-        """Comment with the weights of `player` (a `models.load.LoadedModel`) from now on; forget earlier comments."""
+    def forget(self) -> None:
+        """Forget all comments, as those of other weights."""
         self.memo.clear()
         self._new.clear()
-        await self.sampler.publish(player, version)
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """The comment that a policy sees in its turn."""

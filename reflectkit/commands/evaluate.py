@@ -460,7 +460,7 @@ def _critic_of(player: Player, agent: Any) -> Callable[[Sequence[int]], float] |
     model = getattr(getattr(agent, "policy", None), "player", None)
     if player.checkpoint is None or model is None:
         return None
-    from reflectkit.train.critic import saved_critic
+    from reflectkit.train.checkpoint import saved_critic
 
     critic = saved_critic(player.checkpoint.path, model)
     return None if critic is None else partial(critic.value, model)

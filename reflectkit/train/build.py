@@ -25,11 +25,12 @@ from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report, tokens_a_pass
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.resolve import RLRun
 from reflectkit.train.rl_config import LIMITS
+from reflectkit.train.settings import OptimizerConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Trajectory
 
@@ -143,27 +144,37 @@ def build_trainer(
 
     # 2. The learner of the policy
     critic_config, staleness = config.algo.critic, config.staleness
-    critic = rates = None
+    critic, rates = None, dict[str, Any]()
     if critic_config is not None:
         critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
         rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
-    settings = Settings.of(
-        config.algo,
-        config.optim,
-        distill,
-        loss=config.algo.loss,
-        mean=config.algo.loss_mean,
+    algo = config.algo
+    settings = Settings(
+        **_optimizer_settings(config.optim, config.optim.rate),
+        loss=algo.loss,
+        mean=algo.loss_mean,
+        clip=algo.clip,
+        clip_high=algo.clip_high,
+        mask=algo.mask,
+        mask_ratio=algo.mask_ratio,
+        entropy=algo.entropy,
+        kl=algo.kl,
+        epochs=algo.epochs,
+        minibatch=algo.minibatch,
+        target_kl=algo.target_kl,
         temperature=config.policy.temperature,
         is_cap=staleness.importance_weight_max if staleness.max_staleness else 0.0,
         agrees_with=config.sampler.policy if config.sampler.remote and not staleness.max_staleness else "",
         mismatch=config.sampler.remote,
         distill=distill.weight,
-        **(rates or {}),
+        divergence=distill.divergence,
+        ema=distill.ema,
+        **rates,
         **memory,
     )
     reference = start if config.algo.kl else None
     teacher = (averaged_player(policy) if distill.ema else start) if distill.weight else None
-    learner = Learner(policy, settings, critic, reference, processes, progress.news, teacher)
+    learner = LocalLearner(policy, settings, critic, reference, processes, progress.news, teacher)
 
     # 3. The sampler of its actions
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
@@ -236,12 +247,30 @@ def _reflector_trainer(
 ) -> ReflectorTrainer:
     """The trainer of the reflector `model`. memory: what its passes may take, as settings of a learner."""
     algo, training = run.config.algo, run.config.reflector_training
-    settings = Settings.of(run.config.optim, training, clip=algo.clip, minibatch=algo.minibatch, entropy=0.0, **memory)
+    settings = Settings(
+        **_optimizer_settings(run.config.optim, training.learning_rate),
+        clip=algo.clip,
+        minibatch=algo.minibatch,
+        entropy=0.0,
+        kl=training.kl,
+        temperature=training.temperature,
+        **memory,
+    )
     reference = None
     if training.kl:
         reference = starting_player(model, str(run.reflector), False, device, "reflection")
-    learner = Learner(model, settings, reference=reference, notify=progress.news)
+    learner = LocalLearner(model, settings, reference=reference, notify=progress.news)
     return ReflectorTrainer(learner, training, algo.normalize)
+
+
+def _optimizer_settings(optim: OptimizerConfig, rate: float) -> dict[str, Any]:
+    """Settings of a learner for its optimizer. rate: the peak learning rate."""
+    return {
+        "learning_rate": rate,
+        "optimizer": optim.optimizer,
+        "weight_decay": optim.weight_decay,
+        "max_grad_norm": optim.max_grad_norm,
+    }
 
 
 def _load_models(run: RLRun, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
@@ -283,6 +312,7 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
     trainer = build_trainer(run, processes, progress)
     trainer.close()
     learner, agent = trainer.learner, trainer.agent
+    assert isinstance(learner, LocalLearner)
     reflector = getattr(agent.reflector and agent.reflector.sampler, "player", None)
     frozen = (learner.critic, reflector and reflector.model, learner.reference and learner.reference.copy)
     chooses = config.env.kind.action_kind(config.env.settings) == "choice" and not agent.thinks

@@ -14,15 +14,17 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from reflectkit.errors import CheckpointError, DataError
+from reflectkit.errors import CheckpointError, ConfigError, DataError
 from reflectkit.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, best_checkpoint
-from reflectkit.models.load import save_player
+from reflectkit.models.load import LoadedModel
 from reflectkit.runs.run import checkpoints, seal
+from reflectkit.train.algorithms import CriticSettings
+from reflectkit.train.critic import PREFIX, Critic
+from reflectkit.train.learner import LearnerState, part_of
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Trajectory, from_json, to_json
 
@@ -35,6 +37,10 @@ STATE, TENSORS, REPLAY, NOVELTY, MEMO = (
 )
 
 
+REFLECTOR_NUMBERS, REFLECTOR_TENSORS = "reflector_", "reflector."
+"""What the names of the state of a reflector that learns begin with."""
+
+
 class OtherSettingsError(CheckpointError):
     """The checkpoint belongs to a run with other settings."""
 
@@ -45,37 +51,26 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
 
     settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
     """
-    learner, curriculum = trainer.learner, trainer.curriculum
+    curriculum, policy = trainer.curriculum, trainer.learner.state()
+    reflector = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
+    reflector_state = None if reflector is None else reflector.state()
     state = {
         "step": trainer.step,
         "settings": dict(settings),
         "curriculum": {"level": curriculum.level, "rates": curriculum.rates},
         "counters": trainer.counters,
-        "max_tokens": learner.max_tokens,
+        **policy.numbers,
     }
-    second = trainer.reflector_trainer.learner if trainer.reflector_trainer is not None else None
-    if second is not None:
-        state["reflector_max_tokens"] = second.max_tokens
-
-    averages = learner.teacher.pairs() if learner.teacher is not None and learner.settings.ema else {}
-    weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
+    if reflector_state is not None:
+        state |= {f"{REFLECTOR_NUMBERS}{name}": value for name, value in reflector_state.numbers.items()}
     target = folder / f"checkpoint-{trainer.step}"
-    if not trainer.processes.first:
-        return target
 
     def write_state(staging: Path) -> None:
-        tensors: dict[str, torch.Tensor] = {}
-        if learner.critic is not None:
-            tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
-        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
-        tensors |= {f"teacher.{name}": average for name, (average, _) in averages.items()}
-        if second is not None:
-            tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
-            save_player(
-                staging / REFLECTOR_FOLDER,
-                second.player,
-                {name: facts.get(name) for name in ("env", "prompts")} | {"step": trainer.step},
-            )
+        tensors = dict(policy.tensors)
+        if reflector is not None and reflector_state is not None:
+            tensors |= {f"{REFLECTOR_TENSORS}{name}": value for name, value in reflector_state.tensors.items()}
+            reflector_facts = {name: facts.get(name) for name in ("env", "prompts")} | {"step": trainer.step}
+            reflector.save(staging / REFLECTOR_FOLDER, reflector_facts)
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_json(staging / NOVELTY, trainer.novelty.state())
@@ -83,7 +78,9 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         write_json(staging / STATE, state)
         seal(staging)
 
-    save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
+    trainer.learner.save(target, {**facts, "step": trainer.step}, write_state)
+    if not trainer.processes.first:
+        return target
     intact = [path for path in checkpoints(folder) if int(path.name.rpartition("-")[2]) <= trainer.step]
     best = best_checkpoint(intact)
     for old in intact[:-keep]:
@@ -110,17 +107,11 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
     """
     try:
         state = read_json(checkpoint / STATE)
-        learner, tensors = trainer.learner, load_file(checkpoint / TENSORS)
-        if learner.critic is not None:
-            learner.critic.load_state_dict(_part(tensors, "critic."))
-        learner.load_optimizer_state(_part(tensors, "optimizer."))
-        if learner.teacher is not None and learner.settings.ema:
-            learner.teacher.load(_part(tensors, "teacher."))
-        learner.max_tokens = min(learner.max_tokens, int(state["max_tokens"]))
+        tensors = load_file(checkpoint / TENSORS)
+        trainer.learner.load(LearnerState(state, tensors))
         if trainer.reflector_trainer is not None:
-            second = trainer.reflector_trainer.learner
-            second.load_optimizer_state(_part(tensors, "reflector."))
-            second.max_tokens = min(second.max_tokens, int(state["reflector_max_tokens"]))
+            numbers = part_of(state, REFLECTOR_NUMBERS)
+            trainer.reflector_trainer.learner.load(LearnerState(numbers, part_of(tensors, REFLECTOR_TENSORS)))
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
@@ -166,6 +157,20 @@ def _json(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
+    """The critic that `checkpoint` holds, for its policy `player`; None if it has none, or none that can be read."""
+    if not (checkpoint / TENSORS).is_file():
+        return None
+    try:
+        with safe_open(checkpoint / TENSORS, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
+            weights = {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
+        settings = read_json(checkpoint / STATE)["settings"]
+        if not weights:
+            return None
+        head, trunk = CriticSettings(critic=settings["critic"]).head, settings["critic_trunk"]
+        critic = Critic(player, head, trunk)
+        critic.load_state_dict(weights)
+    except (ConfigError, DataError, SafetensorError, LookupError, RuntimeError, ValueError):
+        return None
+    return critic.eval()

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from reflectkit.errors import ConfigError, DataError, refuse
-from reflectkit.jsonl import read_json
+from reflectkit.errors import refuse
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.scoring import right_pad, trunk_of
 from reflectkit.train.advantages import SPREAD, deviation
-from reflectkit.train.algorithms import CriticSettings
 
 PREFIX = "critic."
 """What the names of its weights begin with in a checkpoint."""
@@ -91,24 +87,3 @@ class Critic(nn.Module):
         ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         last_ND: torch.Tensor = hidden_NTD[torch.arange(len(prompts), device=device), ends]
         return last_ND
-
-
-def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
-    """The critic that `checkpoint` holds, for its policy `player`; None if it has none, or none that can be read."""
-    from reflectkit.train.checkpoint import STATE, TENSORS
-
-    if not (checkpoint / TENSORS).is_file():
-        return None
-    try:
-        with safe_open(checkpoint / TENSORS, "pt") as file:
-            names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
-            weights = {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
-        settings = read_json(checkpoint / STATE)["settings"]
-        if not weights:
-            return None
-        head, trunk = CriticSettings(critic=settings["critic"]).head, settings["critic_trunk"]
-        critic = Critic(player, head, trunk)
-        critic.load_state_dict(weights)
-    except (ConfigError, DataError, SafetensorError, LookupError, RuntimeError, ValueError):
-        return None
-    return critic.eval()

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from typing_extensions import override
 
-from reflectkit.config import Config
 from reflectkit.errors import DivergedError, MismatchError, ReflectkitError, out_of_memory
-from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients
+from reflectkit.eventloop import run_sync
+from reflectkit.models.load import LoadedModel, Reference, all_finite, checkpoint_gradients, save_player
 from reflectkit.models.scoring import (
     can_share,
     reads_branches,
     right_pad,
 )
+from reflectkit.sampling.base import Sampler
 from reflectkit.train import losses
 from reflectkit.train.batch import commented_row
 from reflectkit.train.critic import Critic
@@ -39,6 +43,8 @@ LEAST_CHANGE, MOST_CHANGE = 0.5, 1.5
 """Limits of what a step changes this factor by."""
 TOO_FAR = 2.0
 """An update ends at this many times the `target_kl`."""
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,90 @@ class Settings:
     mismatch: bool = False
     share_prefixes: bool | None = None
 
-    @classmethod
-    def of(cls, *configs: Config, **others: Any) -> Settings:
-        """Those that `configs` have under the same names, the last one's first, and `others`."""
-        known = {name: value for config in configs for name, value in config if name in cls.__dataclass_fields__}
-        return cls(**known | others)
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What an update did."""
+
+    loss: float | None
+    """The mean over its gradient steps; None if there was nothing to learn."""
+    metrics: Mapping[str, float]
+    """The other figures."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All figures; empty if there was nothing to learn."""
+        return {} if self.loss is None else {"loss": self.loss, **self.metrics}
 
 
-class Learner:
+@dataclass(frozen=True)
+class LearnerState:
+    """What a learner needs besides the policy's weights to go on exactly."""
+
+    numbers: Mapping[str, Any]
+    """JSON values."""
+    tensors: Mapping[str, torch.Tensor]
+
+
+class Learner(ABC):
+    """A policy that learns from rows. `LocalLearner` does it with torch in this process; a training service may do it
+    elsewhere.
+    """
+
+    notify: Callable[[str], None]
+    """Called with a line of text when a setting had to be changed."""
+
+    @abstractmethod
+    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
+        """Learn from `samples`; `generator` shuffles them. rate: the schedule's factor for the learning rates, 0 … 1.
+
+        Raises DivergedError and MismatchError.
+        """
+
+    @abstractmethod
+    def publish(self, sampler: Sampler, version: int) -> None:
+        """Let `sampler` sample from the present weights. version: the number of updates."""
+
+    @abstractmethod
+    def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
+        """Write the policy to the model folder `folder`, atomically. All processes must call this.
+
+        facts: JSON values saved with it. write_rest: writes more files into the folder that it is given.
+        """
+
+    @abstractmethod
+    def state(self) -> LearnerState:
+        """What is saved next to the policy. All processes must call this."""
+
+    @abstractmethod
+    def load(self, state: LearnerState) -> None:
+        """Restore what `state` returned. Raises KeyError or ValueError for the state of another model."""
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic learns, too."""
+        return False
+
+    def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """The critic's value of each prompt, in units of reward."""
+        raise NotImplementedError
+
+    def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
+        All processes must call this.
+        """
+        return list(trajectories)
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget what was read with the present weights."""
+
+
+class LocalLearner(Learner):
     """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
     needed).
 
-    teacher: the policy that reads comments, for distillation. processes: those that train together. notify: called with
-    a line of text when a setting had to be changed.
+    teacher: the policy that reads comments, for distillation. processes: those that train together.
     """
 
     def __init__(
@@ -140,7 +217,8 @@ class Learner:
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
         )
 
-    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
+    @override
+    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
         steps.
 
@@ -150,8 +228,8 @@ class Learner:
         step. MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
         """
         if not samples:
-            return {}
-        self.observed.clear()
+            return LossOutput(None, {})
+        self.forget()
         self.player.model.eval()
         self.player.activate()
         if self.settings.gradient_checkpointing:
@@ -182,9 +260,48 @@ class Learner:
         if self.teacher is not None and self.settings.ema:
             self.teacher.follow(self.settings.ema)
         means = {name: total / steps for name, total in sums.items()}
+        loss = means.pop("loss")
         last_rate = self.settings.learning_rate * rate * self.pace
-        return means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch
+        return LossOutput(loss, means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch)
 
+    @override
+    def publish(self, sampler: Sampler, version: int) -> None:
+        run_sync(sampler.publish(self.player, version))
+
+    @override
+    def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
+        weights = self.optimizer.model_state()
+        if self.processes.first:
+            save_player(folder, self.player, dict(facts), write_rest, weights)
+
+    @override
+    def state(self) -> LearnerState:
+        tensors = {f"optimizer.{name}": value for name, value in self._optimizer_state().items()}
+        if self.critic is not None:
+            tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
+        if self.teacher is not None and self.settings.ema:
+            tensors |= {f"teacher.{name}": average for name, (average, _) in self.teacher.pairs().items()}
+        return LearnerState({"max_tokens": self.max_tokens}, tensors)
+
+    @override
+    def load(self, state: LearnerState) -> None:
+        if self.critic is not None:
+            self.critic.load_state_dict(part_of(state.tensors, "critic."))
+        self._load_optimizer_state(part_of(state.tensors, "optimizer."))
+        if self.teacher is not None and self.settings.ema:
+            self.teacher.load(part_of(state.tensors, "teacher."))
+        self.max_tokens = min(self.max_tokens, int(state.numbers["max_tokens"]))
+
+    @property
+    @override
+    def has_critic(self) -> bool:
+        return self.critic is not None
+
+    @override
+    def forget(self) -> None:
+        self.observed.clear()
+
+    @override
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """The critic's value of each prompt, in units of reward."""
@@ -219,10 +336,8 @@ class Learner:
             with torch.no_grad():
                 self.observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
+    @override
     def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
-        All processes must call this.
-        """
         if self.critic is None:
             return list(trajectories)
         if self.processes.sharded:  # each has scored its share
@@ -242,15 +357,15 @@ class Learner:
             for trajectory in trajectories
         ]
 
-    def optimizer_state(self) -> dict[str, torch.Tensor]:
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
         """Both optimizers' tensors as `<policy or critic>.<key>`. All processes must call this."""
         state = {f"policy.{key}": value for key, value in self.optimizer.tensors().items()}
         state["pace"] = torch.tensor(self.pace, dtype=torch.float64)
         critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
         return state | {f"critic.{key}": value for key, value in flat(critic).items()}
 
-    def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `optimizer_state` returned. Raises KeyError or ValueError for tensors of another model."""
+    def _load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `_optimizer_state` returned. Raises KeyError or ValueError for tensors of another model."""
         mine = {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
         critic = {key.removeprefix("critic."): value for key, value in tensors.items() if key.startswith("critic.")}
         if self.critic is not None:
@@ -529,6 +644,11 @@ class Learner:
             f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens instead of {before}"
             " (--max-tokens-per-batch)"
         )
+
+
+def part_of(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    """The entries whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _returns(samples: Sequence[Sample]) -> list[float]:

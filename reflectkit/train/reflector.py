@@ -159,7 +159,7 @@ class ReflectorTrainer:
         ]
         rewards = [[comment.reward for comment in comments] for comments in charged]
         samples = rows(charged, advantages(rewards, self.normalize))
-        figures = self.learner.update(samples, chance, rate) if self.learner.settings.learning_rate else {}
+        figures = self.learner.update(samples, chance, rate).figures if self.config.learning_rate else {}
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
         return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
             "reflector_states": len(rewards),

@@ -179,7 +179,7 @@ class Trainer:
         optim = self.config.optim
         rate = learning_rate_factor(optim.schedule, self.step, planned, optim.warmup_steps or 0)
         self.playing = False
-        figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate)
+        figures = self.learner.update(samples, generator(self.config.seed, "update", self.step), rate).figures
         self.replay.add(fresh)
         overall = summary(played)
         self.curriculum.end(overall.get("success_rate", 0.0))
@@ -279,7 +279,7 @@ class Trainer:
     def _publish(self) -> None:
         """Give the sampler the present weights, if it does not have them."""
         if self._published != self.step:
-            run_sync(self.agent.policy.publish(self.learner.player, self.step))
+            self.learner.publish(self.agent.policy, self.step)
             self._published = self.step
 
     def _group(self, number: int) -> Group:
@@ -389,7 +389,7 @@ class Trainer:
     def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
         """Training rows of fresh and replayed episodes, without those of groups without spread."""
         values: list[list[float]] | None = None
-        if self.learner.critic is not None:
+        if self.learner.has_critic:
             values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
             prompts = [turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]
             current = iter(self.learner.values(prompts))
@@ -444,8 +444,9 @@ class Trainer:
         read = self.agent.policy.tokens + reflector.sampler.tokens - read
         comments = [state.comments for state in compared]
         figures = trainer.learn(comments, generator(seed, "update"), rate)
-        run_sync(reflector.renew(trainer.learner.player, self.step))
-        self.learner.observed.clear()
+        trainer.learner.publish(reflector.sampler, self.step)
+        reflector.forget()
+        self.learner.forget()
         self._published = None
         return figures | {
             "states_left_out": len(branches) - len(compared),

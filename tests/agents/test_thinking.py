@@ -19,7 +19,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.sft import encode
 from reflectkit.types import Observation, Trajectory
 from tests.conftest import make_player
@@ -76,7 +76,7 @@ def test_comment_and_action_are_both_trained_on_their_own_tokens(thinker: Loaded
         assert action.tokens[: len(comment.tokens)] == comment.tokens
         assert comment.advantages[-1] == action.advantages[action.start]
         assert comment.loss_mask[-1] == 1
-    figures = Learner(thinker, Settings(learning_rate=1e-3)).update(rows, random.Random(0))
+    figures = LocalLearner(thinker, Settings(learning_rate=1e-3)).update(rows, random.Random(0)).figures
     assert figures["ratio_deviation"] < 1e-5
     assert figures["gradient_norm"] > 0
 

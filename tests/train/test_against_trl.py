@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.sampling.decoding import left_pad
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.types import Sample
 
 CPU = torch.device("cpu")
@@ -83,8 +83,8 @@ def compare(tmp_path: Path, mean: str, loss_type: str, beta: float, **correction
     samples = rows(model)
     settings = Settings(learning_rate=0.0, clip=0.2, entropy=0.0, kl=beta, max_grad_norm=1e9, mean=mean, **corrections)
     player = LoadedModel(model, tokenizer, "policy")
-    learner = Learner(player, settings, reference=Reference(player, copy=start) if beta else None)
-    figures = learner.update(samples, random.Random(0))
+    learner = LocalLearner(player, settings, reference=Reference(player, copy=start) if beta else None)
+    figures = learner.update(samples, random.Random(0)).figures
     ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     our_loss = figures["loss"] + beta * figures.get("kl_to_start", 0.0)
 

@@ -18,7 +18,7 @@ from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train import batch
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.losses import divergence, on_policy_enough
 from reflectkit.types import Sample, Trajectory
 
@@ -113,8 +113,8 @@ def test_the_gradient_is_that_of_one_pass_a_token(policy: LoadedModel, text: boo
 
     settings = Settings(learning_rate=0.0, max_grad_norm=1e9, entropy=1.0, distill=2.5, divergence=kind, mean=mean)
     for share, max_tokens in ((False, 16384), (True, 16384), (False, 1)):
-        learner = Learner(policy, replace(settings, share_prefixes=share, max_tokens=max_tokens), teacher=teacher)
-        figures = learner.update(samples, random.Random(0))
+        learner = LocalLearner(policy, replace(settings, share_prefixes=share, max_tokens=max_tokens), teacher=teacher)
+        figures = learner.update(samples, random.Random(0)).figures
         assert figures["divergence"] == pytest.approx(expected.item(), rel=1e-4)
         assert figures["loss"] == figures["entropy"] == 0  # rows for distillation alone have no part in them
         for name, weight in policy.model.named_parameters():
@@ -143,8 +143,8 @@ def test_rows_with_rewards_keep_their_loss_where_others_are_distilled(policy: Lo
     rewarded = batch.rows(played[:2], numbers[:2], numbers[:2], labels)
     extra = batch.rows(played[2:], numbers[2:], numbers[2:], labels, taught=True, rewarded=False)
     settings = Settings(learning_rate=0.0, max_grad_norm=1e9)
-    alone = Learner(policy, settings).update(rewarded, random.Random(0))
-    both = Learner(policy, settings).update([*rewarded, *extra], random.Random(0))
+    alone = LocalLearner(policy, settings).update(rewarded, random.Random(0)).figures
+    both = LocalLearner(policy, settings).update([*rewarded, *extra], random.Random(0)).figures
     assert all(sample.only_distilled for sample in extra)
     for name in ("loss", "entropy", "gradient_norm"):
         assert both[name] == pytest.approx(alone[name], rel=1e-5)

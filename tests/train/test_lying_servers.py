@@ -19,7 +19,7 @@ from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import backend
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, Settings
 from reflectkit.train.rl_config import StalenessConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import Task
@@ -59,7 +59,7 @@ def build_trainer(
     limits = StalenessConfig(max_staleness=staleness)
     config = TrainerConfig([LEVELS[answer]], UPDATES, 8, own, seed=0, width=8, staleness=limits)
     agent = TwoPlayerAgent(sampler, max_new_tokens=3)
-    return Trainer(config, agent, Learner(player, settings))
+    return Trainer(config, agent, LocalLearner(player, settings))
 
 
 def updates(trainer: Trainer) -> list[dict[str, Any]]:

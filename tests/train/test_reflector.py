@@ -17,7 +17,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.sampling.hf import LocalSampler
 from reflectkit.train.curriculum import Level
-from reflectkit.train.learner import Learner, Settings
+from reflectkit.train.learner import LocalLearner, LossOutput, Settings
 from reflectkit.train.reflector import Branch, Compared, ReflectorTrainer, advantages, by_return, rows
 from reflectkit.train.rl_config import ReflectorTrainingConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
@@ -61,11 +61,11 @@ def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
     second = ReflectorTrainer(
-        Learner(reflecting, learning), ReflectorTrainingConfig(every=1, states=6, comments=3, **settings)
+        LocalLearner(reflecting, learning), ReflectorTrainingConfig(every=1, states=6, comments=3, **settings)
     )
     level = Level("full", Taxi.taskset.tasks("full")[:20], lambda: make("taxi", 6))
     config = TrainerConfig([level], 4, 8, objective("reinforce", group_size=1), seed=0, width=8)
-    return Trainer(config, agent, Learner(policy, Settings(learning_rate=1e-3)), reflector_trainer=second)
+    return Trainer(config, agent, LocalLearner(policy, Settings(learning_rate=1e-3)), reflector_trainer=second)
 
 
 def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
@@ -101,8 +101,9 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
 def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
     trainer = trainer_of_both(observations)
     assert trainer.reflector_trainer is not None
-    still = Learner(trainer.reflector_trainer.learner.player, Settings(learning_rate=0.0))
-    trainer.reflector_trainer = ReflectorTrainer(still, trainer.reflector_trainer.config)
+    still = LocalLearner(trainer.reflector_trainer.learner.player, Settings(learning_rate=0.0))
+    config = trainer.reflector_trainer.config.model_copy(update={"learning_rate": 0.0})
+    trainer.reflector_trainer = ReflectorTrainer(still, config)
     before = weights(still.player)
     figures = trainer.train_step()
     assert figures["reflector_states"] == 6
@@ -114,11 +115,9 @@ def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
 class Recording:
     """A learner that keeps its rows and learns nothing."""
 
-    settings = Settings(learning_rate=1.0)
-
-    def update(self, samples: Any, *_: Any) -> dict[str, float]:
+    def update(self, samples: Any, *_: Any) -> LossOutput:
         self.samples = samples
-        return {}
+        return LossOutput(None, {})
 
 
 def test_each_token_of_a_comment_costs_something() -> None:
