@@ -2,8 +2,9 @@
 
 Layout of a policy prompt: the observation, the reflection (if any), the actions, the action marker. Tools come first,
 if there are any, and the marker then asks for calls. A reflection prompt ends before the actions. The actions are
-numbered where the answer is a label, and stand alone where it is their own words. Answers include their leading space,
-so that they are the same tokens in the list. In a conversation, each prompt begins with the one before it and its
+numbered where the answer is a label, and stand alone where it is their own words. A prompt after which each action is
+read alone and given a score lists none. Answers include their leading space, so that they are the same tokens in the
+list. In a conversation, each prompt begins with the one before it and its
 answer, comments included.
 """
 
@@ -55,7 +56,7 @@ def label(index: int) -> str:
 def answers(choices: Sequence[str], form: str) -> tuple[str, ...]:
     """The policy's answer for each of `choices`, with its leading space.
 
-    form: "label", or "text" for the choice's own words.
+    form: "label", or "text" and "score" for the choice's own words.
 
     Raises ConfigError: there are more choices than labels; a choice has no words, or the same as another.
     """
@@ -107,7 +108,7 @@ def policy_prompt(observation: Observation, reflection: str | None = None, form:
         return f"{tools}{_conversation(observation.messages)}\n{comment}{AGENT_MARKER}"
     if observation.tools:
         return f"{tools_text(observation.tools)}\n\n{observation.text}\n{comment}{CALLS_MARKER}"
-    if not observation.choices:
+    if not observation.choices or form == "score":
         return f"{observation.text}\n{comment}{ACTION_MARKER}"
     listed = answers(observation.choices, form)
     if form == "label":

@@ -21,9 +21,12 @@ AGENT_MARKER = "Agent:"
 """What the agent says follows this, in the text of a conversation."""
 DType = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["none", "8bit", "4bit"]
-Answer = Literal["label", "text"]
-"""What a policy answers where it chooses: the choice's number, or its own words."""
+Answer = Literal["label", "text", "score"]
+"""What a policy answers where it chooses: the choice's number, or its own words. With "score" it answers nothing: it
+reads each choice alone after the rest of the prompt, and the choices' scores make the probabilities.
+"""
 ANSWERS: tuple[Answer, ...] = get_args(Answer)
+SCORE: Answer = "score"
 Thinking = Literal["on", "off", "hidden"]
 """Reasoning of a model with a chat template: as its template does, off, or not shown to it later."""
 THINKING: tuple[Thinking, ...] = get_args(Thinking)

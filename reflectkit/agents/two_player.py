@@ -31,7 +31,7 @@ from reflectkit.sampling.base import (
 )
 from reflectkit.seeding import derive, generator, uniform
 from reflectkit.tools import parse
-from reflectkit.types import ANSWERS, THINKING, Comment, Decision, Observation, PaidComment, ToolUse, Turn
+from reflectkit.types import ANSWERS, SCORE, THINKING, Comment, Decision, Observation, PaidComment, ToolUse, Turn
 
 
 class CommentSource(Protocol):
@@ -211,7 +211,7 @@ class TwoPlayerAgent:
 
     A policy that was trained to think first writes its comment itself, and needs no commentator.
 
-    commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `prompts.answers`.
+    commentator: None for the plain arm. answer: what it chooses with; see `types.Answer`.
     temperature: of the sampling; 0 takes the likeliest action. truncation: what of the policy's distribution may be
     drawn; for evaluation only. reflect_prob: share of decisions that see their comment. distills: the others get theirs
     too, as a hint that the policy does not read. max_new_tokens: of a line, or
@@ -285,7 +285,8 @@ class TwoPlayerAgent:
             return replace(decision, hint="")
         prompt = self.prompt(observation, hint, _comments(observation, context.turns, hinted=True))
         labels = self.labels(observation.choices) if observation.choices else ()
-        read = trie(labels).depth if labels else len(decision.token_ids)
+        whole = not labels or self.answer == SCORE
+        read = max(map(len, labels or (decision.token_ids,))) if whole else trie(labels).depth
         if len(prompt) + read > self.policy.context:
             why = f"a prompt with its comment is {len(prompt)} tokens, but the model reads {self.policy.context}"
             return replace(decision, hint=hint, hint_failure=why)
@@ -359,6 +360,7 @@ class TwoPlayerAgent:
             seed=context.seed,
             truncation=self.truncation,
             shared=self.shares_prompts,
+            separately=self.answer == SCORE,
         )
         sampled = await self.policy.sample(ask)
         if sampled.too_long:

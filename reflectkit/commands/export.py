@@ -42,7 +42,14 @@ READS = {
         " next one, answers with {answer}"
     ),
 }
-ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actions", "the words of one of them")}
+ANSWERED = {
+    "label": ("numbered actions", "a number"),
+    "text": ("a list of actions", "the words of one of them"),
+    "score": (
+        "no actions",
+        "a score of each action, read alone: the end token's logit after its words and the end token",
+    ),
+}
 """How the actions are listed, and what is answered, by the form of the answer."""
 
 

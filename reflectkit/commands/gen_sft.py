@@ -42,7 +42,7 @@ from reflectkit.models.refs import ModelRef, resolved
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Answer
+from reflectkit.types import SCORE, Answer
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
@@ -93,7 +93,8 @@ class GenSFTConfig(Config):
     )
     answer: Answer = option(
         "label",
-        help="What the policy answers where it chooses: label (the choice's number) or text (its own words).",
+        help="What the policy answers where it chooses: label (the choice's number), text (its own words) or"
+        " score (each choice is read alone and given a score).",
         essential=True,
     )
     repeats: int = option(
@@ -177,7 +178,11 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             "sft_reflection_positive": [reflection_row(step) for step in commented if step.note == "positive"],
             "sft_policy_positive": _policy_rows(config, positive, own),
         }
-        thinking = [think_row(step) for step in right if not (step.observation.tools or step.observation.replies)]
+        thinking = [
+            think_row(step)
+            for step in right
+            if not (step.observation.tools or step.observation.replies or config.answer == SCORE)
+        ]
         rows |= {"sft_think": thinking} if thinking else {}
         outputs, figures = [], {}
         for name in rows:

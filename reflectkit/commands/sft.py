@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reflectkit.commands import Traits
-from reflectkit.config import with_values
+from reflectkit.config import flag, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.sft_rows import ROWS_SETTINGS, VERSION, Row, form_of, read_rows
 from reflectkit.envs import env_class
@@ -38,11 +38,13 @@ from reflectkit.train.sft import (
     held_out_rows,
     inputs_of,
     last_checkpoint,
+    row_length,
     split_rows,
     starting_model,
     train,
 )
 from reflectkit.train.sft import SFTConfig as SFTConfig
+from reflectkit.types import SCORE
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
@@ -76,6 +78,10 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         read_rows(file)  # wrong ones are told of before torch is imported
     trained, held_out = split_rows(config, rows)
     form = "" if config.role == "reflection" else form_of(source, rows)
+    if form == SCORE:
+        given = [name for name in ("prompt_loss", "share_prefixes", "group_by_length") if getattr(config, name)]
+        given += ["processes"] if config.processes > 1 or "RANK" in os.environ else []
+        refuse(given, f"{flag(given[0]) if given else ''} is not for rows whose choices are given scores; leave it out")
     launched = "RANK" in os.environ  # by torchrun, accelerate or `launch`
     processes = start_processes("sft", config.device, config.run.threads) if launched else Processes()
     progress = progress if processes.first else Quiet()
@@ -105,7 +111,9 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         from reflectkit.train.sft_trainers import ACCURACY, LOSS, PROBABILITY, Validation
 
         facts |= {"env": config.env, "prompts": version, "model": config.model}
-        if config.role != "reflection" and any(listed_answers(row.parts[0][0], row.form) for row in rows):
+        if config.role != "reflection" and any(
+            row.options or listed_answers(row.parts[0][0], row.form) for row in rows
+        ):
             facts["acts"] = "choice"
         if config.role == "policy" and any(REFLECTION_MARKER not in row.parts[0][0] for row in rows):
             facts["acts_alone"] = True  # some rows have no comment
@@ -124,7 +132,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
                 checkpoint_gradients(player.model)
             encoded = encoded_rows(config, source, trained, player, progress)  # first, since some rows may not fit
             measured_rows = held_out_rows(config, source, held_out, player)
-            longest = max(len(row["input_ids"]) for row in encoded)
+            longest = max(map(row_length, encoded))
             parameters = sum(weight.numel() for weight in player.model.parameters())
             if not config.max_length:
                 progress.news(f"the longest row has {longest:,} tokens, of {player.context:,} that the model reads")
@@ -207,7 +215,7 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], trained: Sequenc
     from reflectkit.models.chat import Dialogue
 
     player = starting_model(config, source, rows)
-    lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, trained, player, progress)]
+    lengths = [row_length(row) for row in encoded_rows(config, source, trained, player, progress)]
     tokens = config.batch_size // config.gradient_accumulation * max(lengths)
     steps = gradient_steps(config, len(lengths))
     mean = sum(lengths) / len(lengths)

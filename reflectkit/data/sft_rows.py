@@ -1,6 +1,7 @@
 """Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`, and
-`"answer": "text"` where a choice is answered in its own words rather than by its label. `probabilities`, of the listed
-answers in their order, take the place of the completion as the target.
+`"answer": "text"` where a choice is answered in its own words rather than by its label. Where each choice is read alone
+and given a score, a row has `"answer": "score"` and the choices in its list `options`. `probabilities`, of the listed
+answers or the options in their order, take the place of the completion as the target.
 
 The original's own rows, with a `text` alone, are read too: the completion is what follows their last marker.
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.decisions.labelled import LabelledDecision, distribution
-from reflectkit.errors import DataError
+from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import lone_surrogate, read_jsonl
 from reflectkit.prompts import (
     THEN_ACT,
@@ -32,7 +33,7 @@ from reflectkit.prompts import (
     thinking_prompt,
     with_comments,
 )
-from reflectkit.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Turn
+from reflectkit.types import AGENT_MARKER, ANSWERS, SCORE, Observation, ToolUse, Turn
 
 ORIGINAL_MARKERS = ("# Action:\n", "# Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
@@ -68,13 +69,16 @@ class Lesson:
         return answers(self.observation.choices, self.form).index(self.completion)
 
     @property
-    def answer_form(self) -> dict[str, str]:
+    def answer_form(self) -> dict[str, Any]:
         """What its rows say of the form of their answer; nothing if that is the usual one."""
-        return {"answer": self.form} if self.form != ANSWERS[0] and self.observation.choices else {}
+        if self.form == ANSWERS[0] or not self.observation.choices:
+            return {}
+        options = {"options": list(self.observation.choices)} if self.form == SCORE else {}
+        return {"answer": self.form, **options}
 
 
 def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[Lesson]:
-    """The steps of `episodes`, in order; choices are answered with "label" or "text". Raises ConfigError."""
+    """The steps of `episodes`, in order; form: of the answer for a choice. Raises ConfigError."""
     steps: list[Lesson] = []
     for turns in episodes:
         earlier: list[Lesson] = []
@@ -91,7 +95,7 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
     return steps
 
 
-def plain_row(lesson: Lesson) -> dict[str, str]:
+def plain_row(lesson: Lesson) -> dict[str, Any]:
     """Prompt without comment → the answer."""
     return policy_row(lesson, None)
 
@@ -101,7 +105,7 @@ def reflection_row(lesson: Lesson) -> dict[str, str]:
     return {"prompt": reflection_prompt(lesson.observation), "completion": reflection_completion(lesson.reflection)}
 
 
-def policy_row(lesson: Lesson, comment: str | None, earlier: Sequence[str] = ()) -> dict[str, str]:
+def policy_row(lesson: Lesson, comment: str | None, earlier: Sequence[str] = ()) -> dict[str, Any]:
     """Prompt with `comment` → the answer. earlier: the comments on `lesson.earlier`."""
     observation = with_comments(lesson.observation, earlier) if earlier else lesson.observation
     row = {"prompt": policy_prompt(observation, comment, lesson.form), "completion": lesson.completion}
@@ -146,18 +150,25 @@ def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 class Row:
     """A row to train on. line: its number in the file. parts: (prompt, completion); several in a conversation, where
     each prompt but the first is what was said after the completion before it. form: of the answer for a choice.
-    probabilities: the target, of the K answers that the prompt lists; empty where the completion is.
+    probabilities: the target, of the K answers that the prompt lists or the options; empty where the completion is.
+    options: the answers, of which the completion is one, where each is given a score; else none.
     """
 
     line: int
     parts: tuple[tuple[str, str], ...]
     form: str = ANSWERS[0]
     probabilities: tuple[float, ...] = ()
+    options: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """All of its text."""
         return "".join(prompt + completion for prompt, completion in self.parts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What a tokenizer reads of it at once: its text, or its prompt and each of its options."""
+        return (self.parts[0][0], *self.options) if self.options else (self.text,)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -168,11 +179,14 @@ def read_rows(path: Path) -> list[Row]:
         if form not in ANSWERS:
             wanted = f"expected {' or '.join(ANSWERS)}, found {form!r:.60}"
             raise DataError(path, wanted, line=line, field="answer")
-        rows.append(Row(line, tuple(_parts(path, line, row)), str(form), _target(path, line, row, str(form))))
+        parts = tuple(_parts(path, line, row))
+        options = _options(path, line, row, parts) if form == SCORE else ()
+        listed = len(options or listed_answers(parts[0][0], str(form)))
+        rows.append(Row(line, parts, str(form), _target(path, line, row, listed), options))
     return rows
 
 
-def _target(path: Path, line: int, row: Mapping[str, Any], form: str) -> tuple[float, ...]:
+def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple[float, ...]:
     shares = row.get("probabilities")
     if shares is None:
         return ()
@@ -180,9 +194,8 @@ def _target(path: Path, line: int, row: Mapping[str, Any], form: str) -> tuple[f
     def wrong(message: str) -> DataError:
         return DataError(path, message, line=line, field="probabilities")
 
-    listed = len(listed_answers(str(row.get("prompt")), form))
     if not isinstance(shares, list) or len(shares) != listed or not listed:
-        raise wrong(f"expected one for each of the {listed} actions that the prompt lists")
+        raise wrong(f"expected one for each of the {listed} listed actions")
     return distribution(shares, wrong)
 
 
@@ -192,16 +205,30 @@ def decision_row(decision: LabelledDecision) -> dict[str, Any]:
     return {"prompt": prompt, "completion": completion, "probabilities": list(decision.probabilities)}
 
 
+def _options(path: Path, line: int, row: Mapping[str, Any], parts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The answers that are scored, with their leading space. Raises DataError."""
+    listed: Any = row.get("options")
+    if not isinstance(listed, list) or not all(isinstance(option, str) for option in listed):
+        raise DataError(path, f"expected a list of texts, found {listed!r:.60}", line=line, field="options")
+    try:
+        options = answers(listed, SCORE)
+    except ConfigError as error:
+        raise DataError(path, str(error), line=line, field="options") from None
+    if len(parts) > 1 or parts[0][1] not in options:
+        raise DataError(path, f"{parts[0][1]!r:.60} is none of the options", line=line, field="completion")
+    return options
+
+
 def form_of(path: Path, rows: Sequence[Row]) -> str:
-    """What the rows of `path` answer a choice with: "label" or "text". Raises DataError if some differ."""
+    """What the rows of `path` answer a choice with: see `types.Answer`. Raises DataError if some differ."""
     text = next((row for row in rows if row.form != ANSWERS[0]), None)
     if text is None:
         return ANSWERS[0]
     for row in rows:
-        if row.form != text.form and listed_answers(row.parts[0][0], row.form):
+        if row.form != text.form and (row.options or text.options or listed_answers(row.parts[0][0], row.form)):
             raise DataError(
                 path,
-                f"the row answers with a label, and line {text.line} with text; keep them in two files",
+                f"the row's answer is a {row.form}, and that of line {text.line} a {text.form}; keep them in two files",
                 line=row.line,
             )
     return text.form

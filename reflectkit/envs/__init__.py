@@ -35,6 +35,7 @@ ENVS = {
     "decisions": "reflectkit.envs.adapters.decisions:Decisions",
 }
 SCHEMES = {
+    "beeline": "reflectkit.envs.beeline.env:env_of",
     "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",
     "openenv": "reflectkit.envs.adapters.openenv:env_of",
     "program": "reflectkit.envs.adapters.program:env_of",

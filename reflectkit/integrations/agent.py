@@ -128,8 +128,8 @@ def load_agent(
         max_new_tokens: Maximum length of an answer without choices.
         device: `auto`, `cpu`, `cuda`, …
         thinking: Reasoning of a model with a chat template (`on`, `off` or `hidden`); default: as in training, or `on`.
-        answer: What a model without SFT answers where it chooses (`label` or `text`); default: as in training, or
-            `label`.
+        answer: What a model without SFT answers where it chooses (`label`, `text` or `score`); default: as in training,
+            or `label`.
         base_url: Server of a `local:` model.
         rules: What a chat model is told of the environment.
 

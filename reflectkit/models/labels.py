@@ -50,6 +50,19 @@ class Trie:
 
 
 @lru_cache(maxsize=2**14)
+def apart(labels: tuple[Path, ...]) -> Trie:
+    """`labels` that are read alone and each given a score: a node at the end of each, after the root.
+
+    The only child of a node is the end token, whose logit is the score. Raises ValueError if a label is empty.
+    """
+    if not labels or any(not path for path in labels) or len(set(labels)) < len(labels):
+        raise ValueError(f"labels must not be empty or equal: {labels!r:.200}")
+    nodes = (Node((), labels[0][-1:]), *(Node(path, path[-1:]) for path in labels))
+    steps = tuple(((number, 0),) for number in range(1, len(nodes)))
+    return Trie(nodes, steps, labels, (0, *range(len(labels))))
+
+
+@lru_cache(maxsize=2**14)
 def trie(labels: tuple[Path, ...]) -> Trie:
     """The trie of `labels`. Raises ValueError if a label is empty, or begins another one."""
     children: dict[Path, dict[int, int]] = {}
@@ -150,8 +163,24 @@ def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
     return answer_ids(tokenizer, answers(choices, "text"))
 
 
+@lru_cache(maxsize=2**14)
+def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
+    """The tokens of each of `choices` to be read alone, the end token included. Raises CheckpointError, ConfigError."""
+    if tokenizer.eos_token_id is None:
+        raise CheckpointError("--answer score needs a tokenizer with an end token; set eos_token in its config")
+    texts = answers(choices, "score")
+    paths = tuple((*_answer(tokenizer, text), tokenizer.eos_token_id) for text in texts)
+    same: dict[Path, str] = {}
+    for path, text in zip(paths, texts, strict=True):
+        if same.setdefault(path, text) != text:
+            raise CheckpointError(f"the answers{same[path]} and{text} are the same tokens of this model; use another")
+    return paths
+
+
 def choice_ids(tokenizer: Any, choices: tuple[str, ...], form: str) -> tuple[Path, ...]:
-    """The tokens of the answer for each of `choices`, a "label" or "text". Raises CheckpointError, ConfigError."""
+    """The tokens of the answer for each of `choices`; form: see `types.Answer`. Raises CheckpointError, ConfigError."""
+    if form == "score":
+        return option_ids(tokenizer, choices)
     return label_ids(tokenizer, len(choices)) if form == "label" else text_ids(tokenizer, choices)
 
 

@@ -33,6 +33,7 @@ from reflectkit.models.checkpoint_metadata import (
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.runs.run import refuse_damage
 from reflectkit.text import pluralize
+from reflectkit.types import ANSWERS
 
 ALL_LINEAR = "all-linear"  # peft's own word
 REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes' own name
@@ -56,7 +57,7 @@ class LoadedModel:
     adapter: str | None = None
     """Name of its LoRA adapter, if several players share a base."""
     answer: str = ""
-    """What it was trained to answer a choice with, "label" or "text"; empty if unknown."""
+    """What it was trained to answer a choice with, see `types.Answer`; empty if unknown."""
 
     def activate(self) -> None:
         """Activate this player's adapter; to be called before each use of a shared model."""
@@ -408,7 +409,7 @@ def save_player(
             (staging / adapter).rmdir()
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
-        answer = {"answer": player.answer} if player.answer == "text" else {}
+        answer = {"answer": player.answer} if player.answer in ANSWERS[1:] else {}
         write_json(staging / ROLE_FILE, {"role": player.role} | loading | answer | base | (facts or {}))
         if beside is not None:
             beside(staging)

@@ -29,7 +29,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from reflectkit.models.labels import Path, Trie, trie
+from reflectkit.models.labels import Path, Trie, apart, trie
 
 # A model's argument and its output's field: `cache` since transformers 5.24, `past_key_values` before.
 CACHE = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
@@ -44,6 +44,8 @@ PLAIN_HEAD_BLOCKERS = (
 """Config entries of models that change their logits after the head; such a model's own forward computes them."""
 CHAINS = 16  # at least so many rows are in one pass when sampling
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
+ROW, PASS = 256, 16384
+"""Tokens of labels that are read together after a short prompt, and tokens of a pass where labels are read alone."""
 BLOCK = {"cpu": 2**23, "cuda": 2**26}  # logits that are computed at once, by device
 
 
@@ -94,19 +96,23 @@ def choice_logprobs(
     pad_id: int,
     temperature: float = 1.0,
     share: bool = False,
+    separately: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the legal labels after each prompt. Gradients flow unless the caller disables them; then the
     common prefix of the prompts is read once.
 
     model: a model or its Scorer. prompts: token ids of B prompts. labels: the tokens of each prompt's legal labels, K
     at most. temperature: divides the logits wherever labels part, > 0. share: read what prompts begin with once, if the
-    model allows.
+    model allows. separately: each label is read alone, and its score is `label_scores`.
 
     Returns
     -------
     logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last
     position's hidden state, for a critic.
     """
+    if separately:
+        scores_BK, hidden_BD = label_scores(model, prompts, labels, pad_id=pad_id)
+        return torch.log_softmax(scores_BK / temperature, dim=-1), hidden_BD
     device = next(model.parameters()).device
     tries = [trie(tuple(row)) for row in labels]
     children = [node.children for tree in tries for node in tree.nodes]  # of N nodes, row by row, the root first
@@ -136,6 +142,90 @@ def choice_logprobs(
         return logprobs_NC, hidden_ND
     roots = [0, *itertools.accumulate(len(tree.nodes) for tree in tries)][:-1]
     return _along_paths(logprobs_NC, tries, roots), hidden_ND[torch.tensor(roots, device=device)]
+
+
+def label_scores(
+    model: Any, prompts: Sequence[Sequence[int]], labels: Sequence[tuple[Path, ...]], *, pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The score of each label, read alone after its prompt: the logit of its last token, the end token, at that token.
+
+    A label that several rows with the same prompt have is read once. Where the model allows, a prompt and as many of
+    its labels as fit into a row are read together, hidden from one another. Arguments are those of `choice_logprobs`.
+
+    Returns
+    -------
+    scores_BK: in float32; -inf where a row has fewer than K. hidden_BD: the prompts' last hidden state.
+    """
+    device = next(model.parameters()).device
+    # 1. The different labels of each prompt, in parts that fit into a row
+    labels_of: dict[tuple[int, ...], dict[Path, int]] = {}
+    for prompt, row in zip(map(tuple, prompts), labels, strict=True):
+        known = labels_of.setdefault(prompt, {})
+        for path in row:
+            known.setdefault(path, len(known))
+    together = has_plain_head(model) and takes_positions(model) and attends_to_all(model) and _takes_masks(model)
+    parts: list[tuple[tuple[int, ...], Trie]] = []
+    for prompt, known in labels_of.items():
+        for group in _groups(tuple(known), together, max(ROW, 2 * len(prompt))):
+            parts.append((prompt, apart(group)))
+    # 2. One pass, or where rows need not be spread over processes, several passes of similar rows
+    order = sorted(range(len(parts)), key=lambda number: _row_length(parts[number]))
+    most = len(parts) if is_scorer(model) else max(1, PASS // max(1, _row_length(parts[order[-1]])))
+    scorer = model if is_scorer(model) else Scorer(model)
+    scores: dict[int, torch.Tensor] = {}
+    hidden: dict[int, torch.Tensor] = {}
+    for first in range(0, len(order), most):
+        numbers = order[first : first + most]
+        read, tries = [parts[number][0] for number in numbers], [parts[number][1] for number in numbers]
+        rows, nodes, branches = _branched(read, tries, device) if together else (*_rows_and_nodes(read, tries), {})
+        row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+        end_N1 = torch.tensor([node.children for tree in tries for node in tree.nodes], device=device)
+        hidden_ND, logits_N1 = scorer(right_pad(rows, pad_id, device), row_N, place_N, end_N1, **branches)
+        sizes = [len(tree.nodes) for tree in tries]
+        for number, states, logits in zip(numbers, hidden_ND.split(sizes), logits_N1.split(sizes), strict=True):
+            scores[number], hidden[number] = logits[1:, 0].float(), states[0]
+    # 3. The labels of each row
+    scores_P = torch.cat([scores[number] for number in range(len(parts))] + [hidden_ND.new_zeros(1).float()])
+    begins: dict[tuple[int, ...], int] = {}
+    state_of: dict[tuple[int, ...], torch.Tensor] = {}
+    count = 0
+    for number, (prompt, tree) in enumerate(parts):
+        begins.setdefault(prompt, count)
+        state_of.setdefault(prompt, hidden[number])
+        count += len(tree.chains)
+    width = max(map(len, labels))
+    index_BK = torch.full((len(prompts), width), count)
+    for place, (prompt, row) in enumerate(zip(map(tuple, prompts), labels, strict=True)):
+        known, start = labels_of[prompt], begins[prompt]
+        index_BK[place, : len(row)] = torch.tensor([start + known[path] for path in row])
+    index_BK = index_BK.to(device)
+    scores_BK = scores_P[index_BK].masked_fill(index_BK == count, float("-inf"))
+    return scores_BK, torch.stack([state_of[tuple(prompt)] for prompt in prompts])
+
+
+def _groups(labels: tuple[Path, ...], together: bool, most: int) -> list[tuple[Path, ...]]:
+    """`labels` in groups of at most `most` tokens; a longer label is alone. All in one where they are rows anyway."""
+    if not together:
+        return [labels]
+    groups: list[list[Path]] = []
+    size = 0
+    for path in labels:
+        if not groups or size + len(path) > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(path)
+        size += len(path)
+    return [tuple(group) for group in groups]
+
+
+def _row_length(part: tuple[Sequence[int], Trie]) -> int:
+    return len(part[0]) + sum(map(len, part[1].chains))
+
+
+def _takes_masks(model: Any) -> bool:
+    """Whether the model's attention takes a mask of pairs of tokens."""
+    inner = model.model if is_scorer(model) else model
+    return getattr(unwrapped(inner).config, "_attn_implementation", None) == "sdpa"
 
 
 def token_logprobs(

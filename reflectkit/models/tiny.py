@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -41,15 +41,21 @@ VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few w
 
 
 def build_tokenizer(
-    texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY
+    texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY, pattern: str = ""
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space)
     is one token.
 
-    Text is split into words before merging, as in GPT-2, so cells separated by spaces stay separate tokens.
+    Text is split into words before merging, as in GPT-2, so cells separated by spaces stay separate tokens; or into the
+    matches of the regular expression `pattern`, and what is between them.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern:
+        pieces = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytewise])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -144,8 +150,14 @@ def relative_context(longest: int) -> int:
     return max(CONTEXT, 4 * longest)
 
 
-def build_relative(tokenizer: PreTrainedTokenizerFast, context: int, seed: int) -> PreTrainedModel:
-    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 2 layers, 4 heads, relative positions.
+SCORING_LAYERS = 4
+"""The layers of `tiny` in SFT where it reads each choice alone: 1 M parameters."""
+
+
+def build_relative(
+    tokenizer: PreTrainedTokenizerFast, context: int, seed: int, layers: int = LAYERS
+) -> PreTrainedModel:
+    """A fresh Qwen3 for `tokenizer` that reads up to `context` tokens: 4 heads, relative positions.
 
     The head starts small, so that all actions are about equally likely at first.
     """
@@ -153,7 +165,7 @@ def build_relative(tokenizer: PreTrainedTokenizerFast, context: int, seed: int) 
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
         intermediate_size=3 * WIDTH,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         head_dim=WIDTH // HEADS,

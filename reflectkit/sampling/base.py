@@ -69,10 +69,23 @@ class SampleRequest:
     """Applied to the labels, or to each token of a text; for evaluation only."""
     shared: bool = False
     """Whether other requests of the same time begin alike, and what they share is to be read once."""
+    separately: bool = False
+    """Whether each label is read alone and given a score (`models.scoring.label_scores`), rather than drawn token by
+    token.
+    """
 
     def __post_init__(self) -> None:
         if self.temperature < COLDEST:
             object.__setattr__(self, "temperature", 0.0)
+
+    @property
+    def depth(self) -> int:
+        """Tokens that are read after the prompt: labels up to where they part, or whole; at least one for a text."""
+        from reflectkit.models.labels import trie
+
+        if not self.labels:
+            return 1
+        return max(map(len, self.labels)) if self.separately else trie(self.labels).depth
 
 
 @dataclass(frozen=True, slots=True)

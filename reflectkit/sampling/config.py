@@ -13,7 +13,7 @@ from reflectkit.keys import check_address
 from reflectkit.models.refs import ModelRef
 from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
-from reflectkit.types import ANSWERS, Thinking
+from reflectkit.types import ANSWERS, SCORE, Thinking
 
 if TYPE_CHECKING:
     from reflectkit.agents.two_player import CommentSource
@@ -91,10 +91,10 @@ class SamplerConfig(Config):
         help="Reasoning of a model with a chat template: on (as its template does), off, or hidden (not shown to it"
         " later).",
     )
-    answer: Literal["", "label", "text"] = option(
+    answer: Literal["", "label", "text", "score"] = option(
         "",
-        help="What a policy without SFT answers where it chooses: label (the choice's number) or text (its own words);"
-        " others answer as they were trained. Default: label.",
+        help="What a policy without SFT answers where it chooses: label (the choice's number), text (its own words) or"
+        " score (each choice is read alone and given a score); others answer as they were trained. Default: label.",
     )
     episode_tokens: int = option(
         0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit.", ge=0
@@ -129,12 +129,15 @@ class SamplerConfig(Config):
 
     def answer_of(self, policy: ModelRef) -> str:
         """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
-        differ.
+        differ, or if the sampler cannot answer so.
         """
         facts = policy.facts
         trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain", "think") else None)
         if trained is None or self.answer in ("", trained):
-            return str(trained or self.answer or ANSWERS[0])
+            answer = str(trained or self.answer or ANSWERS[0])
+            alone = f"--sampler {self.policy}: {policy} scores each choice alone, which a server of text cannot do"
+            refuse(answer == SCORE and self.remote, f"{alone}; use --sampler {LOCAL}")
+            return answer
         raise ConfigError(
             f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
             f" train on rows of `gen-sft --answer {self.answer}`"

@@ -14,13 +14,20 @@ import torch
 from reflectkit.errors import CheckpointError
 from reflectkit.models.labels import Path, check_embedded, trie
 from reflectkit.models.load import LoadedModel
-from reflectkit.models.scoring import choice_logprobs
+from reflectkit.models.scoring import choice_logprobs, label_scores
 from reflectkit.rollouts.episode import Batcher
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, Truncation, draw_label
 from reflectkit.sampling.decoding import PrefixCache, decode
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""
+
+
+DAMAGED = (
+    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint, or train again with a"
+    " lower --learning-rate"
+)
+MOST_LABELS = 300_000  # scores of labels that are kept
 
 
 class LocalSampler:
@@ -55,6 +62,8 @@ class LocalSampler:
         """KV cache of the prompts of texts."""
         self.scores = ScoreMemo()
         """What was scored since the weights changed."""
+        self.label_scores: dict[tuple[int, ...], dict[Path, float]] = {}
+        """The scores of labels that were read alone since then, by prompt."""
         self._has_read = False
         self._batcher: Batcher[SampleRequest, SampleOutput] = Batcher(self._answer, rank)
 
@@ -72,6 +81,7 @@ class LocalSampler:
         self.version = version
         self.forget()
         self.scores.clear()
+        self.label_scores.clear()
 
     def forget(self) -> None:
         """Give back the memory of texts that were read."""
@@ -88,12 +98,16 @@ class LocalSampler:
         self.scores.trim()
         for shared in (False, True):
             chosen = [ask for ask in asks if ask.labels and ask in fitting and ask.shared == shared]
-            self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in chosen], shared)
+            keys = [(ask.labels, ask.prompt_ids, ask.temperature) for ask in chosen if not ask.separately]
+            self._score(keys, shared)
+        self._score_labels([ask for ask in asks if ask.separately and ask in fitting])
         written = self._write([ask for ask in asks if not ask.labels and ask in fitting])
         answers = []
         for ask in asks:
             if ask not in fitting:
                 answers.append(SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids))))
+            elif ask.separately:
+                answers.append(draw_label(ask, self._from_scores(ask), self.version))
             elif ask.labels:
                 row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
                 assert row is not None
@@ -104,7 +118,7 @@ class LocalSampler:
 
     def _fits(self, ask: SampleRequest) -> bool:
         """Whether the context holds the prompt and what is read after it: labels up to where they part, or a token."""
-        return len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1) <= self.context
+        return len(ask.prompt_ids) + ask.depth <= self.context
 
     @torch.no_grad()
     def _score(self, keys: Sequence[Key], shared: bool) -> None:
@@ -115,6 +129,45 @@ class LocalSampler:
             alike = [key for key in waiting if key[2] == temperature]
             for start in range(0, len(alike), size):
                 self._score_batch(alike[start : start + size], temperature, shared)
+
+    @torch.no_grad()
+    def _score_labels(self, asks: Sequence[SampleRequest]) -> None:
+        """Read the labels that were not read after their prompts yet, and keep their scores."""
+        if not asks:
+            return
+        if self.team:
+            raise CheckpointError(
+                "a policy that scores each choice plays and trains in one process; leave out --processes"
+            )
+        if sum(map(len, self.label_scores.values())) > MOST_LABELS:
+            self.label_scores.clear()
+        missing: dict[tuple[int, ...], dict[Path, None]] = {}
+        for ask in asks:
+            known = self.label_scores.setdefault(ask.prompt_ids, {})
+            new = dict.fromkeys(path for path in ask.labels if path not in known)
+            if new:
+                missing.setdefault(ask.prompt_ids, {}).update(new)
+        if not missing:
+            return
+        labels = [tuple(paths) for paths in missing.values()]
+        scores_BK, _ = label_scores(self.scorer, list(missing), labels, pad_id=self.player.pad_id)
+        self._count(
+            {
+                hash((prompt, paths)): len(prompt) + sum(map(len, paths))
+                for prompt, paths in zip(missing, labels, strict=True)
+            }
+        )
+        for prompt, paths, row in zip(missing, labels, scores_BK.tolist(), strict=True):
+            self.label_scores[prompt].update(zip(paths, row, strict=False))
+
+    def _from_scores(self, ask: SampleRequest) -> tuple[float, ...]:
+        """The log-probabilities of the labels of `ask`. Raises CheckpointError: the scores are not numbers."""
+        known = self.label_scores[ask.prompt_ids]
+        scores_K = torch.tensor([known[path] for path in ask.labels], dtype=torch.float32)
+        logprobs_K = torch.log_softmax(scores_K / (ask.temperature or 1.0), dim=-1)
+        if logprobs_K.isnan().any():
+            raise CheckpointError(DAMAGED)
+        return tuple(logprobs_K.tolist())
 
     def _score_batch(self, keys: Sequence[Key], temperature: float, shared: bool) -> None:
         share = self.team.share(keys) if self.team else keys
@@ -134,10 +187,7 @@ class LocalSampler:
         mine = logprobs_BK.tolist()[: len(share)]
         for key, row in zip(keys, self.team.gather_shares(mine) if self.team else mine, strict=True):
             if any(map(math.isnan, row)):
-                raise CheckpointError(
-                    "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint, or"
-                    " train again with a lower --learning-rate"
-                )
+                raise CheckpointError(DAMAGED)
             self.scores.keep(*key, tuple(row[: len(key[0])]))
 
     def _write(self, asks: Sequence[SampleRequest]) -> dict[SampleRequest, SampleOutput]:

@@ -223,7 +223,11 @@ class ServerSampler:
         EnvironmentFailure: this request fails again and again.
         """
         check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
-        read = len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1)
+        if ask.separately:
+            raise CheckpointError(
+                "the policy scores each choice alone, which a server of text cannot do; use --sampler local"
+            )
+        read = len(ask.prompt_ids) + ask.depth
         if read > self.context or read + bool(ask.labels) > self._served:
             text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model reads {self.context}"
             return SampleOutput(version=self._weights.version, too_long=text)

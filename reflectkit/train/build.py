@@ -32,7 +32,7 @@ from reflectkit.train.resolve import RLRun
 from reflectkit.train.rl_config import LIMITS
 from reflectkit.train.settings import OptimizerConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
-from reflectkit.types import Trajectory
+from reflectkit.types import SCORE, Trajectory
 
 JOURNAL = "reflector.jsonl"
 """The answers of a chat model that comments, in the run's folder."""
@@ -146,6 +146,8 @@ def build_trainer(
     critic_config, staleness = config.algo.critic, config.staleness
     critic, rates = None, dict[str, Any]()
     if critic_config is not None:
+        unseen = "the critic reads a state without its choices, which the policy scores alone"
+        refuse(policy.answer == SCORE, f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce")
         critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
         rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
     algo = config.algo

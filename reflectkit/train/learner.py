@@ -33,7 +33,7 @@ from reflectkit.train.critic import Critic
 from reflectkit.train.microbatch import Scored, Unit, minibatches, packed, packed_as_trees, saves, score, units
 from reflectkit.train.optimizers import flat, make_optimizer, nested
 from reflectkit.train.processes import Processes
-from reflectkit.types import Sample, Trajectory
+from reflectkit.types import SCORE, Sample, Trajectory
 
 FIRST_PACE = 0.1
 """Factor of the learning rate in the first step, if there is a `target_kl`: Adam's first steps are as long for a small
@@ -235,7 +235,7 @@ class LocalLearner(Learner):
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
         # rows of one prompt stay together, for one forward pass
-        parts = units(samples, reads_branches(self.scorer))
+        parts = units(samples, reads_branches(self.scorer), self._separately)
         if self.critic is not None:
             self.critic.see_returns(_returns(samples))
         self.schedule_rate = rate
@@ -319,9 +319,14 @@ class LocalLearner(Learner):
             value_of |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
         return [value_of[row] for row in range(len(prompts))]
 
+    @property
+    def _separately(self) -> bool:
+        """Whether the policy reads each choice alone."""
+        return self.player.answer == SCORE
+
     def _shares_in(self, batch: Sequence[Unit]) -> bool:
         """Whether minibatches like this one are read as trees."""
-        if not can_share(self.player.model) or self.processes.sharded:
+        if not can_share(self.player.model) or self.processes.sharded or self._separately:
             return False
         wanted = self.settings.share_prefixes
         return saves(self.player.model, batch, self.max_tokens) if wanted is None else wanted
@@ -603,7 +608,7 @@ class LocalLearner(Learner):
         split = packed_as_trees if self.shares else packed
         found: dict[tuple[int, int], torch.Tensor] = {}
         with torch.no_grad(), teacher.model() as model:
-            for micro in split(units(rows, reads_branches(model)), self.max_tokens):
+            for micro in split(units(rows, reads_branches(model), self._separately), self.max_tokens):
                 part = self._score(model, rows, micro)
                 found |= zip(zip(part.row_N, part.place_N, strict=True), part.logprobs_NK, strict=True)
         width = scored.logprobs_NK.shape[1]

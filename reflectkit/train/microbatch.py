@@ -29,18 +29,22 @@ pass of a tree costs as much as 20 to 60 tokens.
 class Unit:
     """One input sequence: the tokens of a text row, or a prompt that several choices share. rows: indices of its
     samples. branched: whether the prompt and the chains of its labels' trie are one row (`models.scoring`).
+    separately: whether the labels are read alone.
     """
 
     tokens: tuple[int, ...]
     choices: tuple[Path, ...]
     rows: tuple[int, ...]
     branched: bool = False
+    separately: bool = False
 
     @cached_property
     def size(self) -> int:
         """How many tokens are read for it at most: unless it is branched, the prompt once for each chain."""
         if not self.choices:
             return len(self.tokens)
+        if self.separately:
+            return len(self.tokens) + sum(map(len, self.choices))
         labels = trie(self.choices)
         if self.branched:
             return len(self.tokens) + sum(map(len, labels.chains))
@@ -62,13 +66,13 @@ class Scored:
     """Of all K legal labels, or of the whole vocabulary; (N, 0) if this was not asked for."""
 
 
-def units(samples: Sequence[Sample], branched: bool = False) -> list[Unit]:
-    """The units of `samples`, in order of first occurrence."""
+def units(samples: Sequence[Sample], branched: bool = False, separately: bool = False) -> list[Unit]:
+    """The units of `samples`, in order of first occurrence. branched, separately: see `Unit`."""
     members: dict[tuple[Any, ...], list[int]] = {}
     for number, sample in enumerate(samples):
         key = (sample.tokens[: sample.start], sample.choices) if sample.choices else (sample.tokens, (), number)
         members.setdefault(key, []).append(number)
-    return [Unit(key[0], key[1], tuple(rows), branched) for key, rows in members.items()]
+    return [Unit(key[0], key[1], tuple(rows), branched, separately) for key, rows in members.items()]
 
 
 def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
@@ -95,6 +99,8 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding included; a longer unit gets
     a micro-batch of its own.
     """
+    if parts and parts[0].separately:
+        return _packed_by_prompt(parts, max_tokens)
     batches: list[list[Unit]] = []
     for unit in sorted(parts, key=lambda unit: -unit.size):
         last = batches[-1] if batches else []
@@ -103,6 +109,25 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
             last.append(unit)
         else:
             batches.append([unit])
+    return batches
+
+
+def _packed_by_prompt(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
+    """`parts` whose labels are read alone, in micro-batches of at most `max_tokens` tokens. Units with the same prompt
+    are neighbours, and a label that several of them have is counted and read once.
+    """
+    batches: list[list[Unit]] = []
+    size, read = 0, set[tuple[tuple[int, ...], Path]]()
+    for unit in sorted(parts, key=lambda unit: unit.tokens):
+        new = {(unit.tokens, path) for path in unit.choices} - read
+        added = sum(len(path) for _, path in new) + len(unit.tokens)
+        if not batches or size + added > max_tokens:
+            batches.append([])
+            new, size, added = {(unit.tokens, path) for path in unit.choices}, 0, unit.size
+            read = set()
+        batches[-1].append(unit)
+        size += added
+        read |= new
     return batches
 
 
@@ -199,7 +224,7 @@ def score(
         return Scored(rows, places, *scores)
     choices = [unit.choices for unit in micro]
     logprobs_UK, hidden_UD = choice_logprobs(
-        model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share
+        model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share, separately=micro[0].separately
     )
     rows = [row for unit in micro for row in unit.rows]
     places = [samples[row].start for row in rows]

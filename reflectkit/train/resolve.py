@@ -25,18 +25,19 @@ from reflectkit.envs.setup import EnvSetup, chat_settings, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
-from reflectkit.models.labels import choice_ids, prompt_ids, trie
+from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.refs import ModelKind, ModelRef, resolved
 from reflectkit.prompts import policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.run import Identity, digest, named_runs, read_record, runs_of
+from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
 from reflectkit.train.curriculum import Level
 from reflectkit.train.processes import Processes
 from reflectkit.train.rl_config import LIMITS, RLConfig
-from reflectkit.types import Task, Trajectory
+from reflectkit.types import SCORE, Task, Trajectory
 
 PROMPTS_CHECKED = 8
 """Problems of each level whose prompts are checked before any weights are loaded."""
@@ -339,7 +340,8 @@ def _check_prompts(run: RLRun) -> None:
                 raise not_repeatable(setup.env_name, task.id, 0)
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
             if observation.choices:
-                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
+                labels = choice_ids(tokenizer, observation.choices, answer)
+                tokens += SampleRequest((), labels, separately=answer == SCORE).depth
             if context is not None and tokens > context:
                 raise ConfigError(
                     f"the first prompt of task '{task.id}' is {tokens} tokens, and {policy} reads {context}; shorten"

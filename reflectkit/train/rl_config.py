@@ -31,6 +31,7 @@ from reflectkit.train.settings import (
     LoraConfig,
     OptimizerConfig,
 )
+from reflectkit.types import SCORE
 
 LIMITS = ("max_steps", "patience")
 """Settings that say only when training ends; a run may be continued with others."""
@@ -367,7 +368,7 @@ class RLConfig(Config):
             return {}
         if values["model"] in TINY:
             return FROM_SCRATCH
-        if values.get("answer") == "text" or not _offers_choices(str(values.get("env", ""))):
+        if values.get("answer") in ("text", SCORE) or not _offers_choices(str(values.get("env", ""))):
             return {}
         adapter = str(values.get("lora_r", 0)) != "0"
         return WITHOUT_SFT | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})

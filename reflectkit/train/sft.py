@@ -6,10 +6,12 @@ import errno
 import math
 import os
 import pickle
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -45,6 +47,11 @@ class TinyConfig(Config):
     """Tiny models: how they start from scratch."""
 
     vocabulary: int = option(640, help="Vocabulary size of a tiny model's tokenizer, including 256 bytes.", ge=300)
+    token_pattern: str = option(
+        "",
+        help="Regular expression of the pieces of text that a tiny model's tokens may not cross; default: words,"
+        " numbers and signs, as in GPT-2.",
+    )
     copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages.", ge=0)
     init_range: float | None = option(
         None,
@@ -191,6 +198,12 @@ class SFTConfig(Config):
         unmeasured = not (by_default or self.validate_file or self.hold_out)
         if unmeasured and (given := non_default(self, "validate_steps", "patience")):
             raise ConfigError(f"{flag(given[0])} needs held-out rows: --validate-file or --hold-out 0.1")
+        if self.tiny.token_pattern:
+            refuse(not scratch, f"--token-pattern is for a model that starts from scratch, not {self.model}")
+            try:
+                re.compile(self.tiny.token_pattern)
+            except re.error as error:
+                raise ConfigError(f"--token-pattern {self.tiny.token_pattern}: {error}") from None
         trained = f"--lora-r needs a pretrained model; --model {self.model} starts from scratch"
         refuse(self.lora.r and scratch, trained)
         return self
@@ -341,6 +354,52 @@ def encode_decisions(
     return encoded
 
 
+SAME_PROMPT = 16
+"""Rows in a row with the same prompt, whose options are read together."""
+
+
+def encode_options(
+    source: Path, rows: Sequence[Row], tokenizer: Any, *, max_length: int = 0, context: int = 2**31
+) -> list[dict[str, Any]]:
+    """Groups of neighbouring `rows` with the same prompt, whose options are each given a score.
+
+    Each has input_ids, the prompt; options, the tokens of each different option; offered, the numbers of the options of
+    each row; and shares, the target of each row as the probabilities of these.
+
+    Raises DataError: the prompt and an option have more than `max_length` or `context` tokens. CheckpointError.
+    """
+    from reflectkit.models.labels import option_ids, prompt_ids
+
+    groups: list[dict[str, Any]] = []
+    numbers: dict[tuple[int, ...], int] = {}
+    before = ""
+    for row in rows:
+        ((prompt, completion),) = row.parts
+        if prompt != before or len(groups[-1]["offered"]) == SAME_PROMPT:
+            groups.append({"input_ids": prompt_ids(tokenizer, prompt), "options": [], "offered": [], "shares": []})
+            numbers, before = {}, prompt
+        group = groups[-1]
+        paths = option_ids(tokenizer, tuple(option.removeprefix(" ") for option in row.options))
+        for path in paths:
+            if numbers.setdefault(path, len(numbers)) == len(group["options"]):
+                group["options"].append(list(path))
+        group["offered"].append([numbers[path] for path in paths])
+        group["shares"].append(list(row.probabilities) or [float(option == completion) for option in row.options])
+        length = len(group["input_ids"]) + max(map(len, paths))
+        if length > min(max_length or context, context):
+            raise DataError(
+                source,
+                f"a prompt with an option has {length} tokens and {min(max_length or context, context)} fit",
+                line=row.line,
+            )
+    return groups
+
+
+def row_length(row: Mapping[str, Any]) -> int:
+    """The tokens of an encoded row, or of the prompt of a group of rows with its longest option."""
+    return len(row["input_ids"]) + max(map(len, row.get("options", [()])))
+
+
 def _in_words(prompt: str) -> bool:
     """Whether a policy answers `prompt` with calls or in words, since it lists no actions."""
     return prompt.endswith((CALLS_MARKER, AGENT_MARKER)) or (
@@ -369,8 +428,9 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
     if config.model in TINY:
         tokenizer = tiny_tokenizer(config, source, rows)
         held_out = [] if config.held_out_file is None else read_rows(config.held_out_file)
-        texts = [*_texts(config, source, rows), *(row.text for row in held_out)]
-        model = _tiny_model(config, tokenizer, longest=max(len(tokenizer.encode(text)) for text in texts))
+        texts = dict.fromkeys([*_texts(config, source, rows), *(text for row in held_out for text in row.texts)])
+        scores = any(row.options for row in rows)
+        model = _tiny_model(config, tokenizer, max(len(tokenizer.encode(text)) for text in texts), scores)
         loaded = LoadedModel(model.to(pick_device(config.device)), tokenizer, config.role)
     else:
         loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
@@ -383,12 +443,24 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
     return replace(loaded, role=config.role)
 
 
-def _tiny_model(config: SFTConfig, tokenizer: Any, longest: int) -> Any:
-    """A model with random weights. longest: tokens of the longest row."""
-    from reflectkit.models.tiny import CONVOLUTION_FIRST, PAIRS, build_model, context_for, relative_context
+def _tiny_model(config: SFTConfig, tokenizer: Any, longest: int, scores: bool) -> Any:
+    """A model with random weights. longest: tokens of the longest row. scores: whether it reads each option alone, for
+    which `tiny` has attention only.
+    """
+    from reflectkit.models.tiny import (
+        CONVOLUTION_FIRST,
+        PAIRS,
+        SCORING_LAYERS,
+        build_model,
+        build_relative,
+        context_for,
+        relative_context,
+    )
 
     learned = config.model == LEARNED_POSITIONS
     context = config.max_length or (context_for(longest) if learned else relative_context(longest))
+    if scores and config.model == "tiny":
+        return build_relative(tokenizer, context, config.run.seed, SCORING_LAYERS)
     layers = {"tiny": CONVOLUTION_FIRST, "tiny-hybrid": PAIRS, LEARNED_POSITIONS: ()}[config.model]
     init_range = config.tiny.init_range or (0.06 if config.model == "tiny" else 0.04)
     return build_model(tokenizer, context, config.run.seed, init_range, layers)
@@ -407,12 +479,14 @@ def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
     counts = {text.rpartition("\nActions:\n")[2].count("\n") for text in texts if "\nActions:\n" in text}
     if len(counts) > 1:
         labels = [f" {label}" for label in LABELS[: 2 * len(labels)]]
-    return build_tokenizer(texts, labels, config.tiny.vocabulary)
+    return build_tokenizer(texts, labels, config.tiny.vocabulary, config.tiny.token_pattern)
 
 
 def _texts(config: SFTConfig, source: Path, rows: Sequence[Row]) -> list[str]:
     """The rows that the tokenizer and the context of a tiny model are made for."""
-    return [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
+    others = [row for other in inputs_of(config, source)[1:] for row in read_rows(other)]
+    texts = [text for row in (*rows, *others) for text in row.texts]
+    return list(dict.fromkeys(texts)) if any(row.options for row in rows) else texts
 
 
 def encoded_rows(
@@ -456,6 +530,11 @@ def _encoded(
     """The tokens of `rows`, all of which the model knows. Raises DataError, CheckpointError."""
     from reflectkit.models.labels import check_embedded
 
+    if rows and rows[0].options:  # each of which is given a score
+        groups = encode_options(source, rows, player.tokenizer, max_length=config.max_length, context=player.context)
+        for group in groups:
+            check_embedded(player.tokenizer, [*group["input_ids"], *chain(*group["options"])], player.vocabulary)
+        return groups
     if any(row.probabilities for row in rows):
         for name, given in (("prompt_loss", prompt_loss), ("share_prefixes", config.share_prefixes)):
             refuse(given, f"{flag(name)} is for rows with one answer, and {source} has probabilities; leave it out")

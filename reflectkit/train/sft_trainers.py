@@ -248,8 +248,9 @@ class CompletionTrainer(SharingTrainer):
 
 
 def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Any]:
-    """B decisions as a batch, padded on the right to T tokens: input_ids and attention_mask (B, T), the options' tokens
-    and shares as they are, and as labels one number for each decision, for the trainer to count.
+    """B decisions, or groups of them that share a prompt, as a batch, padded on the right to T tokens: input_ids and
+    attention_mask (B, T), the options' tokens, which are offered, and shares as they are, and as labels one number for
+    each decision, for the trainer to count.
     """
     width = max(len(row["input_ids"]) for row in rows)
     ids_BT, mask_BT = torch.full((len(rows), width), pad_id), torch.zeros((len(rows), width), dtype=torch.long)
@@ -260,20 +261,32 @@ def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[st
         "input_ids": ids_BT,
         "attention_mask": mask_BT,
         "options": [row["options"] for row in rows],
+        "offered": [row.get("offered") for row in rows],
         "shares": [row["shares"] for row in rows],
-        "labels": torch.zeros((1, len(rows)), dtype=torch.long),
+        "labels": torch.zeros((1, sum(len(row.get("offered", [()])) for row in rows)), dtype=torch.long),
     }
 
 
 def decision_losses(model: Any, rows: Sequence[Mapping[str, Any]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(cross-entropy of the shares and the policy's probabilities of the options, in nats (B); whether the likeliest
-    options agree (B)).
+    options agree (B)). A row may be a group of decisions whose options are each given a score
+    (`train.sft.encode_options`).
     """
-    labels = [tuple(map(tuple, row["options"])) for row in rows]
-    logprobs_BK, _ = choice_logprobs(model, [row["input_ids"] for row in rows], labels, pad_id=pad_id)
+    separately = bool(rows[0].get("offered"))
+    prompts, labels, shares = [], [], []
+    for row in rows:
+        paths = tuple(map(tuple, row["options"]))
+        decisions = (
+            zip(row["offered"], row["shares"], strict=True) if separately else [(range(len(paths)), row["shares"])]
+        )
+        for offered, target in decisions:
+            prompts.append(row["input_ids"])
+            labels.append(tuple(paths[number] for number in offered))
+            shares.append(target)
+    logprobs_BK, _ = choice_logprobs(model, prompts, labels, pad_id=pad_id, separately=separately)
     shares_BK = torch.zeros_like(logprobs_BK)
-    for number, row in enumerate(rows):
-        shares_BK[number, : len(row["shares"])] = torch.tensor(row["shares"])
+    for number, target in enumerate(shares):
+        shares_BK[number, : len(target)] = torch.tensor(target)
     losses_B = -(shares_BK * logprobs_BK.masked_fill(logprobs_BK.isneginf(), 0.0)).sum(dim=-1)
     return losses_B, logprobs_BK.argmax(dim=-1) == shares_BK.argmax(dim=-1)
 
@@ -289,14 +302,19 @@ class DecisionTrainer(SharingTrainer):
         """The loss of a batch. num_items_in_batch: decisions in the whole batch, if it is read in parts."""
         lengths = inputs["attention_mask"].sum(dim=1).tolist()
         rows = [
-            {"input_ids": ids[:length], "options": options, "shares": shares}
-            for ids, length, options, shares in zip(
-                inputs["input_ids"].tolist(), lengths, inputs["options"], inputs["shares"], strict=True
+            {"input_ids": ids[:length], "options": options, "offered": offered, "shares": shares}
+            for ids, length, options, offered, shares in zip(
+                inputs["input_ids"].tolist(),
+                lengths,
+                inputs["options"],
+                inputs["offered"],
+                inputs["shares"],
+                strict=True,
             )
         ]
         losses_B, _ = decision_losses(model, rows, self.processing_class.pad_token_id)
         self._total_train_tokens += sum(lengths)
-        loss = losses_B.sum() / (len(rows) if num_items_in_batch is None else num_items_in_batch)
+        loss = losses_B.sum() / (len(losses_B) if num_items_in_batch is None else num_items_in_batch)
         return (loss, {}) if return_outputs else loss
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from reflectkit.models import scoring
-from reflectkit.models.scoring import Scorer, choice_logprobs, token_logprobs
+from reflectkit.models.scoring import Scorer, choice_logprobs, label_scores, token_logprobs
 from reflectkit.sampling.decoding import decode
 
 VOCABULARY = 101
@@ -113,6 +113,37 @@ def test_a_common_beginning_read_once_changes_nothing(build) -> None:
     written = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=6)
     for row, line in zip(rows, written, strict=True):
         assert decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=6)[0].token_ids == line.token_ids
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_labels_that_are_read_alone_have_the_scores_of_rows_of_their_own(
+    build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In value and gradient, however labels and prompts are spread over rows and passes."""
+    monkeypatch.setattr(scoring, "ROW", 12)
+    monkeypatch.setattr(scoring, "PASS", 100)
+    model = build()
+    first, other, _ = prompts(3)
+    paths = [(*range(10 + length, 10 + 2 * length), 0) for length in (1, 2, 3, 5, 7, 11, 2)]
+    rows = [(first, (*paths,)), (other, (*paths[:3],)), (first, (paths[6], paths[0]))]
+    alone = [
+        torch.stack([model(torch.tensor([[*prompt, *path]])).logits[0, -1, 0] for path in labels])
+        for prompt, labels in rows
+    ]
+    torch.stack([row.log_softmax(0)[1] for row in alone]).sum().backward()
+    wanted = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    scores, hidden = label_scores(model, *zip(*rows, strict=True), pad_id=0)
+    logprobs, _ = choice_logprobs(model, *zip(*rows, strict=True), pad_id=0, temperature=2.0, separately=True)
+    for row, mine, logprob in zip(alone, scores, logprobs, strict=True):
+        torch.testing.assert_close(mine[: len(row)], row, atol=1e-4, rtol=0)
+        assert mine[len(row) :].isinf().all()
+        torch.testing.assert_close(logprob[: len(row)], (row / 2).log_softmax(0), atol=1e-4, rtol=0)
+    scores.log_softmax(1)[:, 1].sum().backward()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(dict(model.named_parameters())[name].grad, gradient, atol=1e-3, rtol=1e-3)
+    _, state = choice_logprobs(model, [other], [single(5, 6)], pad_id=0)
+    torch.testing.assert_close(hidden[1], state[0], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("build", BUILDERS)

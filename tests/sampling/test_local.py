@@ -12,7 +12,7 @@ import torch
 
 from reflectkit.errors import CheckpointError
 from reflectkit.eventloop import run_sync
-from reflectkit.models.labels import Path, label_ids, prompt_ids
+from reflectkit.models.labels import Path, label_ids, option_ids, prompt_ids
 from reflectkit.models.load import LoadedModel
 from reflectkit.sampling.base import SampleOutput, Sampler, SampleRequest, Truncation, draw, truncated_rows
 from reflectkit.sampling.hf import LocalSampler
@@ -50,6 +50,25 @@ def test_equal_prompts_are_read_once_until_the_weights_change(policy: LoadedMode
     assert (after.version, first[3].version) == (5, 0)
     assert after.label_logprobs != first[3].label_logprobs
     assert sampler.tokens == 2 * len(prompt)
+
+
+def test_a_choice_that_was_read_alone_is_not_read_again(policy: LoadedModel) -> None:
+    """Not in another list, order or temperature, until the weights change."""
+    sampler, prompt = LocalSampler(policy), prompt_of(policy, "a taxi")
+    paths = option_ids(policy.tokenizer, ("go left", "go right", "wait"))
+    ask = SampleRequest(prompt, paths[:2], temperature=0, separately=True)
+    (two,) = sample(sampler, ask)
+    read = len(prompt) + sum(map(len, paths[:2]))
+    assert sampler.tokens == read
+    (three,) = sample(sampler, replace(ask, labels=(paths[2], paths[1], paths[0]), temperature=1.0))
+    assert sampler.tokens == read + len(prompt) + len(paths[2])
+    gap = two.label_logprobs[0] - two.label_logprobs[1]
+    assert three.label_logprobs[2] - three.label_logprobs[1] == pytest.approx(gap, abs=1e-5)
+    assert math.fsum(map(math.exp, three.label_logprobs)) == pytest.approx(1, abs=1e-5)
+    assert two.token_ids == max(zip(two.label_logprobs, paths, strict=False))[1]
+    run_sync(sampler.publish(None, 1))
+    sample(sampler, ask)
+    assert sampler.tokens == 2 * read + len(prompt) + len(paths[2])
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -37,7 +37,7 @@ from reflectkit.rollouts.wrappers import Checked, checked
 from reflectkit.sampling.base import SampleOutput, SampleRequest
 from reflectkit.seeding import derive
 from reflectkit.train.batch import rows
-from reflectkit.types import Decision, Observation, Status, Task, Thinking, Trajectory, Turn, from_json
+from reflectkit.types import SCORE, Decision, Observation, Status, Task, Thinking, Trajectory, Turn, from_json
 
 KEY = "reflectkit"
 """The settings in the file of --custom-config-path, and in a prompt's metadata."""
@@ -363,7 +363,7 @@ def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
 
 def policy_model(args: Any, evaluation: bool) -> tuple[str, Any, int, str | None]:
     """(URL of slime's router, tokenizer, context, role) of the policy. Raises CheckpointError, ConfigError."""
-    if _facts_of(Path(str(args.hf_checkpoint))).get("answer") == "text":
+    if _facts_of(Path(str(args.hf_checkpoint))).get("answer") in ("text", SCORE):
         raise ConfigError(f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`")
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)

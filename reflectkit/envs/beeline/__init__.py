@@ -1,0 +1,1 @@
+"""BeelineBench: a policy ranks the open states of a best-first search."""
