@@ -26,7 +26,6 @@ from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
 from reflectkit.env import Action, Env, StepResult, Taskset, Teacher, check_choice, check_task, task_int
-from reflectkit.envs.adapters import env_type
 from reflectkit.errors import ConfigError, unknown_name
 from reflectkit.jsonl import dumps
 from reflectkit.text import pluralize
@@ -206,4 +205,5 @@ def env_of(domain: str) -> type[Env]:
     if find_spec("beelinebench") is None:
         raise ConfigError(f"--env beeline:{domain} needs beelinebench; run pip install 'reflectkit[beeline]'")
     title = f"beeline-{domain}"
-    return env_type(Beeline, title, name=title, domain=domain)
+    attributes = {"name": title, "domain": domain, "__doc__": Beeline.__doc__, "__module__": Beeline.__module__}
+    return type(title, (Beeline,), attributes)
