@@ -7,18 +7,28 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.cli.main import main
+from reflectkit.commands.serve import PolicyServer, ServeConfig
 from reflectkit.decisions.systemone import SystemOneRequest
 from reflectkit.env import Context
 from reflectkit.envs import env_class, listed, make
 from reflectkit.errors import ConfigError, DataError, UnknownNameError
+from reflectkit.eventloop import run_sync
+from reflectkit.integrations.agent import load_agent
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.tiny import build_relative, build_tokenizer
 from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.hf import LocalSampler
 from reflectkit.types import Task
+from tests.asgi import served
 
 DOMAINS = ("tiles", "blocksworld", "countdown", "rush_hour", "keys_doors")
 
@@ -35,8 +45,14 @@ def test_what_is_no_domain_of_it_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         env.env_of.__wrapped__("tiles")
 
 
-beelinebench = pytest.importorskip("beelinebench", reason="needs beelinebench: pip install 'reflectkit[beeline]'")
-slow = pytest.mark.slow
+needs_package = pytest.mark.skipif(
+    find_spec("beelinebench") is None, reason="needs beelinebench: pip install 'reflectkit[beeline]'"
+)
+
+
+def slow(test: Any) -> Any:
+    """A slow test that needs the package."""
+    return pytest.mark.slow(needs_package(test))
 
 
 def package_problem(domain: str, number: int) -> Any:
@@ -175,3 +191,65 @@ def test_it_goes_through_the_commands(capsys: pytest.CaptureFixture[str]) -> Non
     players = ["--policy", "oracle", "--policy", "heuristic", "--policy", "random"]
     assert main(["evaluate", *flags, *players]) == 0
     assert "log score" in capsys.readouterr().out
+
+
+@slow
+def test_the_harness_asks_a_server_and_a_function_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own client over HTTP gets the probabilities that the policy has in the env, and both ways explore the same
+    states.
+    """
+    import httpx
+    from beelinebench import api
+    from beelinebench.jev import JevClient, jev_chooser
+    from beelinebench.rng import Draws
+    from beelinebench.search import Spend
+
+    from benchmarks import beeline
+
+    env = make("beeline:countdown")
+    seen = env.reset(trial("countdown", 10_002), 0)
+    tokenizer = build_tokenizer([seen.text, *seen.choices], [], 400)
+    model = LoadedModel(build_relative(tokenizer, 4096, 0, 1), tokenizer, "plain", answer="score")
+    save_player(tmp_path / "model", model)
+    agent = TwoPlayerAgent(LocalSampler(model, frozen=True), answer="score", show=True)
+    decision = run_sync(agent.decide(seen, Context(0, env)))
+
+    problem, spend = package_problem("countdown", 10_002), Spend(max_requests=9, max_input_tokens=10**9)
+    states = list(dict.fromkeys(problem.moves(problem.start)))
+    server = PolicyServer(agent, ServeConfig(load_dir=tmp_path / "model"))
+    with served(server.application()) as url, httpx.Client() as http:
+        client = JevClient(api_key=None, model="jev-latest", api_base=f"{url}/v1", http=http)
+        choose = jev_chooser(
+            client,
+            objective=problem.objective,
+            context=problem.context,
+            render=problem.render,
+            spend=spend,
+            order=Draws("order"),
+        )
+        chosen = choose(states)
+    server.thread.close()
+    shares = dict(zip(seen.choices, decision.probabilities, strict=True))
+    by_state = [shares[problem.render(state)] for state in states]
+    assert spend.probabilities == pytest.approx(by_state, abs=1e-6)
+    with load_agent(tmp_path / "model", device="cpu") as loaded:
+        decide = beeline.decider(loaded)
+        by_function = api.chooser(decide, problem, spend, Draws("order"))(states)
+    assert spend.probabilities == pytest.approx(by_state, abs=1e-6)
+    assert chosen == by_function == by_state.index(max(by_state))
+
+    monkeypatch.setattr(beeline, "FOLDER", tmp_path)
+    line = beeline.play("countdown", "random-weights", str(tmp_path / "model"), 2)
+    assert line.startswith("countdown random-weights: 0.")
+    assert "oracle 1.000" in line
+    assert "= 1.000 (1.000 to 1.000)" in beeline.compare("countdown", "random-weights", "random-weights")
+
+
+@needs_package
+def test_a_ratio_of_geometric_means_has_student_s_interval() -> None:
+    """Log ratios of 0, log 2 and log 4: their mean is log 2 and its error log 2 / √3, of which t has 4.303."""
+    from benchmarks.beeline import ratio
+
+    times, low, high = ratio([0.2, 0.4, 0.4], [0.2, 0.2, 0.1])
+    width = 2 ** (4.303 / math.sqrt(3))
+    assert (times, low, high) == pytest.approx((2, 2 / width, 2 * width), rel=1e-3)
