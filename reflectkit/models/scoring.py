@@ -163,14 +163,16 @@ def label_scores(
         known = labels_of.setdefault(prompt, {})
         for path in row:
             known.setdefault(path, len(known))
-    together = has_plain_head(model) and takes_positions(model) and attends_to_all(model) and _takes_masks(model)
+    bare = model.model if is_scorer(model) else model
+    together = has_plain_head(bare) and takes_positions(bare) and attends_to_all(bare) and _takes_masks(bare)
     parts: list[tuple[tuple[int, ...], Trie]] = []
     for prompt, known in labels_of.items():
         for group in _groups(tuple(known), together, max(ROW, 2 * len(prompt))):
             parts.append((prompt, apart(group)))
-    # 2. One pass, or where rows need not be spread over processes, several passes of similar rows
+    # 2. Several passes of similar rows; only one of a model that is spread over processes
     order = sorted(range(len(parts)), key=lambda number: _row_length(parts[number]))
-    most = len(parts) if is_scorer(model) else max(1, PASS // max(1, _row_length(parts[order[-1]])))
+    spread = is_scorer(model) and type(model) is not Scorer
+    most = len(parts) if spread else max(1, PASS // max(1, _row_length(parts[order[-1]])))
     scorer = model if is_scorer(model) else Scorer(model)
     scores: dict[int, torch.Tensor] = {}
     hidden: dict[int, torch.Tensor] = {}
@@ -224,8 +226,7 @@ def _row_length(part: tuple[Sequence[int], Trie]) -> int:
 
 def _takes_masks(model: Any) -> bool:
     """Whether the model's attention takes a mask of pairs of tokens."""
-    inner = model.model if is_scorer(model) else model
-    return getattr(unwrapped(inner).config, "_attn_implementation", None) == "sdpa"
+    return getattr(unwrapped(model).config, "_attn_implementation", None) == "sdpa"
 
 
 def token_logprobs(

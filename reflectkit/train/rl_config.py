@@ -366,9 +366,11 @@ class RLConfig(Config):
         of_grpo = {leaf.name for leaf in leaves(GrpoSettings)}
         if not values.get("model") or values.get("algo", "ppo") != "ppo" or of_grpo & {*values}:
             return {}
+        if values.get("answer") == SCORE:  # the critic would not see the choices
+            return {}
         if values["model"] in TINY:
             return FROM_SCRATCH
-        if values.get("answer") in ("text", SCORE) or not _offers_choices(str(values.get("env", ""))):
+        if values.get("answer") == "text" or not _offers_choices(str(values.get("env", ""))):
             return {}
         adapter = str(values.get("lora_r", 0)) != "0"
         return WITHOUT_SFT | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})

@@ -18,7 +18,7 @@ from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive
 from reflectkit.train.curriculum import Level
 from reflectkit.train.rl_config import words_needed
-from reflectkit.types import ANSWERS, Observation
+from reflectkit.types import ANSWERS, SCORE, Observation
 
 EXPLORED = 64
 """Problems of each level in which a random player collects texts."""
@@ -39,8 +39,9 @@ def tiny_model(
     """The folder of model `name` ("tiny" or "tiny-hybrid") for the env of `levels`, in `folder`; the same settings give
     the same model.
 
-    Its tokenizer is made of the prompts that a random player sees. form: what it answers where it chooses, label or
-    text ("": label). learns_by: how it will be trained, to be told. Raises ConfigError for an env without choices.
+    Its tokenizer is made of the prompts that a random player sees. form: what it answers where it chooses, see
+    `types.Answer` ("": label). learns_by: how it will be trained, to be told. Raises ConfigError for an env without
+    choices.
     """
     # 1. What a random player sees
     form = form or ANSWERS[0]
@@ -49,6 +50,8 @@ def tiny_model(
     if not all(observation.choices for observation in observations):
         raise ConfigError(words_needed(name, env))
     prompts = sorted({policy_prompt(observation, None, form) for observation in observations})
+    if form == SCORE:  # which prompts do not list
+        prompts += sorted({f" {choice}" for observation in observations for choice in observation.choices})
     counts = {len(observation.choices) for observation in observations}
     most = max(counts) if len(counts) == 1 else 2 * max(counts)
 

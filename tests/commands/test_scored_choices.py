@@ -53,6 +53,13 @@ def test_a_policy_that_scores_choices_learns_and_plays(checkpoint: Path) -> None
     assert sum(act.probabilities) == pytest.approx(1, abs=1e-5)
 
 
+def test_random_weights_learn_from_the_reward_alone() -> None:
+    """By GRPO, since the critic of PPO would not see the choices."""
+    train = ["rlft", "--env", "corridor", "--model", "tiny", "--answer", "score", "--device", "cpu"]
+    assert main([*train, "--max-steps", "1", "--episodes", "8", "--validate-problems", "2", "--name", "rl"]) == 0
+    assert model_facts(Path("results/rl/checkpoint-1"))["answer"] == "score"
+
+
 def test_the_order_of_choices_changes_nothing(checkpoint: Path) -> None:
     """And a choice's odds against another do not depend on a third."""
     agent = TwoPlayerAgent(LocalSampler(load_player(checkpoint, device="cpu")), answer="score", show=True)

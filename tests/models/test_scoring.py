@@ -133,7 +133,7 @@ def test_labels_that_are_read_alone_have_the_scores_of_rows_of_their_own(
     torch.stack([row.log_softmax(0)[1] for row in alone]).sum().backward()
     wanted = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
-    scores, hidden = label_scores(model, *zip(*rows, strict=True), pad_id=0)
+    scores, hidden = label_scores(Scorer(model), *zip(*rows, strict=True), pad_id=0)
     logprobs, _ = choice_logprobs(model, *zip(*rows, strict=True), pad_id=0, temperature=2.0, separately=True)
     for row, mine, logprob in zip(alone, scores, logprobs, strict=True):
         torch.testing.assert_close(mine[: len(row)], row, atol=1e-4, rtol=0)
