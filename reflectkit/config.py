@@ -35,13 +35,11 @@ REQUIRED: Any = PydanticUndefined
 MORE, LAST = "More settings", "Every command"
 """Panels of the help: a command's own settings that are not essential, and the settings of all commands."""
 RENAMED = {
-    "load_dir": ("policy", "model"), "reflect_load_dir": ("reflector",), "is_cap": ("importance_weight_max",),
-    "width": ("max_concurrency",), "kl": ("kl_coef",), "entropy": ("entropy_coef",),
-    "adapter_dir_there": ("server_adapter_dir",), "episodes": ("count", "from_"),
+    "load_dir": ("policy", "model"), "reflect_load_dir": ("reflector",),
     "per_device_train_batch_size": ("batch_size", "minibatch"), "per_device_eval_batch_size": ("max_concurrency",),
     "gradient_accumulation_steps": ("gradient_accumulation", "max_tokens_per_batch"), "max_seq_length": ("max_length",),
     "model_name": ("model",), "use_8bit": ("quantize",), "use_4bit": ("quantize",), "fp16": ("dtype",),
-    "bf16": ("dtype",), "bnb_4bit_compute_dtype": ("dtype",), "disable_dropout": ("dropout",), "optim": ("optimizer",),
+    "bf16": ("dtype",), "bnb_4bit_compute_dtype": ("dtype",), "disable_dropout": ("dropout",),
     "lr_scheduler_type": ("schedule",), "warmup_ratio": ("warmup_steps",), "num_train_epochs": ("epochs",),
     "save_total_limit": ("keep_checkpoints",), "ckpt_path": ("name",), "trainer": ("algo",), "use_critic": ("algo",),
     "ppo_clip_coef": ("clip",), "ppo_update_iter": ("epochs",), "critic_update_iter": ("epochs",),
@@ -49,7 +47,7 @@ RENAMED = {
     "curriculum_index": ("curriculum",), "depth_curriculum": ("curriculum",), "taxi_curriculum": ("curriculum",),
     "merge_after_first_k": ("merge_after",),
 }  # fmt: skip
-"""Former names of settings, and those of the original toolkit, each with its present names in the commands."""
+"""Names of settings in the original toolkit, each with ours in the commands."""
 RENAMED_IN_RL = {
     "num_train_epochs": "max_steps", "num_iterations": "epochs", "num_generations": "group_size", "beta": "kl_coef",
     "epsilon": "clip", "epsilon_high": "clip_high", "loss_type": "loss_mean", "scale_rewards": "normalize",
@@ -65,10 +63,10 @@ COMMON = {
 }  # fmt: skip
 """Names that settings have elsewhere, each with ours in the commands."""
 VALUES = {"use_8bit": "8bit", "use_4bit": "4bit", "fp16": "float16", "bf16": "bfloat16"}
-"""What to give where a former setting had no value."""
+"""What to give where a setting of the original has no value."""
 NOT_NEEDED = (
     "shrink_head", "discretize_actions", "sandbox_dir", "disable_alfworld", "mode", "use_nested_quant", "logging_steps",
-    "bnb_4bit_quant_type", "critic_update_freq", "reflect_model_name", "cache_dir",
+    "bnb_4bit_quant_type", "optim", "optimizer", "critic_update_freq", "reflect_model_name", "cache_dir",
 )  # fmt: skip
 """Settings of the original toolkit without a counterpart."""
 

@@ -91,10 +91,6 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         config = with_values(config, model=start.text)
     if config.checkpoints.plan:
         return _plan(config, source, rows, trained, progress)
-    whole = (
-        f"--optimizer {config.optim.optimizer} needs the whole model in each process, which FSDP2 spreads; use adamw"
-    )
-    refuse(processes.sharded and config.optim.optimizer != "adamw", whole)
 
     with shared_run("sft", config, [*inputs_of(config, source), *inputs], processes) as current:
         if current.done:
@@ -223,7 +219,6 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], trained: Sequenc
         "sft",
         config.run.results_dir,
         [player.model],
-        config.optim.optimizer,
         tokens,
         tokens,
         recompute=config.gradient_checkpointing,

@@ -269,7 +269,6 @@ def _optimizer_settings(optim: OptimizerConfig, rate: float) -> dict[str, Any]:
     """Settings of a learner for its optimizer. rate: the peak learning rate."""
     return {
         "learning_rate": rate,
-        "optimizer": optim.optimizer,
         "weight_decay": optim.weight_decay,
         "max_grad_norm": optim.max_grad_norm,
     }
@@ -322,7 +321,6 @@ def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
         "rlft",
         config.run.results_dir,
         [learner.player.model, *(model for model in frozen if model is not None)],
-        config.optim.optimizer,
         learner.max_tokens,
         0 if chooses else logits_at_once(learner.player.model, learner.max_tokens),
         recompute=config.gradient_checkpointing,

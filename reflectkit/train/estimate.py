@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,27 +52,10 @@ def tokens_a_pass(model: Any, *, recompute: bool) -> int:
     return max(1, min(MOST_TOKENS, CPU_BYTES // activation_size(model, 1, 0, recompute=recompute)))
 
 
-def optimizer_size(name: str, weights: Iterable[torch.Tensor]) -> int:
-    """Bytes of the state of optimizer `name` (see `train.optimizers`) over `weights`, without its step counters.
-
-    AdamW holds two numbers for each weight, SGD with momentum one, Adafactor one for each row and column of a matrix.
-    """
-    numbers = 0
-    for weight in weights:
-        if name == "adafactor" and weight.ndim > 1:
-            *outer, rows, columns = weight.shape
-            held = math.prod(outer) * (rows + columns)
-        else:
-            held = {"adamw": 2, "sgd": 1, "adafactor": 1}[name] * weight.numel()
-        numbers += held * weight.element_size()
-    return numbers
-
-
 def plan_report(
     stage: str,
     results: Path,
     models: Iterable[Any],
-    optimizer: str,
     batch_tokens: int,
     logits: int,
     *,
@@ -93,7 +75,7 @@ def plan_report(
     memory = {
         "weights": size([*trained, *frozen]),
         "gradients": size(trained),
-        "optimizer": optimizer_size(optimizer, trained),
+        "optimizer": 2 * size(trained),  # AdamW holds two numbers for each weight
         "activations": activation_size(models[0], batch_tokens, logits, recompute=recompute),
     }
     memory["memory"] = sum(memory.values())

@@ -66,7 +66,6 @@ class Settings:
     """
 
     learning_rate: float
-    optimizer: str = "adamw"
     weight_decay: float = 0.0
     loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
     clip: float = 0.2
@@ -197,7 +196,6 @@ class LocalLearner(Learner):
         self.optimizer = make_optimizer(
             player.model,
             self.processes,
-            name=settings.optimizer,
             rate=settings.learning_rate,
             max_norm=settings.max_grad_norm,
             decay=settings.weight_decay,
@@ -477,7 +475,7 @@ class LocalLearner(Learner):
         figures |= {"masked": 0.0} if self.settings.mask != "none" else {}
         figures |= {"divergence": 0.0} if self.teacher is not None else {}
         try:
-            for number, (micro, weight) in enumerate(micros):
+            for micro, weight in micros:
                 scored = self._score(self.scorer, samples, micro)
                 reference_N: torch.Tensor | None = None
                 if self.reference is not None:
@@ -489,7 +487,7 @@ class LocalLearner(Learner):
                     apart = self._divergence(self.teacher, samples, scored, taught)
                     loss = loss + self.settings.distill * apart
                     added["divergence"] = float(apart.detach())
-                self.optimizer.backward(loss * weight * self.optimizer.loss_scale, last=number == len(micros) - 1)
+                (loss * weight * self.optimizer.loss_scale).backward()
                 deviation = max(figures["ratio_deviation"], added["ratio_deviation"])
                 figures = {name: value + weight * added.get(name, 0.0) for name, value in figures.items()}
                 figures["ratio_deviation"] = deviation

@@ -49,8 +49,8 @@ class Processes:
 
     @property
     def sharded(self) -> bool:
-        """Whether each process holds a shard of the policy (FSDP, ZeRO), so that a forward pass needs all processes."""
-        return self.kind in ("FSDP", "DEEPSPEED")
+        """Whether each process holds a shard of the policy (FSDP2), so that a forward pass needs all processes."""
+        return self.kind == "FSDP"
 
     @property
     def first(self) -> bool:
@@ -229,7 +229,7 @@ def start_processes(stage: str, device: str, threads: int = 1) -> Processes:
 
     silence_libraries()
     accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
-    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", *(["DEEPSPEED"] if stage == "rlft" else []))
+    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
     kind = accelerator.distributed_type
     name = str(kind).rpartition(".")[2]
     unknown = f"{stage} does not support {name}; use a config of `reflectkit list --configs`, such as fsdp2"

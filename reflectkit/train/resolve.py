@@ -232,13 +232,10 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
 def _check_processes(config: RLConfig, processes: Processes) -> None:
     """Raises ConfigError for settings that do not work in the way in which the processes were started."""
     sharded, several, sampler = processes.sharded, processes.count > 1, config.sampler.policy
-    whole = "needs the whole policy in each process, which FSDP2 and ZeRO spread; use"
+    whole = "needs the whole policy in each process, which FSDP2 spreads; use"
     refuse(sharded and config.reflector.share_base, f"--share-base {whole} `list --configs multi_gpu`")
-    refuse(sharded and config.optim.optimizer != "adamw", f"--optimizer {config.optim.optimizer} {whole} adamw")
     refuse(sharded and sampler != LOCAL, f"--sampler {sampler} {whole} local")
     refuse(sharded and config.distill.weight, f"--distill-comments {config.distill.weight:g} {whole}")
-    kept = "--target-kl cannot discard gradients under DeepSpeed; give --target-kl 0, or use `list --configs fsdp2`"
-    refuse(processes.kind == "DEEPSPEED" and config.algo.target_kl, kept)
     alone = "runs in one process; leave out torchrun or accelerate"
     refuse(several and config.sampler.remote, f"--sampler {sampler} {alone}")
     refuse(several and config.reflector_training.every, f"--train-reflector {alone}")

@@ -86,9 +86,6 @@ class OptimizerConfig(Config):
     schedule: Literal["linear", "cosine", "constant"] = option(
         "linear", help="Learning rate after warm-up: linear or cosine (down to 0 at the last step), or constant."
     )
-    optimizer: Literal["adamw", "adafactor", "sgd"] = option(
-        "adamw", help="adamw, adafactor (less memory) or sgd (with momentum 0.9); the last two need other rates."
-    )
     weight_decay: float = option(0.0, help="Weight decay, of all trained weights but biases and norms.", ge=0)
     max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.", gt=0)
 

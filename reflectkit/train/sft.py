@@ -641,7 +641,6 @@ def build_trainer(
     from transformers import PrinterCallback
     from trl import SFTConfig
 
-    from reflectkit.train.optimizers import optimizer_class
     from reflectkit.train.sft_trainers import (
         CompletionTrainer,
         DecisionTrainer,
@@ -688,21 +687,17 @@ def build_trainer(
     )
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # or the trainer would split each batch over all GPUs that this process sees
-    kind, collator, optimizer = CompletionTrainer, None, None
+    kind, collator = CompletionTrainer, None
     if config.share_prefixes:
         kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
     if decides:
         kind, collator = DecisionTrainer, partial(collate_decisions, pad_id=player.tokenizer.pad_token_id)
-    if optim.optimizer != "adamw":  # which is the trainer's own
-        chosen, settings = optimizer_class(optim.optimizer)
-        optimizer = chosen, settings | {"lr": optim.rate}
     trainer = kind(
         model=player.model,
         args=arguments,
         train_dataset=Dataset.from_list(encoded),
         data_collator=collator,
         processing_class=player.tokenizer,
-        optimizer_cls_and_kwargs=optimizer,
     )
     processes = processes or Processes()
     if processes.count > 1:

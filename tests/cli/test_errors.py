@@ -23,7 +23,6 @@ from tests.command_lines import error_of
         (["evaluate", "--env", "alfworld", "--policy", "random"],
          "run `reflectkit gen-task --env alfworld` and `reflectkit split --env alfworld` first"),
         (["rlft", "--env", "taxi"], "--model tiny"),
-        (["rlft", "--env", "taxi", "--width", "3"], "--width is now --max-concurrency"),
         (["rlft", "--env", "taxi", "--lr", "1e-4"], "--learning-rate"),
         (["sft", "--env", "taxi", "--lora-rank", "8"], "--lora-r here"),
         (["rlft", "--env", "prompts", "--model", "tiny"], "--model smollm2-135m"),

@@ -1,5 +1,5 @@
 """Run by torchrun: trains the corridor with the policy sharded over gloo, or whole, and saves the end. Arguments: kind
-(sharded: FSDP2; zero3: DeepSpeed; whole), folder.
+(sharded: FSDP2; whole), folder.
 
 accelerate shards on GPUs alone, so its `prepare` is stood in for; all else is what `rlft` does.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,24 +55,6 @@ class Gloo:
         return scorer, Wrapped(torch.optim.AdamW(scorer.parameters(), lr=rate, weight_decay=0.0))
 
 
-class GlooZero(Gloo):
-    """The same, with DeepSpeed behind `prepare`."""
-
-    distributed_type = "DEEPSPEED"
-
-    def __init__(self) -> None:
-        super().__init__()
-        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-        self.deepspeed_plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
-
-    def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
-        import deepspeed
-
-        settings = {**self.deepspeed_plugin.deepspeed_config, "zero_allow_untested_optimizer": True}
-        engine, zero, _, _ = deepspeed.initialize(model=scorer, optimizer=optimizer, config=settings)
-        return engine, Wrapped(zero)
-
-
 def build_trainer(source: Path, processes: Processes) -> Trainer:
     player: LoadedModel = load_player(source, "policy", device="cpu")
     critic = Critic(player)
@@ -91,12 +72,7 @@ def main(kind: str, folder: Path) -> None:
     torch.set_num_threads(1)
     if kind == "sharded":
         torch.distributed.init_process_group("gloo")
-    elif kind != "whole":
-        import deepspeed
-
-        deepspeed.init_distributed("gloo")
-    kinds = {"whole": lambda: None, "sharded": Gloo, "zero3": GlooZero}
-    processes = Processes(kinds[kind]())
+    processes = Processes(Gloo() if kind == "sharded" else None)
     trainer = build_trainer(folder / "policy", processes)
     trainer.train_step()
     half = checkpoint.save(folder / kind, trainer, {}, {})
