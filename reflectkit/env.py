@@ -220,10 +220,6 @@ class Env:
     """Curriculum stages, easiest first; the last is the full task."""
     horizons: ClassVar[Mapping[str, int]] = {}
     """Steps after which an episode is truncated, by level; default: 15."""
-    prompt_version: ClassVar[int] = 0
-    """Raise it when the texts that models see change: checkpoints record it, and a player trained on another is warned
-    of.
-    """
     Settings: ClassVar[type[Config]] = NoSettings
     """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of the constructor.
 

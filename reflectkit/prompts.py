@@ -19,6 +19,10 @@ from reflectkit.errors import ConfigError
 from reflectkit.tools import tools_text
 from reflectkit.types import AGENT_MARKER, Message, Observation, ToolUse
 
+PROMPT_VERSION = 4
+"""Raise it when a text that models see changes, here or in an environment of the package: checkpoints record it, and a
+player trained on another is warned of.
+"""
 REFLECTION_MARKER = "Reflection:"
 ACTIONS_MARKER = "Actions:"
 ACTION_MARKER = "Action:"

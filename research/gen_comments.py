@@ -30,7 +30,7 @@ from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import dumps, read_jsonl, salvaged, write_jsonl
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import one_line, policy_prompt
-from reflectkit.runs.run import RunConfig, digest, open_run, read_record, recorded_defaults, runs_of, write_permission
+from reflectkit.runs.run import RunConfig, digest, open_run, read_record, runs_of, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
 from reflectkit.types import Answer
@@ -383,7 +383,7 @@ def _earlier(config: GenCommentsConfig, inputs: Sequence[Path]) -> dict[str, lis
     runs = []
     for folder in runs_of(config.run.results_dir, "gen-comments"):
         record = read_record(folder)
-        recorded = recorded_defaults(config) | record.get("settings", {})
+        recorded = record.get("settings", {})
         selected = {name: settings[name] for name in SELECTING}
         if recorded != settings == recorded | selected and digests.items() <= record["inputs"].items():
             runs.append(folder)

@@ -26,11 +26,12 @@ from reflectkit.chat.config import (
 from reflectkit.config import as_plain, flag, flat, is_path, leaves
 from reflectkit.console import Progress
 from reflectkit.env import Agent, Env
-from reflectkit.envs import ENVS, env_class
+from reflectkit.envs import ENVS
 from reflectkit.envs.setup import EnvSetup
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import calibration_of, load_tokenizer, model_facts
 from reflectkit.models.refs import ModelKind, ModelRef, resolved
+from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.registry import plugins, resolve
 from reflectkit.runs.run import CHECKPOINT, checkpoints, digest, read_record
 from reflectkit.sampling.base import EVERYTHING, Opening, Truncation
@@ -240,10 +241,10 @@ def warn_of(env: EnvConfig, players: Sequence[Player], models: Sequence[Path], p
 
 
 def trained_elsewhere(env: str, models: Iterable[Path]) -> list[str]:
-    """What to warn of: each of the `models` that was trained in another env than `env`, or on another version of its
+    """What to warn of: each of the `models` that was trained in another env than `env`, or on another version of the
     prompts, as far as they say.
     """
-    texts, version = [], env_class(env).prompt_version
+    texts = []
     for model in dict.fromkeys(models):
         facts = model_facts(model)
         other, trained_on = facts.get("env"), facts.get("prompts", 0)
@@ -254,9 +255,9 @@ def trained_elsewhere(env: str, models: Iterable[Path]) -> list[str]:
                 f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or"
                 f" --env {other}"
             )
-        elif trained_on != version:
+        elif trained_on != PROMPT_VERSION:
             texts.append(
-                f"{model} was trained on version {trained_on} of the prompts of '{env}', but plays on {version};"
+                f"{model} was trained on version {trained_on} of the prompts, but plays on {PROMPT_VERSION};"
                 " train it again, or expect lower scores"
             )
     return texts

@@ -39,6 +39,7 @@ from reflectkit.errors import ConfigError, DataError, memory_explained
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.models.refs import ModelRef, resolved
+from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import RunConfig, open_run, write_permission
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
@@ -189,7 +190,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             path = target / f"{name}.jsonl"
             figures[name] = write_jsonl(path, rows[name])
             outputs.append(path)
-        write_json(target / ROWS_SETTINGS, {VERSION: config.env.kind.prompt_version} | plain_settings(config.env))
+        write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
         table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in rows))
         current.tables.append(table)
         return current.finish(figures, outputs)
@@ -210,7 +211,7 @@ def _write_decisions(config: GenSFTConfig) -> Report:
             decisions = [labelled(task.data, setup.taskset.settings.dataset) for task in tasks]
         path = target / FILE_OF_ROLE["plain"]
         count = write_jsonl(path, map(decision_row, decisions))
-        write_json(target / ROWS_SETTINGS, {VERSION: config.env.kind.prompt_version} | plain_settings(config.env))
+        write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
         current.tables.append(Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),)))
         return current.finish({"sft": count}, [path])
 

@@ -17,13 +17,12 @@ from reflectkit.commands import Traits
 from reflectkit.config import flag, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.sft_rows import ROWS_SETTINGS, VERSION, Row, form_of, read_rows
-from reflectkit.envs import env_class
 from reflectkit.errors import memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
 from reflectkit.models.hub import hub_options
 from reflectkit.models.refs import ModelRef
-from reflectkit.prompts import REFLECTION_MARKER, listed_answers
+from reflectkit.prompts import PROMPT_VERSION, REFLECTION_MARKER, listed_answers
 from reflectkit.runs.run import checkpoints, seal
 from reflectkit.text import pluralize
 from reflectkit.train.estimate import plan_report
@@ -97,7 +96,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
             return current.done
         progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
         shown = source.with_name(ROWS_SETTINGS)
-        version, facts = env_class(config.env).prompt_version, {}
+        version, facts = PROMPT_VERSION, {}
         if shown.is_file():
             facts["env_settings"] = read_json(shown)
             version = facts["env_settings"].pop(VERSION, version)

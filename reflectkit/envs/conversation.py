@@ -136,7 +136,6 @@ class ConversationEnv(Env):
     """
 
     acts = "tools"
-    prompt_version = 1
     teacher_type: ClassVar[type[Teacher]] = ConversationTeacher
     messages: list[Message]
     """What the agent sees."""

@@ -80,7 +80,6 @@ class Corridor(ChoiceEnv):
     """
 
     name: ClassVar[str] = "corridor"
-    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = CorridorTasks()
     teacher_type: ClassVar[type[Teacher]] = CorridorTeacher
     levels: ClassVar[tuple[str, ...]] = ("short", "long")

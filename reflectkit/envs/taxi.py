@@ -311,7 +311,6 @@ class Taxi(ChoiceEnv):
     """
 
     name: ClassVar[str] = "taxi"
-    prompt_version: ClassVar[int] = 1
     levels: ClassVar[tuple[str, ...]] = LEVELS
     choices: ClassVar[tuple[str, ...]] = ACTIONS
     taskset: ClassVar[Taskset] = TaxiTasks()

@@ -28,7 +28,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from reflectkit.config import REQUIRED, Config, as_plain, flag, flat, identifying, leaves, option
+from reflectkit.config import Config, flag, identifying, option
 from reflectkit.console import Report, Table
 from reflectkit.errors import NO_ROOM, CheckpointError, ConfigError, DataError
 from reflectkit.files import missing, visible_files
@@ -270,14 +270,13 @@ EARLIER = "earlier_max_steps"
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run. inputs: digests by path. config: the whole settings, for the defaults of those that an
-    earlier version did not have. limits: names of settings that only say when a run ends, STEPS among them.
+    """What identifies a run. inputs: digests by path. limits: names of settings that only say when a run ends, STEPS
+    among them.
     """
 
     stage: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
-    config: Config
     limits: Collection[str] = ()
 
     def fits(self, record: Mapping[str, Any], *, but_for_limits: bool = False) -> bool:
@@ -285,7 +284,7 @@ class Identity:
         settings = record.get("settings")
         if not isinstance(settings, dict):
             return False
-        recorded, asked = recorded_defaults(self.config) | settings, dict(self.settings)
+        recorded, asked = dict(settings), dict(self.settings)
         if but_for_limits:
             recorded |= {name: asked[name] for name in self.limits}
         return record.get("stage") == self.stage and record.get("inputs") == self.inputs and recorded == asked
@@ -304,7 +303,7 @@ class Identity:
     def difference(self, record: Mapping[str, Any]) -> str:
         """The seed, or the first setting, or else input, that differs in `record`."""
         inputs = record["inputs"]
-        recorded = recorded_defaults(self.config) | record["settings"]
+        recorded = record["settings"]
         for name in sorted({*recorded, *self.settings}, key=lambda name: (name != "seed", name)):  # models depend on it
             if recorded.get(name) != self.settings.get(name):
                 shown_name = name if name.isupper() or name.startswith("$") else flag(name)
@@ -328,14 +327,6 @@ def digest(path: Path) -> str:
         raise missing(path) from None
     except PermissionError as error:
         raise DataError(str(error.filename), "cannot be read; change its permissions") from None
-
-
-def recorded_defaults(config: Config) -> dict[str, Any]:
-    """The defaults of the settings that belong to a run's identity, as JSON values: what runs made before a setting
-    existed are taken to have.
-    """
-    rows = [leaf for leaf in leaves(type(config), flat(config)) if leaf.is_identity and leaf.default is not REQUIRED]
-    return {leaf.name: as_plain(leaf.default) for leaf in rows}
 
 
 def _shown(value: Any) -> str:
@@ -428,7 +419,7 @@ def open_run(
     the run, or a run with another identity has its name.
     """
     use_threads(config.run.threads)
-    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config, limits)
+    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, limits)
     while True:
         existing = None if config.run.force or again else find_run(config.run, identity)
         with contextlib.ExitStack() as stack:
@@ -489,7 +480,7 @@ def finished_as(stage: str, config: Any) -> Report | None:
             inputs = {path: digest(Path(path)) for path in record["inputs"]}
         except (DataError, KeyError, TypeError):
             continue
-        if Identity(stage, identifying(config), inputs, config).fits(record):
+        if Identity(stage, identifying(config), inputs).fits(record):
             return _finished(stage, folder)
     return None
 

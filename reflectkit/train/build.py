@@ -12,13 +12,13 @@ from reflectkit.agents.two_player import CommentSource, Reflector, TeacherCommen
 from reflectkit.chat.client import client_at
 from reflectkit.chat.players import ChatReflector
 from reflectkit.console import Progress, Report
-from reflectkit.envs.setup import EnvConfig
 from reflectkit.errors import CheckpointError, ConfigError, DataError, refuse
 from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, model_facts
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.refs import ModelKind
 from reflectkit.models.scoring import logits_at_once
-from reflectkit.runs.run import Run, checkpoints, recorded_defaults, verify
+from reflectkit.prompts import PROMPT_VERSION
+from reflectkit.runs.run import Run, checkpoints, verify
 from reflectkit.sampling.base import Opening
 from reflectkit.sampling.config import LOCAL
 from reflectkit.text import pluralize
@@ -64,7 +64,7 @@ def resumed_trainer(
 
     chat: a chat model that comments. Raises CheckpointError, and ConfigError for models that cannot be trained.
     """
-    defaults, origin = recorded_defaults(run.config), run.config.resume_from
+    origin = run.config.resume_from
 
     def resumed(place: Path) -> Trainer:
         trainer = build_trainer(run, processes, progress, chat, place, current.earlier_steps)
@@ -75,9 +75,9 @@ def resumed_trainer(
     places = checkpoints(current.folder)
     for place in reversed(places):
         try:
-            checkpoint.check_settings(place, run.settings, defaults, LIMITS)
+            checkpoint.check_settings(place, run.settings, LIMITS)
             verify(place)
-            _check_prompt_version(place, run.config.env, "start anew with --force")
+            _check_prompt_version(place, "start anew with --force")
             return resumed(place)
         except checkpoint.OtherSettingsError:
             raise
@@ -89,9 +89,9 @@ def resumed_trainer(
 
     # 2. From a checkpoint of another run
     if origin is not None:
-        checkpoint.check_settings(origin, run.settings, defaults, MAY_DIFFER)
+        checkpoint.check_settings(origin, run.settings, MAY_DIFFER)
         verify(origin)
-        _check_prompt_version(origin, run.config.env, f"start anew with --policy {origin}")
+        _check_prompt_version(origin, f"start anew with --policy {origin}")
         trainer = resumed(origin)
         if trainer.step >= run.config.max_steps:
             raise ConfigError(f"{origin} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that")
@@ -101,16 +101,16 @@ def resumed_trainer(
     return build_trainer(run, processes, progress, chat, None, current.earlier_steps)
 
 
-def _check_prompt_version(place: Path, env: EnvConfig, fix: str) -> None:
-    """Raises OtherSettingsError if the run that wrote checkpoint `place` read another version of the prompts of `env`.
+def _check_prompt_version(place: Path, fix: str) -> None:
+    """Raises OtherSettingsError if the run that wrote checkpoint `place` read another version of the prompts.
 
     fix: how to train without it.
     """
-    there, here = model_facts(place).get("prompts", 0), env.kind.prompt_version
-    if there != here:
+    version = model_facts(place).get("prompts", 0)
+    if version != PROMPT_VERSION:
         raise checkpoint.OtherSettingsError(
-            f"{place} was trained on version {there} of the prompts of '{env.name}' and cannot go on with version"
-            f" {here}; evaluate it as it is, or {fix}"
+            f"{place} was trained on version {version} of the prompts and cannot go on with version {PROMPT_VERSION};"
+            f" evaluate it as it is, or {fix}"
         )
 
 

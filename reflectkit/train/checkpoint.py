@@ -127,19 +127,12 @@ def restore(checkpoint: Path, trainer: Trainer) -> None:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
 
 
-def check_settings(
-    checkpoint: Path, settings: Mapping[str, Any], defaults: Mapping[str, Any], free: Collection[str] = ()
-) -> None:
+def check_settings(checkpoint: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
     """Raises OtherSettingsError, naming the differences, if `checkpoint` was made with other settings than these.
 
-    free: names of those that may differ. defaults: stand in for the settings that the version which made the checkpoint
-    did not know. Those that it knew and this one does not may be at them.
+    free: names of those that may differ.
     """
-    there = {name: value for name, value in defaults.items() if name in settings} | {
-        name: value
-        for name, value in settings_of(checkpoint).items()
-        if name in settings or defaults.get(name, ...) != value
-    }
+    there = settings_of(checkpoint)
     differing = [
         f"{name} is {there.get(name, 'not set')} there and {settings.get(name, 'not set')} here"
         for name in sorted({*there, *settings}.difference(free))

@@ -27,7 +27,7 @@ from reflectkit.eventloop import result_of
 from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
 from reflectkit.models.labels import choice_ids, prompt_ids
 from reflectkit.models.refs import ModelKind, ModelRef, resolved
-from reflectkit.prompts import policy_prompt
+from reflectkit.prompts import PROMPT_VERSION, policy_prompt
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.rollouts.wrappers import checked
 from reflectkit.runs.run import Identity, digest, named_runs, read_record, runs_of
@@ -213,7 +213,7 @@ def resolve(problems: RLProblems, processes: Processes, progress: Progress) -> R
     reads_comments = reflector is not None and bool(not config.distill.weight or config.distill.joint)
     facts = {
         "env": config.env.name,
-        "prompts": config.env.kind.prompt_version,
+        "prompts": PROMPT_VERSION,
         "reflector": str(reflector) if reads_comments else None,
     }
     if config.env.kind.action_kind(config.env.settings) == "choice":
@@ -278,7 +278,7 @@ def _recorded_model(problems: RLProblems) -> ModelRef | None:
             continue
         same = with_values(config, model=str(model))
         inputs = {str(path): digest(path) for path in _input_files(replace(problems, config=same))}
-        if Identity("rlft", identifying(same), inputs, same, LIMITS).fits(record, but_for_limits=True):
+        if Identity("rlft", identifying(same), inputs, LIMITS).fits(record, but_for_limits=True):
             return ModelRef(str(model))
     return None
 

@@ -16,7 +16,9 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import CheckpointError
 from reflectkit.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import load_player
+from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import checkpoints
+from reflectkit.train import build
 from reflectkit.train.trainer import Trainer
 from reflectkit.types import Observation, Task
 from tests import sft_runs as sft
@@ -82,7 +84,7 @@ def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_
     write_json(model / "reflectkit.json", facts)
     (older,) = warnings(reflector=corridor_folder / "reflection")
     assert "version 0 of the prompts" in older
-    write_json(model / "reflectkit.json", facts | {"prompts": Corridor.prompt_version})
+    write_json(model / "reflectkit.json", facts | {"prompts": PROMPT_VERSION})
     assert not warnings(reflector=corridor_folder / "reflection")
 
 
@@ -336,10 +338,11 @@ def test_a_run_on_other_prompts_is_not_resumed(
 ) -> None:
     made = train(corridor_folder, tmp_path)
     (made.parent / "report.json").unlink()  # as if killed
-    monkeypatch.setattr(Corridor, "prompt_version", 7)
-    with pytest.raises(CheckpointError, match="version 1 of the prompts of 'corridor' and cannot go on with version 7"):
+    refused = f"version {PROMPT_VERSION} of the prompts and cannot go on with version {PROMPT_VERSION + 1}"
+    monkeypatch.setattr(build, "PROMPT_VERSION", PROMPT_VERSION + 1)
+    with pytest.raises(CheckpointError, match=refused):
         train(corridor_folder, tmp_path)
-    with pytest.raises(CheckpointError, match="version 1 of the prompts of 'corridor' and cannot go on with version 7"):
+    with pytest.raises(CheckpointError, match=refused):
         train(corridor_folder, tmp_path, resume_from=made)
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.envs.taxi import ACTIONS, Taxi
+from reflectkit.envs.taxi import ACTIONS
 from reflectkit.errors import AgentError, ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.load import load_player
-from reflectkit.prompts import policy_prompt, reflection_prompt
+from reflectkit.prompts import PROMPT_VERSION, policy_prompt, reflection_prompt
 from reflectkit.sampling.hf import LocalSampler
 
 
@@ -108,7 +108,7 @@ def test_requests_of_coroutines_and_threads_share_batches(
 def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
     checkpoints: dict[str, Path], observations: list[Any], tmp_path: Path
 ) -> None:
-    facts = {"env": "taxi", "prompts": Taxi.prompt_version, "reflector": None}
+    facts = {"env": "taxi", "prompts": PROMPT_VERSION, "reflector": None}
     run = run_of(tmp_path / "run", checkpoints["plain"], 9, facts, {"env": "taxi"})
     shutil.copytree(run / "checkpoint-9", run / "checkpoint-10")
     (run / "checkpoint-9" / "model.safetensors").unlink()

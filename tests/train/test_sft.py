@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from reflectkit.data.sft_rows import read_rows
-from reflectkit.envs.corridor import Corridor
 from reflectkit.errors import CheckpointError, ConfigError, DivergedError
 from reflectkit.jsonl import read_json, write_json, write_jsonl
 from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.load import all_finite, load_player, save_player
+from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import checkpoints, seal, verify
 from reflectkit.train import sft as train_sft
 from reflectkit.train import sft_trainers
@@ -65,7 +65,7 @@ def flip_a_bit(path: Path) -> None:
 
 def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
     checkpoint = train(rows, tmp_path)
-    assert model_facts(checkpoint)["prompts"] == Corridor.prompt_version
+    assert model_facts(checkpoint)["prompts"] == PROMPT_VERSION
     verify(checkpoint)
     flip_a_bit(checkpoint / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):

@@ -82,7 +82,6 @@ class Decisions(Env):
     """
 
     name = "decisions"
-    prompt_version: ClassVar[int] = 1
     horizons: ClassVar[Mapping[str, int]] = {"all": 1}
     Settings: ClassVar[type[Config]] = LabelledSettings
     taskset: ClassVar[Taskset] = LabelledTasks()

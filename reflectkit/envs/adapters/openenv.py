@@ -333,7 +333,6 @@ class OpenEnv(Env):
     """The environment of an OpenEnv server; `env_of` makes a subclass for each server."""
 
     name = "openenv"
-    prompt_version = 1
     Settings = OpenEnvSettings
     remote = True
     server: ClassVar[Server]

@@ -263,7 +263,6 @@ class Tools(Plain):
     """
 
     acts = "tools"
-    prompt_version = 1
     taskset: ClassVar[Taskset] = ToolTasks()
 
     def __init__(self, **settings: Any) -> None:

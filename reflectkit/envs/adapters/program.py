@@ -269,7 +269,6 @@ class Program(Env):
 
     name = "program"
     acts = "tools"
-    prompt_version = 1
     horizons: ClassVar[Mapping[str, int]] = {"all": 30}
     Settings: ClassVar[type[Config]] = ProgramSettings
     taskset: ClassVar[Taskset] = ToolTasks()

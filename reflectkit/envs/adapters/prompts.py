@@ -145,7 +145,6 @@ class Prompts(Env):
 
     name = "prompts"
     acts = "text"
-    prompt_version: ClassVar[int] = 3
     horizons: ClassVar[Mapping[str, int]] = {"all": 1}
     Settings: ClassVar[type[Config]] = DatasetSettings
     taskset: ClassVar[Taskset] = DatasetTasks()

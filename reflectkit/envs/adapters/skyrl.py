@@ -38,7 +38,6 @@ class SkyRL(Env):
 
     name = "skyrl"
     acts = "text"
-    prompt_version = 1
     Settings: ClassVar[type[Config]] = SkyRLSettings
     taskset: ClassVar[Taskset] = DatasetTasks()
     remote = True

@@ -35,7 +35,6 @@ class Verifiers(Env):
 
     name = "verifiers"
     acts = "tools"
-    prompt_version = 1
     id: ClassVar[str]
 
     @classmethod

@@ -142,7 +142,6 @@ class Alfworld(Env):
     """
 
     name: ClassVar[str] = "alfworld"
-    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = GameTasks()
     teacher_type: ClassVar[type[Teacher]] = AlfworldTeacher
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)

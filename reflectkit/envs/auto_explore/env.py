@@ -298,7 +298,6 @@ class AutoExplore(Env):
     """
 
     name: ClassVar[str] = "auto_explore"
-    prompt_version: ClassVar[int] = 1
     taskset: ClassVar[Taskset] = Questions()
     teacher_type: ClassVar[type[Teacher]] = AutoExploreTeacher
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)

@@ -107,7 +107,6 @@ class Beeline(Env):
     """
 
     name: ClassVar[str] = "beeline"
-    prompt_version: ClassVar[int] = 1
     horizons: ClassVar[dict[str, int]] = {"all": 100}
     Settings: ClassVar[type[Config]] = BeelineSettings
     taskset: ClassVar[Taskset] = BeelineTasks()

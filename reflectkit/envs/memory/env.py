@@ -247,7 +247,6 @@ class Memory(Env):
 
     name: ClassVar[str] = "memory"
     acts = "tools"
-    prompt_version: ClassVar[int] = 1
     advantages = "own"
     taskset: ClassVar[Taskset] = MemoryTasks()
     teacher_type: ClassVar[type[Teacher]] = MemoryTeacher

@@ -321,7 +321,6 @@ class Support(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
-    prompt_version: ClassVar[int] = 2
     taskset: ClassVar[Taskset] = Requests()
     teacher_type: ClassVar[type[Teacher]] = SupportTeacher
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)

@@ -131,7 +131,6 @@ class Tau(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
-    prompt_version: ClassVar[int] = 2
     taskset: ClassVar[Taskset] = TauTasks()
     teacher_type: ClassVar[type[Teacher]] = TauTeacher
     levels: ClassVar[tuple[str, ...]] = (*SPLITS, ALL)
