@@ -14,7 +14,7 @@ from reflectkit.version import VERSION
 
 if TYPE_CHECKING:
     from reflectkit.config import Config, option
-    from reflectkit.env import BaseEnv, ChoiceEnv, Env, StepResult, Taskset, Teacher
+    from reflectkit.env import ChoiceEnv, Env, StepResult, Taskset, Teacher
     from reflectkit.envs import env_class, make
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "Act",
-    "BaseEnv",
     "ChoiceEnv",
     "Config",
     "Decision",
@@ -50,7 +49,7 @@ __all__ = [
 
 _PLACES = {
     **dict.fromkeys(("Config", "option"), "reflectkit.config"),
-    **dict.fromkeys(("BaseEnv", "ChoiceEnv", "Env", "StepResult", "Taskset", "Teacher"), "reflectkit.env"),
+    **dict.fromkeys(("ChoiceEnv", "Env", "StepResult", "Taskset", "Teacher"), "reflectkit.env"),
     **dict.fromkeys(("ReflectkitError",), "reflectkit.errors"),
     **dict.fromkeys(("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"), "reflectkit.types"),
     **dict.fromkeys(("env_class", "make"), "reflectkit.envs"),

@@ -209,7 +209,7 @@ def _sub_config(field: FieldInfo) -> type[Config] | None:
 
 
 def flag(name: str) -> str:
-    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `as_` → `--as`, a Python keyword."""
+    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `from_` → `--from`, a Python keyword."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 

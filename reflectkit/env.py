@@ -472,9 +472,6 @@ class PromptSettings(Config):
     )
 
 
-BaseEnv = Env
-
-
 class ChoiceEnv(Env):
     """An env whose observation is one text and whose actions are the same few choices in every state.
 

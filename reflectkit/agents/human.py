@@ -1,4 +1,4 @@
-"""A person at the keyboard, as the agent or as the user of a conversation."""
+"""A person at the keyboard who acts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from reflectkit.console import Progress
-from reflectkit.env import Context, Env, UserTurn, rules_of
-from reflectkit.errors import EnvironmentFailure, IllegalActionError, ReflectkitError
+from reflectkit.env import Context, Env, rules_of
+from reflectkit.errors import IllegalActionError, ReflectkitError
 from reflectkit.prompts import LABELS, one_line
 from reflectkit.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, use_of
-from reflectkit.types import AGENT_MARKER, Decision, Message, Observation, ToolCall, ToolUse
+from reflectkit.types import Decision, Observation, ToolCall, ToolUse
 
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")
-SAYING_KEYS = "Write what you say. i: your instructions; e: say goodbye, which ends the conversation; q: leave"
 
 
 class Human:
@@ -83,29 +82,6 @@ class Human:
             else:
                 return answer
         return None
-
-
-class PersonUser(Human):
-    """A person who is the user."""
-
-    def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
-        """What the person writes; everything else waits for it. Raises EnvironmentFailure once they have left."""
-        if conversation:
-            self.progress.news(conversation[-1].entry if conversation[-1].role == "assistant" else AGENT_MARKER)
-        else:
-            self.progress.news(f"{instructions}\n{SAYING_KEYS}.")
-        while (text := self.progress.ask("You: ")) is not None:
-            self.answered = True
-            said = text.strip()
-            if said == "q":
-                break
-            if said == "e" and conversation:
-                return UserTurn("Goodbye.", over=True)
-            if said and said not in ("i", "e"):
-                return UserTurn(said)
-            self.progress.news(instructions if said == "i" else f"Nothing was said. {SAYING_KEYS}.")
-        self.left = True
-        raise EnvironmentFailure(LEFT)
 
 
 def choice_of(text: str, choices: Sequence[str]) -> int:

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.human import HELP_KEYS, LEFT, Human, PersonUser, action_text, keys_of
+from reflectkit.agents.human import HELP_KEYS, LEFT, Human, action_text, keys_of
 from reflectkit.agents.players import (
     Player,
     Players,
@@ -38,7 +38,6 @@ from reflectkit.envs.setup import (
     EnvConfig,
     EnvSetup,
     at_level,
-    chat_settings,
     check_level,
     refuse_uncounted,
 )
@@ -146,7 +145,6 @@ EXAMPLES = (
     ' --policy "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 PERSON, ORACLE = "person", "oracle"
-AGENT, USER = "agent", "user"
 NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
 
 
@@ -171,9 +169,6 @@ class PlayConfig(Config):
     level: str = option("", help="Curriculum level; default: the last, or any level in a file.", essential=True)
     task: str = option("", help="The problem's id; default: a random one, by --seed.")
     episodes: int = option(1, name="count", help="Number of episodes to play.", ge=1, essential=True)
-    as_: Literal["agent", "user"] = option(
-        AGENT, help="Who you are: agent; or user, who talks with the agent of --policy in an environment with a user."
-    )
     auto: bool = option(
         False, help="Do not wait for a key between the steps of a player other than a person.", essential=True
     )
@@ -215,14 +210,6 @@ class PlayConfig(Config):
             self.chat.check_budget(endpoint)
         for name in () if self.asked_endpoints else non_default(self, *OF_CHAT_MODELS):
             raise ConfigError(f"{flag(name)} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
-        if self.as_ == USER:
-            user = next((setting for setting in chat_settings(self.env.settings) if setting.name == USER), None)
-            if user is None:
-                raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
-            agent = "--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]"
-            refuse(self.policy in (PERSON, ORACLE), agent)
-            alone = "--as user goes without --user, --teacher, --reflector and --auto; leave them out"
-            refuse(user.endpoint or comments or self.auto, alone)
         return self
 
     @property
@@ -250,8 +237,7 @@ class PlayConfig(Config):
 def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
     name, env, setup = config.player.name, config.env, config.setup
-    user = PersonUser(progress) if config.as_ == USER else None
-    if name != PERSON and user is None and not config.auto and not progress.attended:
+    if name != PERSON and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
     order = list(tasks)
@@ -284,17 +270,16 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         agent: Any = Human(progress) if name == PERSON else players.agent(player)
         comment = players.reflector(commentator).remark if commentator else None
         shown = Narrator(agent, comment, progress, wait=name != PERSON and not config.auto)
-        person = agent if name == PERSON else user
+        person = agent if name == PERSON else None
         played: list[Trajectory] = []
         for number, task in enumerate(drawn):
             progress.news(f"{env.name}, level {task.level}, task {task.id}")
-            fresh = setup.make(setup.horizon_at(task.level), user)
+            fresh = setup.make(setup.horizon_at(task.level))
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
-            (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, agent if user else shown)  # type: ignore[misc]
+            (trajectory,) = rollout([episode], lambda fresh=fresh: fresh, shown)  # type: ignore[misc]
             if person is not None and not person.answered and not progress.attended:
                 raise ConfigError(NOBODY)
-            if user is None:
-                shown.tell_end(trajectory)
+            shown.tell_end(trajectory)
             progress.news(_ending(trajectory))
             played.append(trajectory)
             append(path, [episode_to_json(name, trajectory, cluster=cluster_of(env.name, task))])

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from reflectkit.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.console import Progress
-from reflectkit.env import DEFAULT_HORIZON, Env, Taskset, User, check_teacher
+from reflectkit.env import DEFAULT_HORIZON, Env, Taskset, check_teacher
 from reflectkit.envs import ENV_HELP, ENVS, PROBLEMS, RECORDS, SPLITS, data_folder, env_class, listed, maker
 from reflectkit.errors import ConfigError, DataError, unknown_name
 from reflectkit.files import missing
@@ -223,18 +223,16 @@ class EnvSetup:
         """Makes fresh envs with the horizon for `level`."""
         return self._maker(self.horizon_at(level))
 
-    def make(self, horizon: int | None, user: User | None = None) -> Env:
-        """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""
-        return self._maker(horizon, user)()
+    def make(self, horizon: int | None) -> Env:
+        """A fresh env with these settings."""
+        return self._maker(horizon)()
 
-    def _maker(self, horizon: int | None, user: User | None = None) -> Callable[[], Env]:
+    def _maker(self, horizon: int | None) -> Callable[[], Env]:
         arguments = {name: getattr(self.settings, name) for name in type(self.settings).model_fields}
         for setting in chat_settings(self.settings):
             arguments.pop(f"{setting.name}_url", None)
             arguments.pop(f"{setting.name}_max_usd", None)
             arguments[setting.name] = self._asker_of(setting)
-        if user is not None:
-            arguments["user"] = user
         return maker(self.env, horizon, shuffle=self.shuffle_action, data_folder=self.env_folder, **arguments)
 
     def asked(self, progress: Progress) -> dict[str, dict[str, float]]:

@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.human import PersonUser
 from reflectkit.cli.main import main
 from reflectkit.console import Quiet
-from reflectkit.envs.support.env import Support
-from reflectkit.rollouts.episode import Episode, rollout
-from reflectkit.rollouts.wrappers import Checked
-from reflectkit.types import Status, ToolCall, ToolUse, Trajectory
-from tests.fakes.players import Plays
+from reflectkit.types import ToolCall, ToolUse
 
 
 class Keys(io.StringIO):
@@ -107,29 +102,3 @@ class Typed(Quiet):
 
     def ask(self, question: str) -> str | None:
         return self.lines.pop(0) if self.lines else None
-
-
-def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, PersonUser]:
-    user = PersonUser(keyboard)
-    task = Support.taskset.example("refuse", 4)
-    (trajectory,) = rollout([Episode(task, 0)], lambda: Checked(Support(user, horizon=9), 9), Plays(*actions), width=1)
-    return trajectory, user
-
-
-def test_the_person_reads_words_and_no_calls() -> None:
-    keyboard = Typed("Hello?", "", "i", "It is late.", "e")
-    trajectory, user = talked(
-        keyboard, "<think>A secret.</think>Who are you?", LOOK, "A lamp<|im_end|>,\nor <tool_response>?", "Bye."
-    )
-    assert keyboard.shown[0].startswith("You are ")
-    assert "q: leave" in keyboard.shown[0]
-    assert keyboard.shown[1] == "Agent: Who are you?"
-    assert keyboard.shown[2].startswith("Nothing was said. ")
-    assert keyboard.shown[3].startswith("You are ")
-    assert keyboard.shown[4] == "Agent:\n A lamp,\n or ?"
-    assert len(keyboard.shown) == 5
-    assert trajectory.status is Status.COMPLETED
-    assert trajectory.final is not None
-    said = [message.content for message in trajectory.final.messages if message.role == "user"]
-    assert said == ["Hello?", "It is late.", "Goodbye."]
-    assert (user.answered, user.left) == (True, False)
