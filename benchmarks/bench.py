@@ -171,6 +171,9 @@ class BenchConfig(Config):
         )
 
 
+CONFIG = BenchConfig
+
+
 def run(config: BenchConfig, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
     measured = {"env": _environment, "rl": _learning, "sft": _training, "gpu": _on_a_gpu}

@@ -68,6 +68,9 @@ class CoverageConfig(Config):
     run: RunConfig = RunConfig()
 
 
+CONFIG = CoverageConfig
+
+
 def run(config: CoverageConfig, progress: Progress) -> Report:
     """Simulate; every cell is a row of coverage.csv."""
     total = sum(len(cells(kind)) for kind in (RATE, DIFFERENCE))

@@ -85,6 +85,9 @@ class FiguresConfig(Config):
         return self
 
 
+CONFIG = FiguresConfig
+
+
 def run(config: FiguresConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a pack is damaged or does not have the figure."""
     with open_run("figures", config, list(config.packs), again=True) as current:

@@ -124,6 +124,9 @@ class GenCommentsConfig(Config):
         return self
 
 
+CONFIG = GenCommentsConfig
+
+
 @memory_explained("use smaller models")
 def run(config: GenCommentsConfig, progress: Progress) -> Report:
     """Write sft_reflection.jsonl, and what each comment gained into the run's folder.

@@ -98,6 +98,9 @@ def _pair(text: str) -> tuple[str, str]:
     return first, second
 
 
+CONFIG = PackConfig
+
+
 def run(config: PackConfig, progress: Progress) -> Report:
     """Write the pack. Raises ConfigError, and DataError if a run is missing or damaged."""
     write_permission(config.out)

@@ -31,7 +31,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from typer.core import TyperGroup
 
-from reflectkit.commands import STAGES, config_class, is_own, stage_module, summary
+from reflectkit.commands import STAGES, config_class, is_own, stage_module
 from reflectkit.console import Bar, Progress, Report, Table, process_number, visible
 from reflectkit.errors import (
     NO_ROOM,
@@ -113,8 +113,8 @@ def _options(
         raise ConfigError("the working directory no longer exists; change to another folder") from None
 
 
-for _name in STAGES:
-    app.command(_name, help=summary(_name))(lambda: None)
+for _name, _stage in STAGES.items():
+    app.command(_name, help=_stage.summary)(lambda: None)
 
 
 LIST_EXAMPLES = (

@@ -220,6 +220,9 @@ Saved = tuple[dict[str, Any], int]
 """An episode whose line is on disk: its `lean` line, and where it begins in its file, in bytes."""
 
 
+CONFIG = EvaluateConfig
+
+
 @memory_explained("lower --max-concurrency, or use a smaller model")
 def run(config: EvaluateConfig, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row per policy and level), and `episodes.jsonl`.

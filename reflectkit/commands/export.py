@@ -65,6 +65,9 @@ class ExportConfig(Config):
     run: RunConfig = RunConfig()
 
 
+CONFIG = ExportConfig
+
+
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
     checkpoint = ModelRef.parse(str(config.load_dir)).checkpoint(progress)

@@ -59,6 +59,9 @@ class FilterRepoConfig(Config):
         return self
 
 
+CONFIG = FilterRepoConfig
+
+
 def run(config: FilterRepoConfig, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
     source, target = config.repo_dir, config.setup.repos_folder

@@ -57,6 +57,9 @@ class FilterTaskConfig(Config):
         return self
 
 
+CONFIG = FilterTaskConfig
+
+
 def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     source = config.task_file or config.setup.env_folder / "tasks"

@@ -131,6 +131,9 @@ class GenSFTConfig(Config):
         return self.decisions is not None or self.env.kind.name == LABELLED
 
 
+CONFIG = GenSFTConfig
+
+
 @memory_explained("use a smaller --reflector model")
 def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and

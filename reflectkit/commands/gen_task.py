@@ -91,6 +91,9 @@ class GenTaskConfig(Config):
         return _generator(self.env)
 
 
+CONFIG = GenTaskConfig
+
+
 def run(config: GenTaskConfig, progress: Progress) -> Report:
     """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others next to it.
 

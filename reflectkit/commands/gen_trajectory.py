@@ -211,6 +211,9 @@ class GenTrajectoryConfig(Config):
         return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / PROBLEMS).exists()))
 
 
+CONFIG = GenTrajectoryConfig
+
+
 def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     """Write `data_reflection_negative.json`. Raises ConfigError, also if no episode becomes a demonstration, DataError,
     ApiError, BudgetSpentError, and EnvironmentFailure if every episode was aborted.

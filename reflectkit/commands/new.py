@@ -112,6 +112,9 @@ class NewConfig(Config):
         return name
 
 
+CONFIG = NewConfig
+
+
 def run(config: NewConfig, progress: Progress) -> Report:
     """Write NAME.py, and for prompts NAME.jsonl. Raises ConfigError if there is one."""
     name, kind = config.name, "".join(part.capitalize() for part in config.name.split("_"))

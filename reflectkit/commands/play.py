@@ -234,6 +234,9 @@ class PlayConfig(Config):
         return player
 
 
+CONFIG = PlayConfig
+
+
 def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
     name, env, setup = config.player.name, config.env, config.setup

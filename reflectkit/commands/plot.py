@@ -90,6 +90,9 @@ def parse_run(text: str) -> tuple[str, Path]:
     return name or path.name, path / "metrics.jsonl"
 
 
+CONFIG = PlotConfig
+
+
 def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
     named = [parse_run(text) for text in config.runs]

@@ -41,6 +41,9 @@ EXAMPLES = (
 TRAITS = Traits(trains=True, makes_arm=True)
 
 
+CONFIG = RLConfig
+
+
 @memory_explained("lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
 def run(config: RLConfig, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.

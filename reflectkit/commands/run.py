@@ -142,6 +142,9 @@ def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
     return [*lines, *(f"  {key}: {each.description}".rstrip(": ") for key, each in recipe.ablations.items())]
 
 
+CONFIG = PipelineConfig
+
+
 def run(config: PipelineConfig, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
     recipe = load_recipe(config.recipe)

@@ -99,6 +99,9 @@ class Programs(Env):
     name = "program"
 
 
+CONFIG = ServeConfig
+
+
 def run(config: ServeConfig, progress: Progress) -> Report:
     """Serve until interrupted. Raises CheckpointError, and ConfigError if the address or --record cannot be used."""
     if config.record is not None:

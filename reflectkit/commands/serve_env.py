@@ -66,6 +66,9 @@ class ServeEnvConfig(Config):
         return self
 
 
+CONFIG = ServeEnvConfig
+
+
 def run(config: ServeEnvConfig, progress: Progress) -> Report:
     """Serve until Ctrl-C. Raises ConfigError, DataError."""
     import uvicorn

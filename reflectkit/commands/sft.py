@@ -55,6 +55,9 @@ EXAMPLES = (
 TRAITS = Traits(trains=True, makes_arm=True)
 
 
+CONFIG = SFTConfig
+
+
 def run(config: SFTConfig, progress: Progress) -> Report:
     """Train and write `checkpoint-<steps>/`.
 

@@ -106,6 +106,9 @@ class SplitConfig(Config):
         return tuple(map(int, self.ratio.split(":")))
 
 
+CONFIG = SplitConfig
+
+
 def run(config: SplitConfig, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 

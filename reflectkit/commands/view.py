@@ -57,6 +57,9 @@ class ViewConfig(Config):
         return self
 
 
+CONFIG = ViewConfig
+
+
 def run(config: ViewConfig, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is damaged."""
     paths = config.paths or (config.run.results_dir / config.run.name,)
