@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
     from reflectkit.rollouts.episode import Episode, rollout
-    from reflectkit.types import Decision, Message, Observation, Task, Trajectory, Turn
+    from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, Trajectory, Turn
 
 __version__ = VERSION
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Message",
     "Observation",
     "ReflectkitError",
+    "StateQuestion",
     "StepResult",
     "Task",
     "Taskset",
@@ -51,7 +52,8 @@ _PLACES = {
     **dict.fromkeys(("Config", "option"), "reflectkit.config"),
     **dict.fromkeys(("ChoiceEnv", "Env", "StepResult", "Taskset", "Teacher"), "reflectkit.env"),
     **dict.fromkeys(("ReflectkitError",), "reflectkit.errors"),
-    **dict.fromkeys(("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"), "reflectkit.types"),
+    **dict.fromkeys(("Decision", "Message", "Observation", "StateQuestion", "Task"), "reflectkit.types"),
+    **dict.fromkeys(("Trajectory", "Turn"), "reflectkit.types"),
     **dict.fromkeys(("env_class", "make"), "reflectkit.envs"),
     **dict.fromkeys(("Episode", "rollout"), "reflectkit.rollouts.episode"),
     **dict.fromkeys(("Act", "LoadedAgent", "load_agent"), "reflectkit.integrations.agent"),

@@ -13,8 +13,11 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from reflectkit.config import Config, NoSettings, build, option
 from reflectkit.errors import ConfigError, DataError, IllegalActionError, brief
-from reflectkit.types import Decision, Message, Observation, Task, ToolUse, Trajectory, Turn
+from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, ToolUse, Trajectory, Turn
 
+LIKELY = StateQuestion("likely", "Which action leads to success?")
+SUCCEEDS = StateQuestion("success", "Will this episode succeed?", ("yes", "no"))
+"""The questions that every env can be asked."""
 Action = int | str | ToolUse
 """The index of a choice, a text, or calls of tools."""
 
@@ -152,6 +155,12 @@ class Teacher:
     def action(self) -> Action:
         """A best action: its index, the calls, or the text."""
         raise ConfigError(f"env '{self.env.name}' has no oracle teacher: it lacks action()")
+
+    def answers(self) -> Mapping[str, Sequence[int]]:
+        """The right options, as their indices, of the env's `questions()` whose answer is known now, by name."""
+        best = self.best_actions() if self.has("action") else ()
+        right = [action for action in best if isinstance(action, int)]
+        return {LIKELY.name: right} if right else {}
 
     def best_actions(self) -> Sequence[Action]:
         """All best actions, `action` first, where several are equally good."""
@@ -301,6 +310,13 @@ class Env:
         ended. A call of a `remote` env may still be under way.
         """
 
+    @classmethod
+    def questions(cls) -> Sequence[StateQuestion]:
+        """What a typed reflector is asked about each state. The answers are those of `Teacher.answers`, or of played
+        episodes: what was done in successful ones is LIKELY, and SUCCEEDS is whether they were successful.
+        """
+        return LIKELY, SUCCEEDS
+
     def teacher(self) -> Teacher:
         """The teacher of the current state, and of those to come."""
         return self.teacher_type(self)
@@ -388,7 +404,8 @@ def _forwarded(name: str) -> Any:
     return property(value)
 
 
-for _name in (*Env.__annotations__, "reset", "step", "decided", "close", "release", "teacher", "truncation_penalty"):
+_METHODS = "reset", "step", "decided", "close", "release", "teacher", "questions", "truncation_penalty"
+for _name in (*Env.__annotations__, *_METHODS):
     setattr(Wrapper, _name, _forwarded(_name))
 
 

@@ -228,6 +228,25 @@ class PaidComment(str):
     """What it cost in US dollars; None if the price is unknown."""
 
 
+class TypedComment(PaidComment):
+    """A comment that is made of answers to questions about the state."""
+
+    answers: dict[str, tuple[float, ...]]
+    """The probability of each option, by the name of the question."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateQuestion:
+    """A question about a state, which a typed reflector answers with probabilities."""
+
+    name: str
+    """In comments, e.g. "likely"."""
+    text: str
+    """What is asked."""
+    options: tuple[str, ...] = ()
+    """The possible answers; ("yes", "no") for a yes-or-no question. Default: the actions that the state offers."""
+
+
 class Status(StrEnum):
     """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained on."""
 

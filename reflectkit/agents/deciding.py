@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from reflectkit.decisions.questions import NO, YES, Answer, Question, Usage, averaged
-from reflectkit.env import Agent, Context
+from reflectkit.env import SUCCEEDS, Agent, Context
 from reflectkit.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.models.labels import prompt_ids
 from reflectkit.types import Decision, Message, Observation
@@ -55,16 +55,20 @@ class Decider:
         Raises TooLongError. EnvironmentFailure: a server that decides gave no usable answer. Other ReflectkitErrors: a
         question cannot be asked, for example because two of its options are the same tokens.
         """
-        # 1. The comment, which only a policy with a reflector reads
+        # 1. The comment, which only a policy with a reflector reads: on the state, or also on the options
         self._check_state(state)
-        commentator, comment = getattr(self._agent, "commentator", None), None
-        if commentator is not None:
-            comment = await commentator.remark(Observation((Message("user", state),)), context)
+        commentator: Any = getattr(self._agent, "commentator", None)
+        comments: list[str | None] = [None] * len(questions)
+        if getattr(commentator, "reads_choices", False):
+            seen = (Observation((Message("user", state),), question.options) for question in questions)
+            comments = list(await asyncio.gather(*(commentator.remark(each, context) for each in seen)))
+        elif commentator is not None:
+            comments = [await commentator.remark(Observation((Message("user", state),)), context)] * len(questions)
         # 2. Every question in each of its orders, at once
         asked: list[tuple[int, tuple[int, ...], Observation]] = []
         for number, question in enumerate(questions):
             for order in question.orders(self.orders):
-                asked.append((number, order, question.observation(state, comment, order)))
+                asked.append((number, order, question.observation(state, comments[number], order)))
         for _, _, observation in asked:
             self._check_length(observation)
         agent = copy.copy(self._agent)
@@ -81,7 +85,7 @@ class Decider:
             decision = replace(
                 decisions[first],
                 action=answer.likeliest,
-                reflection=comment,
+                reflection=comments[number],
                 probabilities=shares,
             )
             decided.append(Decided(answer, asked[first][2], decision))
@@ -112,9 +116,7 @@ class Decider:
             raise TooLongError(reason)
 
 
-SUCCESS = "success"
-"""The name of the question whether an episode succeeds."""
-WILL_IT_SUCCEED = Question("predicate", "Will this episode succeed?", (YES, NO))
+WILL_IT_SUCCEED = Question("predicate", SUCCEEDS.text, (YES, NO))
 
 
 class Foreteller:
@@ -134,7 +136,8 @@ class Foreteller:
             return decision
         prices = decision.price_usd, told.decision.price_usd
         price = None if None in prices else sum(value or 0.0 for value in prices)
-        return replace(decision, answers={SUCCESS: told.answer.probabilities}, price_usd=price)
+        answers = {**decision.answers, SUCCEEDS.name: told.answer.probabilities}
+        return replace(decision, answers=answers, price_usd=price)
 
 
 async def _chosen(agent: Any, observation: Observation, context: Context) -> Decision:

@@ -14,25 +14,26 @@ from functools import partial
 from types import ModuleType
 from typing import NoReturn
 
+from reflectkit.agents.typed import comment_on
 from reflectkit.chat.client import ChatClient, Outcome, Request
 from reflectkit.chat.config import RESUMES, ApiError, BudgetSpentError, Endpoint
 from reflectkit.decisions import openai_form, systemone
 from reflectkit.decisions.questions import MOST_OPTIONS, Question
-from reflectkit.env import Agent, Context, rules_of
+from reflectkit.env import LIKELY, Agent, Context, Env, rules_of
 from reflectkit.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.labels import encodable
-from reflectkit.prompts import label, one_line
+from reflectkit.prompts import label
 from reflectkit.sampling.base import draw
 from reflectkit.seeding import generator
-from reflectkit.types import Decision, Message, Observation, PaidComment
+from reflectkit.types import Decision, Message, Observation, StateQuestion, TypedComment
 
+Shares = tuple[float, ...]
+"""The probability of each option of a question."""
 FORMS: dict[str, ModuleType] = {"decisions": openai_form, "systemone": systemone}
 """The protocol of each kind of decision model."""
 ASKED = "Choose the next action."
 ORDERS = 2
 """In how many orders of the options it is asked, where its answers are unusable."""
-LIKELY, LEAST_LIKELY = 3, 0.01
-"""Most actions in a comment, and the least probability of one."""
 
 
 def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
@@ -48,14 +49,28 @@ def options_of(observation: Observation, endpoint: Endpoint) -> tuple[str, ...]:
     return tuple(f"{label(index).strip()} {choice}" for index, choice in enumerate(choices))
 
 
+def further_questions(env: Env) -> list[StateQuestion]:
+    """What a decision model that comments is asked besides the action: the questions that the env declares, and that
+    have options. One that declares none is asked nothing else.
+    """
+    declared = env.questions()
+    return [each for each in declared if each.options] if declared != Env.questions() else []
+
+
 def deciding_request(
-    observation: Observation, context: Context, endpoint: Endpoint, options: Sequence[str], *, rules: bool
+    observation: Observation,
+    context: Context,
+    endpoint: Endpoint,
+    options: Sequence[str],
+    *,
+    rules: bool,
+    more: Sequence[StateQuestion] = (),
 ) -> Request:
     """The request for a choice among `options`. rules: whether the instructions are the env's rules; else there are
-    none, as for a policy that was trained here.
+    none, as for a policy that was trained here. more: further questions.
     """
     instructions = f"{rules_of(context.env)}\n\n{ASKED}".strip() if rules else ""
-    body = FORMS[endpoint.kind].request_body(encodable(observation.text), instructions, options)
+    body = FORMS[endpoint.kind].request_body(encodable(observation.text), instructions, options, more)
     name = f"{context.env.name}, step {len(context.turns) + 1}"
     return Request(name, (Message("user", json.dumps(body, ensure_ascii=False)),), 0, again=0)
 
@@ -67,43 +82,43 @@ class DecisionModel:
         self.client, self.rules = client, rules
 
     async def ask(
-        self, observation: Observation, context: Context
-    ) -> tuple[tuple[float, ...], list[Outcome[tuple[float, ...]]]]:
-        """(the probability of each action; none without a usable answer; the outcome of each request). Where there is
-        one action, nothing is asked.
+        self, observation: Observation, context: Context, more: Sequence[StateQuestion] = ()
+    ) -> tuple[list[Shares], list[Outcome[tuple[Shares, ...]]]]:
+        """(the probability of each action, and then of each option of the questions `more`; none without a usable
+        answer; the outcome of each request). Where there is one action, nothing is asked.
 
         A refusal and other unusable answers depend on the exact request, so it is asked once more with the options in
         the reverse order.
         """
         endpoint = self.client.endpoint
         options = options_of(observation, endpoint)
-        outcomes: list[Outcome[tuple[float, ...]]] = []
+        outcomes: list[Outcome[tuple[Shares, ...]]] = []
         if len(options) == 1:
-            return (1.0,), outcomes
+            return [(1.0,)], outcomes
         for order in Question("choice", "", options).orders(ORDERS):
             listed = [options[index] for index in order]
-            request = deciding_request(observation, context, endpoint, listed, rules=self.rules)
-            read = partial(_read, FORMS[endpoint.kind], listed)
+            request = deciding_request(observation, context, endpoint, listed, rules=self.rules, more=more)
+            read = partial(_read, FORMS[endpoint.kind], listed, more)
             outcomes.append(await self.client.ask(request, read))
             value, rejected = outcomes[-1].value, outcomes[-1].rejected
             if value is not None:
                 shares = [0.0] * len(options)
-                for index, share in zip(order, value, strict=True):
+                for index, share in zip(order, value[0], strict=True):
                     shares[index] = share
-                return tuple(shares), outcomes
+                return [tuple(shares), *value[1:]], outcomes
             if rejected is None or rejected.unanswered:  # the budget, or the server
                 break
-        return (), outcomes
+        return [], outcomes
 
-    def price(self, outcomes: Sequence[Outcome[tuple[float, ...]]]) -> float | None:
+    def price(self, outcomes: Sequence[Outcome[tuple[Shares, ...]]]) -> float | None:
         """The cost of the outcomes in US dollars; None if the price is unknown."""
         return sum(outcome.cost_usd for outcome in outcomes) if self.client.prices.known else None
 
 
-def _read(form: ModuleType, options: Sequence[str], text: str) -> tuple[float, ...]:
+def _read(form: ModuleType, options: Sequence[str], more: Sequence[StateQuestion], text: str) -> tuple[Shares, ...]:
     """The probabilities in the text of an answer. Raises ValueError."""
-    shares: tuple[float, ...] = form.read_probabilities(json.loads(text), options)
-    return shares
+    rows: tuple[Shares, ...] = form.read_probabilities(json.loads(text), options, more)
+    return rows
 
 
 class DecisionPolicy:
@@ -114,15 +129,16 @@ class DecisionPolicy:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The model's decision, with its probabilities; a `failure` if there is no usable answer."""
-        shares, outcomes = await self.model.ask(observation, context)
+        rows, outcomes = await self.model.ask(observation, context)
         decision = Decision(
             0,
             price_usd=self.model.price(outcomes),
             unreadable=sum(outcome.rejected is not None and outcome.answers > 0 for outcome in outcomes),
             tokens=sum(outcome.tokens for outcome in outcomes),
         )
-        if not shares:
+        if not rows:
             return replace(decision, failure=f"{self.model.client.endpoint}: {outcomes[-1].reason}")
+        (shares,) = rows
         logprobs = [math.log(share) if share else -math.inf for share in shares]
         highest = max(logprobs)
         scaled = [(value - highest) / (self.temperature or 1.0) for value in logprobs]
@@ -142,21 +158,23 @@ class DecisionReflector:
         self.model = model
 
     async def remark(self, observation: Observation, context: Context) -> str:
-        """The comment, for example "likely: go left 0.62, go right 0.21".
+        """The comment, for example "likely: go left 0.62, go right 0.21", and answers to the questions that the env
+        declares.
 
         Raises EnvironmentFailure: no answer can be used. ApiError, BudgetSpentError: no further one will come.
         """
-        shares, outcomes = await self.model.ask(observation, context)
-        if not shares:
+        more = further_questions(context.env)
+        rows, outcomes = await self.model.ask(observation, context, more)
+        if not rows:
             await self._give_up(outcomes[-1])
-        order = sorted(range(len(shares)), key=lambda index: -shares[index])
-        likely = [index for index in order[:LIKELY] if shares[index] >= LEAST_LIKELY]
-        words = ", ".join(f"{one_line(observation.choices[index])} {shares[index]:.2f}" for index in likely)
-        comment = PaidComment(f"likely: {words}")
+        asked = [(LIKELY.name, observation.choices), *((each.name, each.options) for each in more)]
+        answers = [(*question, shares) for question, shares in zip(asked, rows, strict=False)]
+        comment = TypedComment(comment_on(answers))
+        comment.answers = {name: shares for name, _, shares in answers}
         comment.price_usd = self.model.price(outcomes)
         return comment
 
-    async def _give_up(self, last: Outcome[tuple[float, ...]]) -> NoReturn:
+    async def _give_up(self, last: Outcome[tuple[Shares, ...]]) -> NoReturn:
         """Raise what `remark` says, after the `last` outcome without an answer."""
         client = self.model.client
         who = f"the reflector {client.endpoint}"

@@ -480,7 +480,7 @@ class Players:
         return self._reflectors[model]
 
     def _open_reflector(self, model: ModelRef) -> Any:
-        from reflectkit.agents.two_player import NoComments, Reflector, TeacherComments
+        from reflectkit.agents.two_player import NoComments, TeacherComments
         from reflectkit.env import check_teacher
 
         config = self.settings.config
@@ -498,4 +498,6 @@ class Players:
             from reflectkit.chat.players import ChatReflector
 
             return ChatReflector(self._client(model.text, reflects=True))
-        return Reflector(config.sampler.open_reflector(model.text, config.device))
+        from reflectkit.agents.typed import reflector_of
+
+        return reflector_of(config.sampler.open_reflector(model.text, config.device), model.facts, model.text)

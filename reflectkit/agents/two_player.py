@@ -31,7 +31,18 @@ from reflectkit.sampling.base import (
 )
 from reflectkit.seeding import derive, generator, uniform
 from reflectkit.tools import parse
-from reflectkit.types import ANSWERS, SCORE, THINKING, Comment, Decision, Observation, PaidComment, ToolUse, Turn
+from reflectkit.types import (
+    ANSWERS,
+    SCORE,
+    THINKING,
+    Comment,
+    Decision,
+    Observation,
+    PaidComment,
+    ToolUse,
+    Turn,
+    TypedComment,
+)
 
 
 class CommentSource(Protocol):
@@ -57,6 +68,8 @@ class NoComments:
         return ""
 
 
+REFLECTOR_ANSWER = "reflector: "
+"""What the names of a reflector's answers begin with in a decision."""
 DRAWS = 1000  # at most, until a comment is found that is on another state
 
 
@@ -269,7 +282,13 @@ class TwoPlayerAgent:
         if comment is None:
             return decision
         price = comment.price_usd if isinstance(comment, PaidComment) else 0.0
-        return replace(decision, comment_tokens=length_behind(self.policy.tokenizer, comment), price_usd=price)
+        answers = comment.answers if isinstance(comment, TypedComment) else {}
+        return replace(
+            decision,
+            comment_tokens=length_behind(self.policy.tokenizer, comment),
+            price_usd=price,
+            answers={f"{REFLECTOR_ANSWER}{name}": shares for name, shares in answers.items()},
+        )
 
     async def _with_hint(
         self, decision: Decision, observation: Observation, context: Context, commentator: CommentSource

@@ -17,7 +17,6 @@ from typing import Any, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.deciding import SUCCESS as SUCCEEDS
 from reflectkit.agents.deciding import Foreteller
 from reflectkit.agents.players import (
     Player,
@@ -42,7 +41,7 @@ from reflectkit.config import Config, flag, non_default, option
 from reflectkit.console import Progress, Report
 from reflectkit.data.episodes import SUCCESS, episode_to_json, read_compared
 from reflectkit.data.problems import Problems, draw_problems, read_records
-from reflectkit.env import Agent
+from reflectkit.env import SUCCEEDS, Agent
 from reflectkit.envs import cluster_of
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure, memory_explained, refuse
@@ -54,6 +53,7 @@ from reflectkit.evals.calibration import (
     Advised,
     Forecast,
     action_forecasts,
+    answer_forecasts,
     best_choices,
     event_forecast,
 )
@@ -447,10 +447,10 @@ def _forecasts(trajectory: Trajectory, value: Callable[[Sequence[int]], float] |
     """What was foretold in an episode, by kind. value: the critic's value of a prompt, if the player has a critic; it
     foretells success where the return is success less small costs.
     """
-    forecasts = {ACTION: action_forecasts(trajectory)}
+    forecasts = {ACTION: action_forecasts(trajectory), **answer_forecasts(trajectory)}
     first = trajectory.turns[0].decision if trajectory.turns else Decision(0)
     if trajectory.reported_success is not None:
-        if shares := first.answers.get(SUCCEEDS):
+        if shares := first.answers.get(SUCCEEDS.name):
             forecasts[ASKED] = [event_forecast(shares[0], trajectory.success)]
         if value is not None and first.prompt_ids:
             likely = min(1.0, max(0.0, value(first.prompt_ids)))

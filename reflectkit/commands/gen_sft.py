@@ -16,12 +16,13 @@ from reflectkit.agents.players import model_folders, plain_settings
 from reflectkit.commands import Traits
 from reflectkit.config import Config, flag, non_default, option, with_values
 from reflectkit.console import Progress, Report, Table
-from reflectkit.data.demonstrations import drawn_records, replayed_lessons
+from reflectkit.data.demonstrations import drawn_records, hindsight_lessons, replayed_lessons
 from reflectkit.data.logs import logged_lessons
 from reflectkit.data.problems import Problems, Record, read_records
 from reflectkit.data.sft_rows import (
     FILE_OF_ROLE,
     ROWS_SETTINGS,
+    TYPED,
     VERSION,
     Lesson,
     decision_row,
@@ -31,11 +32,12 @@ from reflectkit.data.sft_rows import (
     policy_row,
     reflection_row,
     think_row,
+    typed_rows,
 )
 from reflectkit.decisions.labelled import labelled, read_labelled
 from reflectkit.envs import RECORDS
 from reflectkit.envs.setup import EnvConfig, EnvSetup
-from reflectkit.errors import ConfigError, DataError, memory_explained
+from reflectkit.errors import ConfigError, DataError, memory_explained, refuse
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json, write_jsonl
 from reflectkit.models.refs import ModelRef, resolved
@@ -92,6 +94,16 @@ class GenSFTConfig(Config):
         help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both.",
         essential=True,
     )
+    questions: bool = option(
+        False,
+        help="Also write rows for a typed reflector: the teacher's answers to the environment's questions.",
+        essential=True,
+    )
+    played: Path | None = option(
+        None,
+        help="With --questions and without a teacher: a run of evaluate, or its episodes.jsonl, whose outcomes are the"
+        " answers in hindsight; writes nothing else.",
+    )
     answer: Answer = option(
         "label",
         help="What the policy answers where it chooses: label (the choice's number), text (its own words) or"
@@ -121,7 +133,17 @@ class GenSFTConfig(Config):
             raise ConfigError(f"--comments {self.comments} {needs} --reflector")
         if self.log is not None and (given := non_default(self, *NOT_WITH_LOG)):
             raise ConfigError(f"{flag(given[0])}: with --log no environment is played; leave it out")
-        if self.learns_decisions and (given := non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG)):
+        refuse(
+            self.played and not self.questions, f"--played {self.played} is for --questions; add it, or leave it out"
+        )
+        if self.played is not None and (given := non_default(self, "log", "comments", "mismatch", *NOT_WITH_LOG)):
+            raise ConfigError(f"{flag(given[0])}: --played makes rows of outcomes alone; leave it out")
+        if self.questions and self.played is None:
+            refuse(self.log, "--questions needs a teacher's demonstrations, or --played; leave out --log")
+            self.env.require_teacher("action")
+        if self.learns_decisions and (
+            given := non_default(self, "questions", "log", "comments", "mismatch", *NOT_WITH_LOG)
+        ):
             raise ConfigError(f"{flag(given[0])}: labelled decisions have no demonstrations; leave it out")
         return self
 
@@ -141,6 +163,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     """
     if config.learns_decisions:
         return _write_decisions(config)
+    if config.played is not None:
+        return _write_hindsight(config, config.played)
     source = config.log or config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
@@ -160,7 +184,13 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             current.tables.append(account.table(config.log))
         else:
             steps, faults = replayed_lessons(
-                config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
+                config.setup,
+                source,
+                records,
+                progress,
+                answer=config.answer,
+                repeats=config.repeats,
+                typed=config.questions,
             )
         if not steps and faults:
             raise DataError(source, f"no demonstration can be used: {', '.join(faults)}")
@@ -188,6 +218,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
             if not (step.observation.tools or step.observation.replies or config.answer == SCORE)
         ]
         rows |= {"sft_think": thinking} if thinking else {}
+        if config.questions:
+            rows[TYPED.stem] = _typed(steps, config, source)
         outputs, figures = [], {}
         for name in rows:
             path = target / f"{name}.jsonl"
@@ -219,6 +251,31 @@ def _write_decisions(config: GenSFTConfig) -> Report:
         return current.finish({"sft": count}, [path])
 
 
+def _typed(steps: Sequence[Lesson], config: GenSFTConfig, source: Path) -> list[dict[str, Any]]:
+    """The rows of a typed reflector. Raises DataError if there are none."""
+    questions = config.env.kind.questions()
+    rows = [row for step in steps for row in typed_rows(step, questions)]
+    if not rows:
+        names = ", ".join(asked.name for asked in questions)
+        raise DataError(source, f"no answer to a question of env '{config.env.name}' is known: {names}")
+    return rows
+
+
+def _write_hindsight(config: GenSFTConfig, played: Path) -> Report:
+    """Write the rows of a typed reflector from outcomes of episodes. Raises DataError."""
+    source = played / "episodes.jsonl" if played.is_dir() else played
+    target = config.out_dir or config.setup.folder
+    write_permission(target)
+    with open_run("gen-sft", config, [source]) as current:
+        if current.done:
+            return current.done
+        path = target / TYPED.name
+        count = write_jsonl(path, _typed(hindsight_lessons(source), config, source))
+        write_json(target / ROWS_SETTINGS, {VERSION: PROMPT_VERSION} | plain_settings(config.env))
+        current.tables.append(Table(f"SFT rows in {target}", ("file", "rows"), ((path.name, str(count)),)))
+        return current.finish({path.stem: count}, [path])
+
+
 def _compare(records: Sequence[Record], newest: Path, progress: Progress) -> None:
     """Warn if the split was made from other demonstrations than `newest` has now, where that can be read."""
     with contextlib.suppress(DataError):
@@ -232,14 +289,14 @@ def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Pro
     """The trained reflector's own comment on each step, by the step's text; empty if only the teacher comments."""
     if config.reflector is None:
         return {}
-    from reflectkit.agents.two_player import Reflector
+    from reflectkit.agents.typed import reflector_of
     from reflectkit.models.load import load_player
     from reflectkit.sampling.hf import LocalSampler
 
     parts = {id(part): part for step in steps for part in (*step.earlier, step)}  # conversations share their steps
     steps = list({part.observation.text: part for part in parts.values()}.values())
     sampler = LocalSampler(load_player(config.reflector.text, "reflection"), frozen=True)
-    reflector = Reflector(sampler)
+    reflector: Any = reflector_of(sampler, config.reflector.facts, config.reflector.text)
     own: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:
         for start in range(0, len(steps), sampler.batch):

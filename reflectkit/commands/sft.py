@@ -12,14 +12,16 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reflectkit.commands import Traits
 from reflectkit.config import flag, with_values
 from reflectkit.console import Progress, Quiet, Report, figures_table
 from reflectkit.data.sft_rows import ROWS_SETTINGS, VERSION, Row, form_of, read_rows
-from reflectkit.errors import memory_explained, refuse
+from reflectkit.envs import env_class
+from reflectkit.errors import DataError, memory_explained, refuse
 from reflectkit.jsonl import read_json, write_jsonl
-from reflectkit.models.checkpoint_metadata import best_checkpoint, model_facts
+from reflectkit.models.checkpoint_metadata import QUESTIONS, best_checkpoint, model_facts
 from reflectkit.models.hub import hub_options
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import PROMPT_VERSION, REFLECTION_MARKER, listed_answers
@@ -43,10 +45,11 @@ from reflectkit.train.sft import (
     train,
 )
 from reflectkit.train.sft import SFTConfig as SFTConfig
-from reflectkit.types import SCORE
+from reflectkit.types import SCORE, to_json
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
+    "reflectkit sft --env taxi --role reflection --typed",
     "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700 --task-file"
     " data/taxi/both/sft_policy.jsonl",
     "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
@@ -109,6 +112,8 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         from reflectkit.train.sft_trainers import ACCURACY, LOSS, PROBABILITY, Validation
 
         facts |= {"env": config.env, "prompts": version, "model": config.model}
+        if config.typed:
+            facts[QUESTIONS] = _questions(config, source, rows)
         if config.role != "reflection" and any(
             row.options or listed_answers(row.parts[0][0], row.form) for row in rows
         ):
@@ -195,6 +200,19 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [best or target])
+
+
+def _questions(config: SFTConfig, source: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The env's questions that `rows` ask, which the typed reflector will be asked. Raises DataError for other rows."""
+    for row in rows:
+        if not row.probabilities:
+            raise DataError(source, "is no row of gen-sft --questions", line=row.line)
+    prompts = [row.parts[0][0] for row in rows]
+    known = env_class(config.env).questions()
+    asked = [each for each in known if any(f"\n{each.text}\n" in prompt for prompt in prompts)]
+    if not asked:
+        raise DataError(source, f"asks none of the questions of env '{config.env}'")
+    return [to_json(each) for each in asked]
 
 
 def _intentions(config: SFTConfig, trained: int, held_out: int, steps: int) -> Iterator[str]:

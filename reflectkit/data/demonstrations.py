@@ -12,20 +12,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from typing_extensions import override
+
 from reflectkit.agents.scripted import Marker, Relabel, Replay
 from reflectkit.config import flag
 from reflectkit.console import Progress
 from reflectkit.data.episodes import read_episodes
 from reflectkit.data.problems import VISITED, Demonstration, Note, Record, Step, from_trajectory, read_records
 from reflectkit.data.sft_rows import Lesson, lessons
-from reflectkit.env import Agent, Env, Teacher
+from reflectkit.env import LIKELY, SUCCEEDS, Agent, Context, Env, Teacher
 from reflectkit.envs.setup import EnvSetup, not_repeatable
 from reflectkit.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.prompts import answers
 from reflectkit.rollouts.episode import Episode, rollout
 from reflectkit.seeding import derive, generator
 from reflectkit.text import pluralize
-from reflectkit.types import Status, Task, Trajectory
+from reflectkit.types import Decision, Message, Observation, Status, Task, Trajectory
 
 REPLAYED_TWICE = 8  # demonstrations, to see whether the env is the same each time
 
@@ -137,6 +139,30 @@ def read_visits(path: Path, env: str, player: str) -> list[Visit]:
     return visits
 
 
+def hindsight_lessons(path: Path) -> list[Lesson]:
+    """What the episodes of an episodes.jsonl show in hindsight, as answers to the questions that every env can be
+    asked: what was done in successful ones, and whether they were successful.
+
+    Raises DataError: the file is malformed, or says of no episode with choices whether it succeeded.
+    """
+    found: list[Lesson] = []
+    for episode in read_episodes(path):
+        if episode.status == Status.ABORTED.value or episode.success is None:
+            continue
+        for turn in episode.turns:
+            if turn.seen is None or not turn.choices or turn.action is None:
+                continue
+            answers: dict[str, tuple[float, ...]] = {}
+            answers[SUCCEEDS.name] = float(episode.success), float(not episode.success)
+            if episode.success:
+                answers[LIKELY.name] = tuple(float(index == turn.action) for index in range(len(turn.choices)))
+            observation = Observation((Message("user", turn.seen),), tuple(turn.choices))
+            found.append(Lesson(observation, "", turn.said or "", "positive", answers=answers))
+    if not found:
+        raise DataError(path, "has no episode with choices of which is known whether it succeeded")
+    return found
+
+
 def relabel(
     visits: Sequence[Visit],
     tasks: dict[str, Task],
@@ -201,11 +227,19 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
 
 
 def replayed_lessons(
-    setup: EnvSetup, source: Path, records: Sequence[Record], progress: Progress, *, answer: str, repeats: int = 1
+    setup: EnvSetup,
+    source: Path,
+    records: Sequence[Record],
+    progress: Progress,
+    *,
+    answer: str,
+    repeats: int = 1,
+    typed: bool = False,
 ) -> tuple[list[Lesson], Counter[str]]:
     """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
 
-    answer: the form of an answer for a choice, "label" or "text". repeats: replays of each demonstration.
+    answer: the form of an answer for a choice, "label" or "text". repeats: replays of each demonstration. typed: with
+    the teacher's answers to the env's questions.
 
     Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
     positive one. Raises DataError if the env disagrees with a record, ConfigError if it shows something else each time,
@@ -219,7 +253,7 @@ def replayed_lessons(
             for record in records:
                 for demonstration in record.trajectories:
                     try:
-                        played = _replayed(setup, source, record.task, demonstration, repeat)
+                        played = _replayed(setup, source, record.task, demonstration, repeat, typed=typed)
                     except DataError as error:
                         if error.field == "cmd" and setup.kind.teacher_type.drops_choices(setup.settings):
                             continue
@@ -248,13 +282,32 @@ def replayed_lessons(
     return steps, faults
 
 
-def _replayed(setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int) -> Trajectory:
+class AnsweringReplay(Replay):
+    """Replays recorded steps, with the teacher's answers to the env's questions about each state."""
+
+    @override
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The next recorded step. Raises DataError."""
+        decision = await super().decide(observation, context)
+        options_of = {asked.name: asked.options or observation.choices for asked in context.env.questions()}
+        answers = {
+            name: tuple(float(index in right) / len(right) for index in range(len(options_of[name])))
+            for name, right in context.env.teacher().answers().items()
+            if right and options_of.get(name)
+        }
+        return replace(decision, answers=answers)
+
+
+def _replayed(
+    setup: EnvSetup, source: Path, task: Task, demonstration: Demonstration, repeat: int, *, typed: bool = False
+) -> Trajectory:
     """Replay one demonstration. Raises DataError if the env disagrees with the record."""
     where, steps = f"{source}, task '{task.id}'", demonstration.trajectory
     if not steps:
         raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
     seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
-    played = _play(task, seed, lambda: setup.make(len(steps)), Replay(steps, where), where)
+    agent = AnsweringReplay(steps, where) if typed else Replay(steps, where)
+    played = _play(task, seed, lambda: setup.make(len(steps)), agent, where)
     if len(played.turns) < len(steps):
         raise DataError(
             where,

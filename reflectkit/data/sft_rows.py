@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reflectkit.decisions.labelled import LabelledDecision, distribution
+from reflectkit.decisions.questions import Question
 from reflectkit.errors import ConfigError, DataError
 from reflectkit.jsonl import lone_surrogate, read_jsonl
 from reflectkit.prompts import (
@@ -33,7 +34,7 @@ from reflectkit.prompts import (
     thinking_prompt,
     with_comments,
 )
-from reflectkit.types import AGENT_MARKER, ANSWERS, SCORE, Observation, ToolUse, Turn
+from reflectkit.types import AGENT_MARKER, ANSWERS, SCORE, Observation, StateQuestion, ToolUse, Turn
 
 ORIGINAL_MARKERS = ("# Action:\n", "# Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""
@@ -41,6 +42,8 @@ ROWS_SETTINGS = "sft_settings.json"
 """The file beside rows with the settings of the env that showed them, and the version of its prompts."""
 VERSION = "prompt_version"
 """The key of the latter."""
+TYPED = Path("sft_typed.jsonl")
+"""The file of a typed reflector's rows."""
 FILE_OF_ROLE = {
     "plain": "sft.jsonl",
     "reflection": "sft_reflection.jsonl",
@@ -53,7 +56,8 @@ FILE_OF_ROLE = {
 class Lesson:
     """One step to learn from. completion: the policy's target. note: "positive", "mistake" or "correction". earlier:
     the steps before it in its conversation, whose comments the policy has read; empty outside of conversations. form:
-    of the answer for a choice.
+    of the answer for a choice. answers: to the env's questions about the state, by name: the probability of each
+    option.
     """
 
     observation: Observation
@@ -62,6 +66,7 @@ class Lesson:
     note: str
     earlier: tuple[Lesson, ...] = ()
     form: str = ANSWERS[0]
+    answers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def choice(self) -> int:
@@ -89,7 +94,8 @@ def lessons(episodes: Sequence[Sequence[Turn]], form: str = ANSWERS[0]) -> list[
                 action = ToolUse(action)  # a reply, which may have several lines
             answer = answers(seen.choices, form)[action] if isinstance(action, int) else action_completion(action)
             note = decision.note or "positive"
-            steps.append(Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form))
+            known = decision.answers
+            steps.append(Lesson(seen, decision.reflection or "", answer, note, tuple(earlier), form, known))
             if seen.replies:
                 earlier.append(replace(steps[-1], earlier=()))
     return steps
@@ -197,6 +203,19 @@ def _target(path: Path, line: int, row: Mapping[str, Any], listed: int) -> tuple
     if not isinstance(shares, list) or len(shares) != listed or not listed:
         raise wrong(f"expected one for each of the {listed} listed actions")
     return distribution(shares, wrong)
+
+
+def typed_rows(lesson: Lesson, questions: Sequence[StateQuestion]) -> list[dict[str, Any]]:
+    """A row of a typed reflector for each of the `questions` whose answer is known: the state and the question → the
+    probability of each option.
+    """
+    rows = []
+    for asked in questions:
+        options, shares = asked.options or lesson.observation.choices, lesson.answers.get(asked.name, ())
+        if len(options) > 1 and shares:
+            question = Question("choice", asked.text, options)
+            rows.append(decision_row(LabelledDecision(lesson.observation.text, question, shares)))
+    return rows
 
 
 def decision_row(decision: LabelledDecision) -> dict[str, Any]:

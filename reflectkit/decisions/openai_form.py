@@ -30,7 +30,7 @@ from reflectkit.decisions.replies import RefusedError, UnusableReplyError, check
 from reflectkit.jsonl import dumps
 from reflectkit.prompts import one_line
 from reflectkit.tools import written_message
-from reflectkit.types import Message, Observation, ToolCall
+from reflectkit.types import Message, Observation, StateQuestion, ToolCall
 
 
 class _Part(BaseModel):
@@ -262,19 +262,35 @@ class DecisionsRequest(BaseModel):
         return {"id": number, "model": self.model, "answers": replies, "usage": counts}
 
 
-def request_body(state: str, instructions: str, options: Sequence[str]) -> dict[str, Any]:
-    """The body of a request, without the model, for a choice among `options`, which are all different."""
-    choices = [{"value": option} for option in options]
-    return {"input": state, "questions": [{"type": "choice", "instructions": instructions, "choices": choices}]}
-
-
-def read_probabilities(answers: object, options: Sequence[str]) -> tuple[float, ...]:
-    """The probability of each of `options`, given the `answers` to `request_body`. Raises UnusableReplyError, and
-    RefusedError where the model declined to answer.
+def request_body(
+    state: str, instructions: str, options: Sequence[str], more: Sequence[StateQuestion] = ()
+) -> dict[str, Any]:
+    """The body of a request, without the model, for a choice among `options`, which are all different. more: further
+    questions, which have options.
     """
-    if not isinstance(answers, list) or len(answers) != 1 or not isinstance(answers[0], Mapping):
+    asked = [(instructions, options), *((each.text, each.options) for each in more)]
+    questions = [
+        {"type": "choice", "instructions": text, "choices": [{"value": option} for option in offered]}
+        for text, offered in asked
+    ]
+    return {"input": state, "questions": questions}
+
+
+def read_probabilities(
+    answers: object, options: Sequence[str], more: Sequence[StateQuestion] = ()
+) -> tuple[tuple[float, ...], ...]:
+    """The probability of each option of each question, given the `answers` to `request_body`. Raises
+    UnusableReplyError, and RefusedError where the model declined to answer.
+    """
+    offered = [options, *(each.options for each in more)]
+    if not isinstance(answers, list) or len(answers) != len(offered):
         raise UnusableReplyError("it does not answer the question that was asked")
-    answer = answers[0]
+    return tuple(_shares(answer, each) for answer, each in zip(answers, offered, strict=True))
+
+
+def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
+    if not isinstance(answer, Mapping):
+        raise UnusableReplyError("it does not answer the question that was asked")
     if answer.get("type") == "refusal":
         raise RefusedError("the model refused to answer")
     entries = answer.get("probabilities")

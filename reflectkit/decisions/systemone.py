@@ -26,6 +26,7 @@ from reflectkit.decisions.questions import (
     text_of,
 )
 from reflectkit.decisions.replies import UnusableReplyError, checked
+from reflectkit.types import StateQuestion
 
 Text = str | dict[str, Any] | list[Any]
 Name = Annotated[str, Field(min_length=1)]
@@ -148,19 +149,35 @@ class SystemOneRequest(BaseModel):
         return {"model": self.model, "answers": replies, "usage": counts, "x_id": number}
 
 
-def request_body(state: str, instructions: str, options: Sequence[str]) -> dict[str, Any]:
-    """The body of a request, without the model, for a choice among `options`, which are all different."""
+def request_body(
+    state: str, instructions: str, options: Sequence[str], more: Sequence[StateQuestion] = ()
+) -> dict[str, Any]:
+    """The body of a request, without the model, for a choice among `options`, which are all different. more: further
+    questions, which have options, and names of their own.
+    """
     question = {"type": "choice", "instructions": instructions, "criteria": dict.fromkeys(options)}
     if not instructions:
         del question["instructions"]
-    return {"state": state, "questions": {ASKED: question}}
+    others = {
+        each.name: {"type": "choice", "instructions": each.text, "criteria": dict.fromkeys(each.options)}
+        for each in more
+    }
+    return {"state": state, "questions": {ASKED: question, **others}}
 
 
-def read_probabilities(answers: object, options: Sequence[str]) -> tuple[float, ...]:
-    """The probability of each of `options`, given the `answers` to `request_body`. Raises UnusableReplyError."""
-    if not isinstance(answers, Mapping) or list(answers) != [ASKED]:
+def read_probabilities(
+    answers: object, options: Sequence[str], more: Sequence[StateQuestion] = ()
+) -> tuple[tuple[float, ...], ...]:
+    """The probability of each option of each question, given the `answers` to `request_body`. Raises
+    UnusableReplyError.
+    """
+    offered = {ASKED: options, **{each.name: each.options for each in more}}
+    if not isinstance(answers, Mapping) or set(answers) != set(offered):
         raise UnusableReplyError("it does not answer the question that was asked")
-    answer = answers[ASKED]
+    return tuple(_shares(answers[name], each) for name, each in offered.items())
+
+
+def _shares(answer: object, options: Sequence[str]) -> tuple[float, ...]:
     shares = answer.get("probabilities") if isinstance(answer, Mapping) and answer.get("type") == "choice" else None
     if not isinstance(shares, Mapping):
         raise UnusableReplyError("it has no probabilities of the options")

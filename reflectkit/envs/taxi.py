@@ -31,9 +31,9 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from reflectkit.config import Config, NoSettings, option
-from reflectkit.env import ChoiceEnv, Taskset, Teacher, task_int
+from reflectkit.env import LIKELY, SUCCEEDS, ChoiceEnv, Taskset, Teacher, task_int
 from reflectkit.seeding import generator
-from reflectkit.types import Task
+from reflectkit.types import StateQuestion, Task
 
 STEP, FATAL, BONUS = -1 / 20, -10 / 20, 20 / 20
 STANDS = 4
@@ -54,6 +54,8 @@ FETCH, BRING = ("Drive there.", "Go there first."), ("Drive there.", "Take the p
 PICK_UP = ("Let the passenger in here.", "Let the passenger in now.", "The passenger can get in now.")
 SET_DOWN = ("Let the passenger out here.", "Let the passenger out now.", "The passenger can get out now.")
 
+MOST_STEPS = (3, 7, 15)
+STEPS_LEFT = StateQuestion("steps left", "How many steps are left?", ("1 to 3", "4 to 7", "8 to 15", "16 or more"))
 Cell = tuple[int, int]
 """Row and column, from 0 in the north and the west."""
 
@@ -255,6 +257,14 @@ class TaxiTeacher(Teacher):
         """The first of the best actions."""
         return self.env.map.best(self.env.state)[0]
 
+    def answers(self) -> dict[str, list[int]]:
+        """The best actions, and how many are left to the delivery."""
+        known = {LIKELY.name: self.best_actions()}
+        if self.env.delivers_passenger:
+            steps = self.env.map.distance[self.env.state]
+            known[STEPS_LEFT.name] = [sum(steps > most for most in MOST_STEPS)]
+        return known
+
     def best_actions(self) -> list[int]:
         """All first actions of shortest paths."""
         return self.env.map.best(self.env.state)
@@ -359,6 +369,16 @@ class Taxi(ChoiceEnv):
             " with an action that changes nothing.\n"
             f"Reward: {STEP:g} per step, or instead {', '.join(rewards)}."
         )
+
+    @classmethod
+    def questions(cls) -> tuple[StateQuestion, ...]:
+        """What leads to success, whether it will come, and how soon."""
+        return LIKELY, SUCCEEDS, STEPS_LEFT
+
+    @property
+    def delivers_passenger(self) -> bool:
+        """Whether the episode ends with the delivery."""
+        return self._level != "pickup"
 
     def _begin(self, task: Task, seed: int) -> None:
         tasks: Any = self.taskset

@@ -13,14 +13,17 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reflectkit.env import StepResult, Wrapper
+from reflectkit.agents.two_player import REFLECTOR_ANSWER
+from reflectkit.env import LIKELY, SUCCEEDS, StepResult, Wrapper
 from reflectkit.errors import ConfigError
 from reflectkit.evals.stats import amount_interval, mean_interval, rate_interval
 from reflectkit.eventloop import followed
 from reflectkit.types import Observation, Task, ToolUse, Trajectory
 
-ORACLE_CHOICE, BEST_CHOICES = "oracle", "best"
-"""In a step's info: the oracle's action, and all best actions where there are several."""
+ORACLE_CHOICE, BEST_CHOICES, RIGHT_ANSWERS = "oracle", "best", "answers"
+"""In a step's info: the oracle's action; all best actions where there are several; and the right options of other
+questions, by name.
+"""
 ACTION, CRITIC, ASKED = "action", "success, by the critic", "success, asked"
 """What is foretold: that an action is a best one; and success, at the start of an episode."""
 SCORES = ("brier", "log_score", "calibration_error")
@@ -97,7 +100,9 @@ class Advised(Wrapper):
         """One step, with the best actions in the state before it."""
         teacher = self.env.teacher()
         best = list(teacher.best_actions())
-        told = {ORACLE_CHOICE: best[0]} | ({BEST_CHOICES: best} if len(best) > 1 else {})
+        told: dict[str, Any] = {ORACLE_CHOICE: best[0]} | ({BEST_CHOICES: best} if len(best) > 1 else {})
+        answers = {name: list(right) for name, right in teacher.answers().items() if name != LIKELY.name}
+        told |= {RIGHT_ANSWERS: answers} if answers else {}
         return followed(self.env.step(action), lambda result: replace(result, info=result.info | told))
 
     def _checked(self, observation: Observation) -> Observation:
@@ -120,6 +125,30 @@ def action_forecasts(trajectory: Trajectory) -> list[Forecast]:
         for turn in trajectory.turns
         if turn.decision.probabilities and (best := best_choices(turn.info))
     ]
+
+
+def answer_forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
+    """Those of a typed reflector, by question, where the answer is known: whether the episode succeeded, and in an
+    `Advised` env what its teacher knows.
+    """
+    forecasts: dict[str, list[Forecast]] = {}
+    for turn in trajectory.turns:
+        for name, shares in turn.decision.answers.items():
+            question = name.removeprefix(REFLECTOR_ANSWER)
+            if question == name:  # of the policy
+                continue
+            if question == SUCCEEDS.name:
+                known = trajectory.reported_success is not None
+                right = [0 if trajectory.success else 1] if known else []
+            elif question == LIKELY.name:
+                right = best_choices(turn.info)
+            else:
+                right = turn.info.get(RIGHT_ANSWERS, {}).get(question, [])
+            if right:
+                is_event = len(shares) == 2 and question != LIKELY.name
+                forecast = event_forecast(shares[0], 0 in right) if is_event else choice_forecast(shares, right)
+                forecasts.setdefault(name, []).append(forecast)
+    return forecasts
 
 
 def read_forecasts(episodes: Iterable[Json]) -> dict[str, dict[str, list[Forecast]]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from reflectkit.agents.decision_players import deciding_request, options_of
+from reflectkit.agents.decision_players import deciding_request, further_questions, options_of
 from reflectkit.agents.players import Player, PlayersSetup
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.chat.client import THINKING_TOKENS, Request
@@ -59,9 +59,12 @@ def comment_alone(seen: Observation, context: Context) -> list[Request]:
     return [reflecting_request(seen, Context(0, context.env))]
 
 
-def deciding_alone(seen: Observation, context: Context, endpoint: Endpoint, *, rules: bool) -> list[Request]:
-    """What a decision model is asked."""
-    return [deciding_request(seen, context, endpoint, options_of(seen, endpoint), rules=rules)]
+def deciding_alone(
+    seen: Observation, context: Context, endpoint: Endpoint, *, rules: bool, comments: bool = False
+) -> list[Request]:
+    """What a decision model is asked. comments: whether it comments for a policy."""
+    more = further_questions(context.env) if comments else []
+    return [deciding_request(seen, context, endpoint, options_of(seen, endpoint), rules=rules, more=more)]
 
 
 def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[Task], repeats: int) -> PlannedCalls:
@@ -71,7 +74,8 @@ def asked_of(player: Player, players: PlayersSetup, level: str, tasks: Sequence[
 
     def ask(seen: Observation, context: Context) -> list[Request]:
         if endpoints and endpoints[0].decides:
-            return deciding_alone(seen, context, endpoints[0], rules=not players.config.decisions.plain_questions)
+            rules = not players.config.decisions.plain_questions
+            return deciding_alone(seen, context, endpoints[0], rules=rules, comments=not player.decides)
         if player.method:
             return [request_of(player.method, context)]
         if not player.is_chat:  # a checkpoint acts, and the chat model comments

@@ -60,6 +60,8 @@ def calibration_of(source: Path) -> float:
     )
 
 
+QUESTIONS = "questions"
+"""The fact of a typed reflector that lists the questions which it was trained on."""
 BETTER = ("validation_return", "validation_probability")
 """The facts of a checkpoint that say how good it was on held-out problems or rows."""
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.two_player import CommentSource, Reflector, TeacherComments, TwoPlayerAgent
+from reflectkit.agents.two_player import CommentSource, TeacherComments, TwoPlayerAgent
+from reflectkit.agents.typed import TypedReflector, reflector_of
 from reflectkit.chat.client import client_at
 from reflectkit.chat.players import ChatReflector
 from reflectkit.console import Progress, Report
@@ -192,7 +193,11 @@ def build_trainer(
     elif run.reflector is not None and chat is None:
         training = config.reflector_training
         opened = config.sampler.open_reflector(run.reflector.text, device, reflector_model, frozen=not training.every)
-        commentator = Reflector(opened, temperature=config.reflector.temperature)
+        commentator = reflector_of(opened, run.reflector.facts, run.reflector.text, config.reflector.temperature)
+        is_typed = "asks a typed reflector, whose answers are neither trained nor drawn; leave it out"
+        typed = isinstance(commentator, TypedReflector)
+        refuse(typed and training.every, f"--train-reflector {training.every} {is_typed}")
+        refuse(typed and config.reflector.temperature, f"--reflect-temperature {is_typed}")
         if training.every and reflector_model is not None:
             reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
 

@@ -19,7 +19,7 @@ from pydantic import model_validator
 
 from reflectkit.config import Config, flag, identifying, non_default, option
 from reflectkit.console import Bar, Progress
-from reflectkit.data.sft_rows import FILE_OF_ROLE, Row, read_rows
+from reflectkit.data.sft_rows import FILE_OF_ROLE, TYPED, Row, read_rows
 from reflectkit.envs import ENV_HELP, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, refuse
@@ -69,6 +69,12 @@ class SFTConfig(Config):
     role: Literal["reflection", "policy", "plain", "think"] = option(
         help="Which player: reflection, policy (acts on comments), plain (acts without), or think (comments, then"
         " acts)."
+    )
+    typed: bool = option(
+        False,
+        help="With --role reflection: a reflector that answers the environment's questions with probabilities, on the"
+        " rows of gen-sft --questions.",
+        essential=True,
     )
     task_file: Path | None = option(
         None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft.", essential=True
@@ -151,7 +157,7 @@ class SFTConfig(Config):
     @property
     def rows_file(self) -> Path:
         """The rows to train on."""
-        return self.task_file or self.setup.folder / FILE_OF_ROLE[self.role]
+        return self.task_file or self.setup.folder / (TYPED if self.typed else FILE_OF_ROLE[self.role])
 
     @property
     def follows_rows(self) -> bool:
@@ -182,6 +188,7 @@ class SFTConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         env_class(self.env)
+        refuse(self.typed and self.role != "reflection", f"--typed is for --role reflection, not {self.role}")
         alone = self.quantize != "none" and not self.lora.r
         refuse(alone, f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained")
         if not self.lora.r and (given := non_default(self, "lora_dropout", "lora_targets", "lora_alpha")):

@@ -20,6 +20,7 @@ from reflectkit.cli.main import main
 from reflectkit.data.episodes import read_episodes
 from reflectkit.env import Context
 from reflectkit.envs import make
+from reflectkit.envs.taxi import Taxi
 from reflectkit.errors import ConfigError
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import read_json
@@ -277,6 +278,34 @@ def test_where_there_is_one_action_nothing_is_asked(server: Server, asked: Any) 
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_reflector_answers_what_the_env_declares_in_one_request(form: str, server: Server, asked: Any) -> None:
+    env = make("taxi")
+    seen: Any = env.reset(Taxi.taskset.tasks("dropoff")[0], 0)
+
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        likely = reply({**body, "questions": one_of(body, 0)}, favours(list(seen.choices), "north"))
+        success = reply({**body, "questions": one_of(body, 1)}, {"yes": 0.75, "no": 0.25})
+        steps = reply({**body, "questions": one_of(body, 2)}, favours(list(env.questions()[2].options), "4 to 7"))
+        parts = [part["answers"] for part in (likely, success, steps)]
+        answers = parts[0] | parts[1] | parts[2] if "state" in body else [*parts[0], *parts[1], *parts[2]]
+        return likely | {"answers": answers}
+
+    server.respond = respond
+    comment = run_sync(DecisionReflector(asked(form)).remark(seen, Context(0, env)))
+    assert comment.startswith("likely: north 0.70, ")
+    assert "; success: 0.75; steps left: 4 to 7 0.70, " in comment
+    assert list(comment.answers) == ["likely", "success", "steps left"]
+    assert comment.answers["success"] == (0.75, 0.25)
+    assert len(server.requests) == 1
+
+
+def one_of(body: dict[str, Any], number: int) -> Any:
+    """The one question of a request that has this number."""
+    questions = body["questions"]
+    return [questions[number]] if isinstance(questions, list) else dict([list(questions.items())[number]])
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_halves_of_surrogate_pairs_are_sent_as_question_marks(form: str, server: Server, asked: Any) -> None:
     seen = Observation((Message("user", "x \udc00"),), ("\ud800", "\ud801", "right"))
     server.respond = lambda body: reply(body, favours(options_in(body), "2 right"))
@@ -290,10 +319,8 @@ def test_serve_passes_questions_on(server: Server, asked: Any) -> None:
     with serving(DecisionPolicy(asked("decisions"))) as url:  # type: ignore[arg-type]
         server.respond = lambda body: reply(body, favours(options_in(body), options_in(body)[0]))
         assert ask(url, {"a": REFUND, "b": TEAM}, "A state.")["a"]["noul"] == pytest.approx(0.7)
-        assert [body["input"] for body in server.requests] == [
-            "A state.\nIs this about money?",
-            "A state.\nWhich team?",
-        ]
+        inputs = sorted(body["input"] for body in server.requests)
+        assert inputs == ["A state.\nIs this about money?", "A state.\nWhich team?"]
         chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}).encode()
         status, text = post(f"{url}/v1/chat/completions", chat)
         assert (status, "chooses from a list of actions" in text) == (400, True)

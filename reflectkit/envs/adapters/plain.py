@@ -24,12 +24,12 @@ from reflectkit.eventloop import followed, outside_loop
 from reflectkit.rollouts.tool_errors import RAISED, code_error
 from reflectkit.rollouts.wrappers import TAKEN, is_flag
 from reflectkit.tools import read_use
-from reflectkit.types import Decision, Message, Observation, Task, ToolSpec
+from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, ToolSpec
 
 SIMPLE = (str, int, float, bool, Path, tuple[str, ...])
 """Types of arguments that can be flags."""
 FORM = "return (observation, reward, done): a text, a number, and True or False"
-NOT_TOOLS = ("reset", "get_reward")
+NOT_TOOLS = ("reset", "get_reward", "questions")
 NOT_FIGURES = frozenset({"success", "refused", "return", *TAKEN})
 """Names of numbers in the info of a step that are not figures of the game: reflectkit reports these itself."""
 
@@ -113,6 +113,18 @@ class Plain(Env):
         self._random = _states(0)
         with self._own_random():
             self.plain: Any = self.plain_type(**taken)
+
+    @classmethod
+    def questions(cls) -> Sequence[StateQuestion]:
+        """The class's own `questions`, a list or a function that returns one, if it has any."""
+        listed = getattr(cls.plain_type, "questions", None)
+        if listed is None:
+            return super().questions()
+        listed = listed() if callable(listed) else listed
+        if not isinstance(listed, list | tuple) or not all(isinstance(each, StateQuestion) for each in listed):
+            place = code_place(cls.plain_type)
+            raise ConfigError(f"{place}: its questions are {brief(listed)}; give a list of reflectkit.StateQuestion")
+        return tuple(listed)
 
     def teacher(self) -> Teacher:
         """The class's own `teacher_type`, whose `env` is the instance itself."""

@@ -29,7 +29,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from reflectkit.config import Config, option
-from reflectkit.env import Action, Env, PromptSettings, StepResult, Taskset, Teacher, check_choice, check_task
+from reflectkit.env import (
+    LIKELY,
+    SUCCEEDS,
+    Action,
+    Env,
+    PromptSettings,
+    StepResult,
+    Taskset,
+    Teacher,
+    check_choice,
+    check_task,
+)
 from reflectkit.envs.auto_explore.questions import read_question
 from reflectkit.envs.auto_explore.repository import (
     UP,
@@ -43,7 +54,7 @@ from reflectkit.envs.auto_explore.repository import (
 from reflectkit.errors import DataError
 from reflectkit.seeding import uniform
 from reflectkit.text import WORD, count_short, count_tokens, keywords, shorten, stem, words
-from reflectkit.types import Message, Observation, Task, Trajectory
+from reflectkit.types import Message, Observation, StateQuestion, Task, Trajectory
 
 NAMED = 4  # number of the question's words that a comment checks
 NAME = re.compile(r"\w+")
@@ -95,6 +106,8 @@ def share_of(asked: Sequence[str], text: str) -> float:
     return sum(word in found for word in asked) / max(1, len(asked))
 
 
+HERE = StateQuestion("here", "Is the answer in this folder?", ("yes", "no"))
+READ = StateQuestion("read", "Has the file with the answer been shown?", ("yes", "no"))
 ALL = "all"
 STEP, ERROR, WARNING = 1, 2, 1
 """Cost of a step, and of each error and warning in its output. The published code's for these two never occur."""
@@ -160,6 +173,13 @@ class AutoExploreTeacher(Teacher):
         """The next command of the shortest path that reads a target and names it; any if that is not offered."""
         following = self.env.way(self.env.walk.here)[0]
         return self.env.commands.index(following) if following in self.env.commands else 0
+
+    def answers(self) -> dict[str, list[int]]:
+        """The right command, whether the folder has the answer, and whether it was read."""
+        env = self.env
+        inside = any(target.rpartition("/")[0] == env.walk.here for target in env.targets)
+        was_read = any(path in env.targets for path in env.walk.shown)
+        return {LIKELY.name: [self.action()], HERE.name: [int(not inside)], READ.name: [int(not was_read)]}
 
     def mistakes(self) -> list[int]:
         """Everything but the right command and naming a file."""
@@ -317,6 +337,11 @@ class AutoExplore(Env):
         " the step limit is subtracted for the right file, or added for a wrong file or none. The reward is the"
         " negative cost, divided by the step limit."
     )
+
+    @classmethod
+    def questions(cls) -> tuple[StateQuestion, ...]:
+        """What leads to success, whether it will come, and where the answer is."""
+        return LIKELY, SUCCEEDS, HERE, READ
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a repository or file that is not there or cannot be

@@ -1,0 +1,107 @@
+"""A reflector that answers questions about the state with probabilities, in one pass; its comment is made of them.
+
+The questions are those that its checkpoint was trained on (`sft --role reflection --typed`). Each is read as
+`decisions.questions` renders it, so a state is read once for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reflectkit.agents.two_player import CommentSource, PromptMemo, Reflector
+from reflectkit.decisions.questions import NO, YES, Question
+from reflectkit.env import Context
+from reflectkit.errors import CheckpointError
+from reflectkit.models.checkpoint_metadata import QUESTIONS
+from reflectkit.models.labels import choice_ids
+from reflectkit.prompts import one_line, policy_prompt
+from reflectkit.sampling.base import Sampler, SampleRequest
+from reflectkit.types import Observation, StateQuestion, TypedComment, from_json
+
+LIKELY_OPTIONS, LEAST_LIKELY = 3, 0.01
+"""Most options of a question in a comment, and the least probability of one."""
+
+
+def question_about(asked: StateQuestion, observation: Observation) -> Question | None:
+    """What is asked about the state that is seen; None where it offers no options to choose among."""
+    options = asked.options or observation.choices
+    if not options:
+        return None
+    return Question("predicate" if options == (YES, NO) else "choice", asked.text, tuple(options))
+
+
+def comment_on(answers: Sequence[tuple[str, Sequence[str], Sequence[float]]]) -> str:
+    """One line of answers, each (name of the question, options, probabilities); of yes and no, that of yes.
+
+    >>> likely = "likely", ("cat a.py", "cd docs", "cd .."), (0.62, 0.375, 0.005)
+    >>> comment_on([likely, ("here", ("yes", "no"), (1, 0))])
+    'likely: cat a.py 0.62, cd docs 0.38; here: 1.00'
+    """
+    parts = []
+    for name, options, shares in answers:
+        if tuple(options) == (YES, NO):
+            parts.append(f"{name}: {shares[0]:.2f}")
+            continue
+        order = sorted(range(len(shares)), key=lambda index: -shares[index])[:LIKELY_OPTIONS]
+        likely = [f"{one_line(options[index])} {shares[index]:.2f}" for index in order if shares[index] >= LEAST_LIKELY]
+        parts.append(f"{name}: {', '.join(likely)}")
+    return "; ".join(parts)
+
+
+class TypedReflector:
+    """A model here that comments with its answers to `questions`."""
+
+    reads_choices = True
+    """Whether the comment depends on the actions that are offered."""
+
+    def __init__(self, sampler: Sampler, questions: Sequence[StateQuestion]) -> None:
+        self.sampler, self.questions = sampler, tuple(questions)
+        self._prompts = PromptMemo(sampler.tokenizer)
+
+    async def remark(self, observation: Observation, context: Context) -> TypedComment:
+        """The comment on `observation`."""
+        return await self.comment(observation)
+
+    async def comment(self, observation: Observation, seed: int = 0) -> TypedComment:
+        """The comment on `observation`, which depends on nothing else; "" where nothing can be asked, or read."""
+        asked = [(each.name, question_about(each, observation)) for each in self.questions]
+        known = [(name, question) for name, question in asked if question is not None]
+        shares = await asyncio.gather(*(self._answer(question, observation.text) for _, question in known))
+        answers = [(name, question.options, row) for (name, question), row in zip(known, shares, strict=True) if row]
+        comment = TypedComment(comment_on(answers))
+        comment.answers = {name: row for name, _, row in answers}
+        return comment
+
+    async def comments(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
+        """A comment on each observation."""
+        return list(await asyncio.gather(*map(self.comment, observations, seeds)))
+
+    async def _answer(self, question: Question, state: str) -> tuple[float, ...]:
+        """The probability of each option; none if the question does not fit the model."""
+        if len(question.options) == 1:
+            return (1.0,)
+        prompt = self._prompts.ids(policy_prompt(question.observation(state)))
+        labels = choice_ids(self.sampler.tokenizer, question.options, "label")
+        ask = SampleRequest(prompt, labels, temperature=0.0, shared=len(self.questions) > 1)
+        sampled = await self.sampler.sample(ask)
+        return tuple(map(math.exp, sampled.label_logprobs))
+
+
+def questions_of(facts: Mapping[str, Any], source: str) -> list[StateQuestion]:
+    """The questions that a typed reflector was trained on, from its facts; none of another one. Raises
+    CheckpointError.
+    """
+    listed = facts.get(QUESTIONS, [])
+    if not isinstance(listed, list):
+        raise CheckpointError(f"{source}: its questions are {listed!r:.60}; restore reflectkit.json")
+    return [from_json(StateQuestion, entry, path=source) for entry in listed]
+
+
+def reflector_of(sampler: Sampler, facts: Mapping[str, Any], source: str, temperature: float = 0.0) -> CommentSource:
+    """The reflector of a checkpoint: one that writes, or one that answers questions. temperature: of what it writes."""
+    if questions := questions_of(facts, source):
+        return TypedReflector(sampler, questions)
+    return Reflector(sampler, temperature=temperature)
