@@ -49,7 +49,7 @@ from reflectkit.evals import tables
 from reflectkit.evals.calibration import (
     ACTION,
     ASKED,
-    CRITIC,
+    FIRST_VALUE,
     Advised,
     Forecast,
     action_forecasts,
@@ -347,7 +347,9 @@ def play(
             if config.score_oracle:
                 scores = oracle_scores(trajectory, likely=player.checkpoint is not None or player.decides)
                 line["figures"] = {**line.get("figures", {}), **scores}
-            if forecasts := _forecasts(trajectory, critic):
+            if critic is not None and trajectory.turns:
+                line[FIRST_VALUE] = critic(trajectory.turns[0].decision.prompt_ids)
+            if forecasts := _forecasts(trajectory):
                 line["forecasts"] = {kind: [each.numbers for each in some] for kind, some in forecasts.items()}
             done[task.id, trajectory.seed] = tables.lean(line), file.tell()
             file.write(json_line(line))
@@ -443,18 +445,12 @@ def oracle_scores(trajectory: Trajectory, *, likely: bool = True) -> dict[str, f
     return scores
 
 
-def _forecasts(trajectory: Trajectory, value: Callable[[Sequence[int]], float] | None) -> dict[str, list[Forecast]]:
-    """What was foretold in an episode, by kind. value: the critic's value of a prompt, if the player has a critic; it
-    foretells success where the return is success less small costs.
-    """
+def _forecasts(trajectory: Trajectory) -> dict[str, list[Forecast]]:
+    """What was foretold in an episode, by kind."""
     forecasts = {ACTION: action_forecasts(trajectory), **answer_forecasts(trajectory)}
     first = trajectory.turns[0].decision if trajectory.turns else Decision(0)
-    if trajectory.reported_success is not None:
-        if shares := first.answers.get(SUCCEEDS.name):
-            forecasts[ASKED] = [event_forecast(shares[0], trajectory.success)]
-        if value is not None and first.prompt_ids:
-            likely = min(1.0, max(0.0, value(first.prompt_ids)))
-            forecasts[CRITIC] = [event_forecast(likely, trajectory.success)]
+    if trajectory.reported_success is not None and (shares := first.answers.get(SUCCEEDS.name)):
+        forecasts[ASKED] = [event_forecast(shares[0], trajectory.success)]
     return {kind: some for kind, some in forecasts.items() if some}
 
 

@@ -3,10 +3,11 @@
 A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, forecasts, data,
 unfit, illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen, reflection, choices, probabilities, answers,
 action, said, reward, value, advantage, tokens, thoughts, cut, illegal, unreadable, info}`. Unknown values are left
-out. forecasts: what was foretold, by kind, each with the numbers of `evals.calibration.Forecast`. answers: to other
-questions about the state, the probability of each option. cluster: what the task is about, as defined by its env; tasks
-of one cluster are not independent. unfit: the episode ended because no answer was a legal action. illegal, unreadable:
-how many answers, in the turn or at that end, were not a legal action or not in the requested format.
+out. first_value: the critic's, of the first state. forecasts: what was foretold, by kind, each with the numbers of
+`evals.calibration.Forecast`. answers: to other questions about the state, the probability of each option. cluster: what
+the task is about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no
+answer was a legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or
+not in the requested format.
 
 In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the turn before, each
 `{role, content, name}`, and the agent's calls, each `{name, arguments}`. The agent's own message is left out where the

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from reflectkit.agents.two_player import REFLECTOR_ANSWER
@@ -26,6 +27,10 @@ questions, by name.
 """
 ACTION, CRITIC, ASKED = "action", "success, by the critic", "success, asked"
 """What is foretold: that an action is a best one; and success, at the start of an episode."""
+FIRST_VALUE = "first_value"
+"""In a line of episodes.jsonl: the critic's value of the first state."""
+SUREST = 0.99
+"""What a critic's value foretells at most, as a probability of success or of failure."""
 SCORES = ("brier", "log_score", "calibration_error")
 BINS = 10
 """Of equal width, from 0 to 1."""
@@ -162,6 +167,31 @@ def read_forecasts(episodes: Iterable[Json]) -> dict[str, dict[str, list[Forecas
     return forecasts
 
 
+def critic_forecasts(episodes: Iterable[Json]) -> dict[str, list[Forecast]]:
+    """By task, success as the critic foretells it by the value of the first state, in lines of episodes.jsonl: 0 at the
+    mean return of the failures among them, 1 at that of the successes. None if one of the two is missing.
+    """
+    valued = [
+        episode
+        for episode in episodes
+        if episode["status"] != "aborted" and FIRST_VALUE in episode and episode.get("success") is not None
+    ]
+    returns: dict[bool, list[float]] = {True: [], False: []}
+    for episode in valued:
+        returns[bool(episode["success"])].append(episode["return"])
+    if not (returns[True] and returns[False]):
+        return {}
+    failure, success = fmean(returns[False]), fmean(returns[True])
+    if failure == success:
+        return {}
+    forecasts: dict[str, list[Forecast]] = {}
+    for episode in valued:
+        share = (episode[FIRST_VALUE] - failure) / (success - failure)
+        forecast = event_forecast(min(SUREST, max(1 - SUREST, share)), bool(episode["success"]))
+        forecasts.setdefault(episode["task"], []).append(forecast)
+    return forecasts
+
+
 def scores(clusters: Sequence[Sequence[Forecast]]) -> dict[str, Any]:
     """The scores of forecasts by cluster, each with the ends of its 95 % interval, which are None where unknown.
 
@@ -246,10 +276,13 @@ def reliability(clusters: Sequence[Sequence[Forecast]]) -> list[dict[str, float]
 def calibration_of(episodes: Sequence[Json], cluster_of: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """`scores` of lines of episodes.jsonl, by what is foretold; empty where nothing is. cluster_of: of the tasks."""
     found = {}
-    for kind, by_task in read_forecasts(episodes).items():
+    forecasts = read_forecasts(episodes)
+    if of_critic := critic_forecasts(episodes):
+        forecasts[CRITIC] = of_critic
+    for kind, by_task in forecasts.items():
         clusters: dict[str, list[Forecast]] = {}
-        for task, forecasts in by_task.items():
-            clusters.setdefault(cluster_of.get(task, task), []).extend(forecasts)
+        for task, of_task in by_task.items():
+            clusters.setdefault(cluster_of.get(task, task), []).extend(of_task)
         if every := [cluster for cluster in clusters.values() if cluster]:
             found[kind] = scores(every)
     return found

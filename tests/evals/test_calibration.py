@@ -12,6 +12,7 @@ from reflectkit.evals.calibration import (
     calibration_error,
     calibration_of,
     choice_forecast,
+    critic_forecasts,
     event_forecast,
     fit_temperature,
     log_scores,
@@ -71,6 +72,19 @@ def test_tasks_of_one_cluster_are_pooled_and_aborted_episodes_left_out() -> None
     found = calibration_of(lines, {"one": "file", "two": "file", "three": "other"})
     assert (found["action"]["forecasts"], found["action"]["clusters"]) == (3, 2)
     assert calibration_of([{"task": "one", "status": "completed"}], {}) == {}
+
+
+def test_a_critic_s_value_is_read_between_the_returns_of_failures_and_successes() -> None:
+    """Failures return -1 in the mean, and successes 1: a value of 0.5 is 0.75, one of 0 is 0.5, and one of 3 is cut."""
+
+    def line(task: str, value: float, success: bool, total: float) -> dict[str, object]:
+        return {"task": task, "status": "completed", "first_value": value, "success": success, "return": total}
+
+    lines = [line("a", 0.5, True, 1.0), line("b", 0.0, False, -1.5), line("c", 3.0, False, -0.5)]
+    found = critic_forecasts(lines)
+    assert [found[task][0].confidence for task in "abc"] == pytest.approx([0.75, 0.5, 0.99])
+    assert critic_forecasts(lines[1:]) == {}  # nothing succeeded
+    assert calibration_of(lines, {})["success, by the critic"]["forecasts"] == 3
 
 
 def test_numbers_of_a_forecast_survive_a_file() -> None:
