@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from reflectkit.agents.players import refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
-from reflectkit.config import Config, flag, leaves, non_default, option
+from reflectkit.config import Config, build, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
@@ -49,10 +49,12 @@ ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1}
 """How recorded decisions are learned from: they have no groups, and are of the policy before the first update."""
 
 
-def _offers_choices(env: str) -> bool:
-    """Whether `env` has choices; not if there is no such env, of which another check tells."""
+def _offers_choices(values: Mapping[str, Any]) -> bool:
+    """Whether the env has choices with the settings in `values`; not if these are wrong, as another check tells."""
     try:
-        return env_class(env).acts == "choice"
+        kind = env_class(str(values.get("env", "")))
+        own = {leaf.name: values[leaf.name] for leaf in leaves(kind.Settings) if leaf.name in values}
+        return kind.action_kind(build(kind.Settings, own)) == "choice"
     except ReflectkitError:
         return False
 
@@ -279,10 +281,11 @@ class CurriculumConfig(Config):
 
 def words_needed(model: str, env: str) -> str:
     """Why a model with random weights cannot play `env`, which takes words, and which ones can."""
+    asks = ", or --only-decisions if the program asks for nothing else" if env.startswith("program:") else ""
     return (
         f"--model {model} starts from random weights, which learn to choose but not to write, and env '{env}' has"
         " states without choices; give --model FOLDER_OR_ID, --model smollm2-135m, which needs no hub"
-        " (`make smollm2`), or as --policy what `reflectkit sft` made of demonstrations"
+        f" (`make smollm2`), or as --policy what `reflectkit sft` made of demonstrations{asks}"
     )
 
 
@@ -370,7 +373,7 @@ class RLConfig(Config):
             return {}
         if values["model"] in TINY:
             return FROM_SCRATCH
-        if values.get("answer") == "text" or not _offers_choices(str(values.get("env", ""))):
+        if values.get("answer") == "text" or not _offers_choices(values):
             return {}
         adapter = str(values.get("lora_r", 0)) != "0"
         return WITHOUT_SFT | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from reflectkit.errors import ConfigError
 from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_relative, build_tokenizer, relative_context
 from reflectkit.train.critic import Critic
@@ -51,6 +53,18 @@ def test_choices_are_learnt_without_sft_by_ppo_unless_told_otherwise(
 )
 def test_random_weights_and_new_adapters_learn_choices_at_a_higher_rate(given: dict[str, Any], rate: float) -> None:
     assert RLConfig.from_flat(env="taxi", **given).optim.rate == rate
+
+
+def test_whether_an_env_has_choices_depends_on_its_settings(tmp_path: Path) -> None:
+    program = tmp_path / "router.py"
+    program.write_text("print(1)\n")
+    asks = {"env": f"program:python {program}", "model": "somewhere"}
+    assert RLConfig.from_flat(**asks).algo.name == "grpo"
+    assert RLConfig.from_flat(**asks, only_decisions=True).algo.name == "ppo"
+    assert RLConfig.from_flat(env="alfworld", model="somewhere").algo.name == "ppo"
+    assert RLConfig.from_flat(env="alfworld", model="somewhere", typed=True).algo.name == "grpo"
+    with pytest.raises(ConfigError, match="--only-decisions"):
+        RLConfig.from_flat(**asks | {"model": "tiny"})
 
 
 def test_the_critic_counts_in_deviations_of_the_first_returns_that_differ() -> None:
