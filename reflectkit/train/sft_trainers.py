@@ -250,20 +250,22 @@ class CompletionTrainer(SharingTrainer):
 def collate_decisions(rows: Sequence[Mapping[str, Any]], pad_id: int) -> dict[str, Any]:
     """B decisions, or groups of them that share a prompt, as a batch, padded on the right to T tokens: input_ids and
     attention_mask (B, T), the options' tokens, which are offered, and shares as they are, and as labels one number for
-    each decision, for the trainer to count.
+    each decision, for the trainer to count; of labels that are not shifted it would leave out the first.
     """
     width = max(len(row["input_ids"]) for row in rows)
     ids_BT, mask_BT = torch.full((len(rows), width), pad_id), torch.zeros((len(rows), width), dtype=torch.long)
     for number, row in enumerate(rows):
         ids_BT[number, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
         mask_BT[number, : len(row["input_ids"])] = 1
+    counted = torch.zeros((1, sum(len(row.get("offered", [()])) for row in rows)), dtype=torch.long)
     return {
         "input_ids": ids_BT,
         "attention_mask": mask_BT,
         "options": [row["options"] for row in rows],
         "offered": [row.get("offered") for row in rows],
         "shares": [row["shares"] for row in rows],
-        "labels": torch.zeros((1, sum(len(row.get("offered", [()])) for row in rows)), dtype=torch.long),
+        "labels": counted,
+        "shift_labels": counted,
     }
 
 

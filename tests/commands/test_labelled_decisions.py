@@ -60,11 +60,12 @@ def test_the_loss_is_the_cross_entropy_over_the_labels(player: LoadedModel) -> N
 
 def test_a_policy_learns_the_probabilities_and_is_measured_against_them() -> None:
     states = {"I was charged twice.": 0.8, "The app crashes.": 0.3}
-    write_jsonl(Path("tickets.jsonl"), [row(state, share) for state, share in states.items()] * 4)
+    once = [row(state, share) for state, share in states.items()]
+    write_jsonl(Path("tickets.jsonl"), [*once * 4, once[0]])  # so that a batch has one row
     env = ["--env", "decisions", "--dataset", "tickets.jsonl"]
     assert main(["gen-sft", *env, "--decisions", "tickets.jsonl", "--out-dir", "rows"]) == 0
     rows = [line for _, line in read_jsonl(Path("rows/sft.jsonl"))]
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert (rows[0]["completion"], rows[0]["probabilities"]) == (" 0", pytest.approx([0.8, 0.2]))
     sft = ["sft", *env, "--role", "plain", "--task-file", "rows/sft.jsonl", "--max-steps", "60", "--batch-size", "8"]
     assert main([*sft, "--device", "cpu", "--name", "router"]) == 0
@@ -75,7 +76,7 @@ def test_a_policy_learns_the_probabilities_and_is_measured_against_them() -> Non
     assert main(["evaluate", *env, *policy]) == 0
     (result,) = read_json(Path("results/measured/eval.json"))["rows"]
     assert result["success"] == 1
-    assert result["return"] == pytest.approx(0.75)  # of 0.8 and 0.7, the probability of the likelier option
+    assert result["return"] == pytest.approx((5 * 0.8 + 4 * 0.7) / 9)  # the probability of the likelier option
     assert result["calibration"]["action"]["hits"] == 1
 
 
