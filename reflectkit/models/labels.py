@@ -169,7 +169,7 @@ def option_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
     if tokenizer.eos_token_id is None:
         raise CheckpointError("--answer score needs a tokenizer with an end token; set eos_token in its config")
     texts = answers(choices, "score")
-    paths = tuple((*_answer(tokenizer, text), tokenizer.eos_token_id) for text in texts)
+    paths = tuple((*path, tokenizer.eos_token_id) for path in answers_of(tokenizer, texts))
     same: dict[Path, str] = {}
     for path, text in zip(paths, texts, strict=True):
         if same.setdefault(path, text) != text:
@@ -204,13 +204,19 @@ def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=2**16)
 def _answer(tokenizer: Any, text: str) -> Path:
-    """The ids of an answer after a prompt. It loses its leading space where that costs a token, or where the tokenizer
-    puts one there anyway.
+    """The ids of an answer after a prompt; see `answers_of`."""
+    return answers_of(tokenizer, (text,))[0]
+
+
+def answers_of(tokenizer: Any, texts: Sequence[str]) -> list[Path]:
+    """The ids of each of these answers after a prompt. It loses its leading space where that costs a token, or where
+    the tokenizer puts one there anyway.
     """
-    text = encodable(text)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) > 1 and text.startswith(" "):
-        bare: list[int] = tokenizer(text[1:], add_special_tokens=False)["input_ids"]
-        if bare and (len(bare) < len(ids) or tokenizer.convert_ids_to_tokens(bare[0]).startswith(SPACE)):
-            return tuple(bare)
-    return tuple(ids)
+    texts = list(map(encodable, texts))
+    paths: list[Path] = list(map(tuple, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+    spaced = [place for place, text in enumerate(texts) if len(paths[place]) > 1 and text.startswith(" ")]
+    bare = tokenizer([texts[place][1:] for place in spaced], add_special_tokens=False)["input_ids"] if spaced else []
+    for place, ids in zip(spaced, bare, strict=True):
+        if ids and (len(ids) < len(paths[place]) or tokenizer.convert_ids_to_tokens(ids[0]).startswith(SPACE)):
+            paths[place] = tuple(ids)
+    return paths

@@ -377,6 +377,10 @@ def encode_options(
     """
     from reflectkit.models.labels import option_ids, prompt_ids
 
+    if not rows:
+        return []
+    every = tuple(dict.fromkeys(option.removeprefix(" ") for row in rows for option in row.options))
+    path_of = dict(zip(every, option_ids(tokenizer, every), strict=True))
     groups: list[dict[str, Any]] = []
     numbers: dict[tuple[int, ...], int] = {}
     before = ""
@@ -386,7 +390,7 @@ def encode_options(
             groups.append({"input_ids": prompt_ids(tokenizer, prompt), "options": [], "offered": [], "shares": []})
             numbers, before = {}, prompt
         group = groups[-1]
-        paths = option_ids(tokenizer, tuple(option.removeprefix(" ") for option in row.options))
+        paths = [path_of[option.removeprefix(" ")] for option in row.options]
         for path in paths:
             if numbers.setdefault(path, len(numbers)) == len(group["options"]):
                 group["options"].append(list(path))
@@ -437,7 +441,8 @@ def starting_model(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Load
         held_out = [] if config.held_out_file is None else read_rows(config.held_out_file)
         texts = dict.fromkeys([*_texts(config, source, rows), *(text for row in held_out for text in row.texts)])
         scores = any(row.options for row in rows)
-        model = _tiny_model(config, tokenizer, max(len(tokenizer.encode(text)) for text in texts), scores)
+        longest = max(map(len, tokenizer(list(texts))["input_ids"]))
+        model = _tiny_model(config, tokenizer, longest, scores)
         loaded = LoadedModel(model.to(pick_device(config.device)), tokenizer, config.role)
     else:
         loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
