@@ -56,6 +56,11 @@ def looks_local(source: str | Path) -> bool:
     return False
 
 
+def same_model(there: str, here: str) -> bool:
+    """Whether what a server calls `there` is the model called `here`: the same folder, or the same hub id."""
+    return there == here or (looks_local(here) and os.path.realpath(there) == os.path.realpath(here))
+
+
 def hub_options(source: str | Path) -> dict[str, Any]:
     """What `from_pretrained` needs to load `source`: nothing, or for a hub id to use only what was downloaded earlier.
 

@@ -22,12 +22,14 @@ from reflectkit.jsonl import replacing_folder, write_json, write_text
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.checkpoint_metadata import (
     ROLE_FILE,
+    SERVICE,
     base_fact,
     base_of,
     checked_facts,
     config_of,
     first_line,
     load_tokenizer,
+    model_facts,
     unusable,
 )
 from reflectkit.models.hub import hub_options, looks_local
@@ -103,6 +105,7 @@ def load_player(
     facts = checked_facts(folder, role) if looks_local(source) else {}
     if looks_local(source):
         refuse_damage(folder)
+        refuse_service(folder)
     base_name = base_of(folder)
     fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM
@@ -149,6 +152,15 @@ def load_player(
             if hasattr(module, REPACKS):
                 setattr(module, REPACKS, False)
     return LoadedModel(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
+
+
+def refuse_service(folder: Path) -> None:
+    """Raises CheckpointError if the weights of checkpoint `folder` are on a training service."""
+    if record := model_facts(folder).get(SERVICE):
+        raise CheckpointError(
+            f"the weights of {folder} are on a training service ({record.get('url')}), not here; train it further with"
+            " --engine tinker:URL"
+        )
 
 
 def _resize_embeddings(base: Any, folder: Path) -> None:

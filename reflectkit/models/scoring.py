@@ -141,7 +141,7 @@ def choice_logprobs(
     if len(children) == len(prompts):  # labels part at the root alone
         return logprobs_NC, hidden_ND
     roots = [0, *itertools.accumulate(len(tree.nodes) for tree in tries)][:-1]
-    return _along_paths(logprobs_NC, tries, roots), hidden_ND[torch.tensor(roots, device=device)]
+    return along_paths(logprobs_NC, tries, roots), hidden_ND[torch.tensor(roots, device=device)]
 
 
 def label_scores(
@@ -446,7 +446,7 @@ def _rows_and_nodes(
     return rows, nodes
 
 
-def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]) -> torch.Tensor:
+def along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie], roots: Sequence[int]) -> torch.Tensor:
     """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K. roots:
     the index of each row's root among the nodes of all rows.
     """

@@ -100,6 +100,17 @@ def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, ur
     return replace(drawn, logprobs=tuple(_logprob(value, LEAST_DRAWN, url) for value in drawn.logprobs))
 
 
+def rows(read: Sequence[Sequence[int]], logprobs: Sequence[Sequence[Any]], url: str) -> None:
+    """Raises ConfigError unless each row that was `read` has a log-probability for each of its tokens but the first."""
+    if len(logprobs) != len(read):
+        raise wrong(url, f"log-probabilities of {len(logprobs)} rows where {len(read)} were asked for")
+    for row, values in zip(read, logprobs, strict=True):
+        if len(values) != len(row) - 1:
+            raise wrong(url, f"{len(values)} log-probabilities of a row of {len(row)} tokens")
+        for value in values:
+            _logprob(value, FLOOR, url)
+
+
 def _logprob(value: Any, least: float, url: str) -> float:
     """A JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to 0."""
     if type(value) not in (int, float) or not least <= value <= ROUNDING:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import math
-import os
 import re
 import secrets
 import shutil
@@ -28,7 +27,7 @@ from reflectkit.errors import CheckpointError, ConfigError, EnvironmentFailure
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import LOCK, is_locked, locked, replacing_folder, sha256
 from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
-from reflectkit.models.hub import looks_local
+from reflectkit.models.hub import same_model
 from reflectkit.models.labels import Path, check_embedded, trie
 from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 from reflectkit.sampling import checks
@@ -185,7 +184,7 @@ class ServerSampler:
         nothing answers.
         """
         served = await self.server.served()
-        names = [name for name, path in served.models.items() if _same_model(path, self.base)]
+        names = [name for name, path in served.models.items() if same_model(path, self.base)]
         if served_model:
             names = [name for name in served.models if name == served_model]
         if not names:
@@ -426,11 +425,6 @@ def normalised(values: Sequence[float], temperature: float, url: str = "the serv
         )
     total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
     return tuple(value - total for value in scaled)
-
-
-def _same_model(there: str, here: str) -> bool:
-    """Whether the server's path is that of the model called `here`: the same folder, or the same hub id."""
-    return there == here or (looks_local(here) and os.path.realpath(there) == os.path.realpath(here))
 
 
 def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:

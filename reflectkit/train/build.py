@@ -14,23 +14,41 @@ from reflectkit.chat.client import client_at
 from reflectkit.chat.players import ChatReflector
 from reflectkit.console import Progress, Report
 from reflectkit.errors import CheckpointError, ConfigError, DataError, refuse
-from reflectkit.models.checkpoint_metadata import REFLECTOR_FOLDER, model_facts
+from reflectkit.eventloop import run_sync
+from reflectkit.models.checkpoint_metadata import (
+    REFLECTOR_FOLDER,
+    SERVICE,
+    check_role,
+    config_of,
+    context_of,
+    load_tokenizer,
+    model_facts,
+)
+from reflectkit.models.hub import same_model
 from reflectkit.models.load import LoadedModel, averaged_player, load_pair, load_player, starting_player, with_adapter
 from reflectkit.models.refs import ModelKind
 from reflectkit.models.scoring import logits_at_once
 from reflectkit.prompts import PROMPT_VERSION
 from reflectkit.runs.run import Run, checkpoints, verify
-from reflectkit.sampling.base import Opening
+from reflectkit.sampling.base import Opening, Sampler
 from reflectkit.sampling.config import LOCAL
+from reflectkit.sampling.service import (
+    ServiceAdapter,
+    ServiceSampler,
+    TrainingService,
+    base_on_service,
+    open_service,
+)
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report, tokens_a_pass
-from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.learner import Learner, LocalLearner, Settings
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.resolve import RLRun
-from reflectkit.train.rl_config import LIMITS
+from reflectkit.train.rl_config import LIMITS, RLConfig
+from reflectkit.train.service_learner import ServiceLearner
 from reflectkit.train.settings import OptimizerConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import SCORE, Trajectory
@@ -39,7 +57,7 @@ JOURNAL = "reflector.jsonl"
 """The answers of a chat model that comments, in the run's folder."""
 MAY_DIFFER = {
     "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
-    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler", *LIMITS,
+    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler", "engine", *LIMITS,
 }  # fmt: skip
 """Settings that may differ from those of the checkpoint that --resume-from names."""
 
@@ -129,6 +147,8 @@ def build_trainer(
     models that cannot be trained.
     """
     config, distill = run.config, run.config.distill
+    if config.engine.remote:
+        return _service_trainer(run, progress, chat, place, earlier_steps)
     device = config.policy.device
     if device == "auto" or processes.count > 1:
         device = str(processes.accelerator.device)
@@ -144,31 +164,15 @@ def build_trainer(
     start = starting_player(policy, run.policy.text, bool(config.lora.r), device) if needs_start else None
 
     # 2. The learner of the policy
-    critic_config, staleness = config.algo.critic, config.staleness
+    critic_config = config.algo.critic
     critic, rates = None, dict[str, Any]()
     if critic_config is not None:
         unseen = "the critic reads a state without its choices, which the policy scores alone"
         refuse(policy.answer == SCORE, f"--algo {config.algo.name}: {unseen}; use --algo grpo or reinforce")
         critic = Critic(policy, critic_config.head, critic_config.critic_trunk, config.run.seed)
         rates = {"critic_rate": critic_config.critic_rate, "value_clip": critic_config.value_clip}
-    algo = config.algo
     settings = Settings(
-        **_optimizer_settings(config.optim, config.optim.rate),
-        loss=algo.loss,
-        mean=algo.loss_mean,
-        clip=algo.clip,
-        clip_high=algo.clip_high,
-        mask=algo.mask,
-        mask_ratio=algo.mask_ratio,
-        entropy=algo.entropy,
-        kl=algo.kl,
-        epochs=algo.epochs,
-        minibatch=algo.minibatch,
-        target_kl=algo.target_kl,
-        temperature=config.policy.temperature,
-        is_cap=staleness.importance_weight_max if staleness.max_staleness else 0.0,
-        agrees_with=config.sampler.policy if config.sampler.remote and not staleness.max_staleness else "",
-        mismatch=config.sampler.remote,
+        **_policy_settings(config),
         distill=distill.weight,
         divergence=distill.divergence,
         ema=distill.ema,
@@ -201,11 +205,53 @@ def build_trainer(
         if training.every and reflector_model is not None:
             reflector_trainer = _reflector_trainer(run, reflector_model, device, memory, progress)
 
-    # 5. The agent
+    trainer = _trainer(run, learner, sampler, commentator, policy.answer, earlier_steps, processes, reflector_trainer)
+    if config.recorded is not None:
+        trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
+    return trainer
+
+
+def _policy_settings(config: RLConfig) -> dict[str, Any]:
+    """Settings of the policy's learner, wherever that is."""
+    algo, staleness, sampler = config.algo, config.staleness, config.sampler
+    remote = sampler.remote or config.engine.remote
+    other = config.engine.name if config.engine.remote else sampler.policy
+    return {
+        **_optimizer_settings(config.optim, config.optim.rate),
+        "loss": algo.loss,
+        "mean": algo.loss_mean,
+        "clip": algo.clip,
+        "clip_high": algo.clip_high,
+        "mask": algo.mask,
+        "mask_ratio": algo.mask_ratio,
+        "entropy": algo.entropy,
+        "kl": algo.kl,
+        "epochs": algo.epochs,
+        "minibatch": algo.minibatch,
+        "target_kl": algo.target_kl,
+        "temperature": config.policy.temperature,
+        "is_cap": staleness.importance_weight_max if staleness.max_staleness else 0.0,
+        "agrees_with": other if remote and not staleness.max_staleness else "",
+        "mismatch": remote,
+    }
+
+
+def _trainer(
+    run: RLRun,
+    learner: Learner,
+    sampler: Sampler,
+    commentator: CommentSource | None,
+    answer: str,
+    earlier_steps: tuple[int, ...],
+    processes: Processes,
+    reflector_trainer: ReflectorTrainer | None = None,
+) -> Trainer:
+    """The trainer of these parts. answer: what the policy answers where it chooses."""
+    config, distill = run.config, run.config.distill
     agent = TwoPlayerAgent(
         sampler,
         commentator and config.sampler.swapped(commentator, config.setup.folder),
-        answer=policy.answer,
+        answer=answer,
         temperature=config.policy.temperature,
         reflect_prob=distill.joint if distill.weight else config.reflector.prob,
         distills=distill.weight > 0,
@@ -222,14 +268,94 @@ def build_trainer(
         config.rollout.width,
         config.curriculum.advance_at,
         config.optim,
-        staleness,
+        config.staleness,
         distill,
         earlier_steps,
     )
-    trainer = Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+    return Trainer(trainer_config, agent, learner, processes=processes, reflector_trainer=reflector_trainer)
+
+
+def _service_trainer(
+    run: RLRun,
+    progress: Progress,
+    chat: CommentSource | None,
+    place: Path | None,
+    earlier_steps: tuple[int, ...],
+) -> Trainer:
+    """A trainer whose policy is on a training service; see `build_trainer`. `checkpoint.restore` loads its weights."""
+    config = run.config
+    service = open_service(config.engine.name, config.engine.settings)
+
+    # 1. The base on the service, and the adapter that learns; a policy that was trained there is loaded
+    record = dict(run.policy.facts.get(SERVICE) or {})
+    names = run_sync(service.models())
+    base = base_on_service(
+        names, record.get("base") or run.policy.text, config.engine.settings.service_model, service.url
+    )
+    rank = int(record.get("rank") or config.lora.r)
+    seed = config.run.seed
+    adapter = run_sync(_loaded(service, base, rank, seed, record.get("state") if place is None else None))
+    progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
+    start = run_sync(_loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
+
+    # 2. The learner and the sampler of the policy
+    source = run.policy.text
+    tokenizer, role = load_tokenizer(source), run.policy.facts.get("role")
+    answer = config.sampler.answer_of(run.policy)
+    learner = ServiceLearner(
+        adapter,
+        tokenizer,
+        source,
+        Settings(**_policy_settings(config)),
+        {"url": service.url, "base": base, "rank": rank},
+        role=role,
+        answer=answer,
+        start=start,
+        notify=progress.news,
+    )
+    context = context_of(source)
+    vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
+    sampler = ServiceSampler(adapter, tokenizer, role, context, vocabulary, service.url)
+
+    # 3. Who comments: on the service what is there, else in this process
+    commentator: CommentSource | None = chat
+    if run.reflector is not None and run.reflector.kind is ModelKind.ORACLE:
+        commentator = TeacherComments()
+    elif run.reflector is not None and chat is None:
+        opened = _service_reflector(run, service, names) or config.sampler.open_reflector(
+            run.reflector.text, config.policy.device, frozen=True
+        )
+        commentator = Reflector(opened, temperature=config.reflector.temperature)
+    trainer = _trainer(run, learner, sampler, commentator, answer, earlier_steps, Processes())
     if config.recorded is not None:
-        trainer.recorded = _tokenised(run.problems.recorded, agent, config.recorded)
+        trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
     return trainer
+
+
+async def _loaded(service: TrainingService, base: str, rank: int, seed: int, state: str | None) -> ServiceAdapter:
+    """An adapter on `base` with the weights that were saved at `state`, or new ones."""
+    adapter = await service.adapter(base, rank, seed)
+    if state:
+        await adapter.load(state)
+    return adapter
+
+
+def _service_reflector(run: RLRun, service: TrainingService, names: Sequence[str]) -> Sampler | None:
+    """The sampler of a reflector that is on the service: an adapter that was trained there, or a base; else None."""
+    reflector = run.reflector
+    if reflector is None or not reflector.has_weights:
+        return None
+    record, source = dict(reflector.facts.get(SERVICE) or {}), reflector.text
+    if record:
+        adapter = run_sync(_loaded(service, record["base"], int(record["rank"]), run.config.run.seed, record["state"]))
+    elif any(same_model(name, source) for name in names):
+        adapter = run_sync(service.writer(next(name for name in names if same_model(name, source))))
+    else:
+        return None
+    tokenizer = load_tokenizer(source)
+    vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
+    role = check_role(source, "reflection")
+    return ServiceSampler(adapter, tokenizer, role, context_of(source), vocabulary, service.url)
 
 
 def _tokenised(trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source: Path) -> list[Trajectory]:

@@ -171,7 +171,196 @@ class Learner(ABC):
         """Forget what was read with the present weights."""
 
 
-class LocalLearner(Learner):
+class PolicyLearner(Learner):
+    """The steps of an update, wherever the weights are: minibatches, the loss of their rows, and the pace of learning.
+
+    processes: those that train together.
+    """
+
+    critic: Critic | None = None
+
+    def __init__(self, settings: Settings, processes: Processes | None, notify: Callable[[str], None]) -> None:
+        self.settings, self.notify = settings, notify
+        self.processes = processes or Processes()
+        self._changes: list[tuple[torch.Tensor, list[int]]] | None = None
+        self._mismatch: dict[str, float] = {}
+        self.pace = FIRST_PACE if settings.target_kl else 1.0
+        """Factor of the policy's learning rate, at most 1, that keeps updates near `target_kl`."""
+        self.schedule_rate = 1.0
+        """The schedule's factor in the present update."""
+
+    @override
+    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
+        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
+        steps.
+
+        rate: the schedule's factor for the learning rates, 0 … 1.
+
+        Raises DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the
+        step. MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
+        """
+        if not samples:
+            return LossOutput(None, {})
+        self.schedule_rate = rate
+        parts = self._begin(samples)
+        sums: dict[str, float] = {}
+        self._changes = [] if self.settings.mismatch else None
+        self._mismatch = {}
+        steps, count = 0, math.ceil(len(samples) / self.settings.minibatch)
+        for index in range(self.settings.epochs * count):
+            if index % count == 0:
+                generator.shuffle(parts)
+                batches = minibatches(parts, count)
+            figures = self._step(samples, batches[index % count], may_stop=steps > 0)
+            if figures is None:
+                break
+            steps += 1
+            for name, value in figures.items():
+                sums[name] = sums.get(name, 0.0) + value
+        self._end()
+        means = {name: total / steps for name, total in sums.items()}
+        loss = means.pop("loss")
+        last_rate = self.settings.learning_rate * rate * self.pace
+        return LossOutput(loss, means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch)
+
+    @abstractmethod
+    def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
+        """Prepare an update; the units of its rows. Rows of one prompt stay together, for one forward pass."""
+
+    @abstractmethod
+    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+        """One gradient step on a minibatch; None, without a step, if the policy has moved too far.
+
+        may_stop: whether it is not the update's first.
+        """
+
+    def _end(self) -> None:
+        """After the last step of an update."""
+
+    def _has_moved_too_far(self, kl: float) -> bool:
+        """Adapt the pace to `kl`, the divergence from the sampling policy. Whether the update ends there."""
+        if not self.settings.target_kl:
+            return False
+        self._adapt_pace(kl)
+        return kl > TOO_FAR * self.settings.target_kl
+
+    def _adapt_pace(self, kl: float) -> None:
+        """Slow down if `kl`, the divergence from the sampling policy, is above `target_kl`; speed up below half of it.
+
+        The divergence of a small step is quadratic in its length, hence the square root.
+        """
+        target = self.settings.target_kl
+        if target / 2 <= kl <= target:
+            return
+        change = math.sqrt(target / max(kl, 1e-12))
+        self.pace = min(1.0, self.pace * min(max(change, LEAST_CHANGE), MOST_CHANGE))
+
+    def _compare(self, changes: Sequence[tuple[torch.Tensor, list[int]]]) -> None:
+        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError.
+
+        changes: the learner's log-probabilities less the sampler's, and the tokens of each answer among them.
+        """
+        mine_N = torch.cat([change_N for change_N, _ in changes]).cpu() if changes else torch.zeros(0)
+        everyone = self.processes.gather((mine_N, [length for _, lengths in changes for length in lengths]))
+        change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
+        lengths = [length for _, theirs in everyone for length in theirs]
+        self._mismatch = losses.mismatch(change_N)
+        sampler = self.settings.agrees_with
+        if not sampler:
+            return
+        from reflectkit.sampling.checks import disagreement
+
+        if apart := disagreement(change_N, self.settings.temperature, lengths):
+            raise MismatchError(
+                f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
+                " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
+            )
+
+    def _loss(
+        self,
+        samples: Sequence[Sample],
+        scored: Scored,
+        reference_N: torch.Tensor | None,
+        shares: Mapping[int, float],
+        fresh_tokens: int,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a token of each of its
+        rows. fresh_tokens: how many of its tokens are not replayed.
+        """
+        settings, device = self.settings, scored.logprob_N.device
+        places = list(zip(scored.row_N, scored.place_N, strict=True))
+
+        def column(name: str) -> torch.Tensor:
+            return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
+
+        share_N = torch.tensor([shares[row] for row, _ in places], device=device)
+        old_N = column("logprobs")
+        replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
+        starts, numbers = _decisions(samples, places)
+        decision_N = torch.tensor(numbers, device=device)
+        loss_N = settings.loss(
+            losses.TrainedTokens(
+                scored.logprob_N,
+                old_N,
+                column("advantages"),
+                decision_N,
+                len(starts),
+                replayed_N,
+                settings.clip,
+                settings.is_cap,
+                settings.clip_high,
+            )
+        )
+        figures: dict[str, float] = {}
+        if settings.mask != "none":
+            number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
+            row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
+            kept_N = losses.on_policy_enough(
+                scored.logprob_N - old_N, column("advantages"), row_N, settings.mask, settings.mask_ratio
+            )
+            loss_N = loss_N.where(kept_N, 0.0)
+            figures["masked"] = float((share_N * ~kept_N).sum())
+        policy_loss = (loss_N * share_N).sum()
+        spread = (scored.entropy_N * share_N).sum()
+        loss = policy_loss - settings.entropy * spread
+        figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
+        if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
+            distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
+            loss = loss + settings.kl * distance
+            figures["kl_to_start"] = float(distance.detach())
+        if self.critic is not None:
+            prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
+            value_D = self.critic(scored.hidden_ND[starts], prompts)
+            error_D = losses.value_loss(
+                value_D, column("returns")[starts], column("values")[starts], settings.value_clip
+            )
+            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
+            critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
+            loss = loss + critic_loss
+            figures["value_loss"] = float(critic_loss.detach())
+        with torch.no_grad():
+            moved_N = (scored.logprob_N - old_N)[~replayed_N]
+            if self._changes is not None:
+                _, lengths_D = torch.unique_consecutive(decision_N[~replayed_N], return_counts=True)
+                self._changes.append((moved_N.clone(), lengths_D.tolist()))
+            distance_to_sampler = float((torch.exp(moved_N) - 1 - moved_N).sum())
+            figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
+            figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
+        return loss, figures
+
+    def _shares(self, counts: Mapping[int, int]) -> dict[int, float]:
+        """The weight of a token in each row, in a mean over all tokens or over rows, given each row's number of tokens
+        that count.
+        """
+        tokens, rows = sum(counts.values()), sum(count > 0 for count in counts.values())
+        by_token = self.settings.mean == "token"
+        return {
+            row: (1 / tokens if by_token else 1 / (rows * count)) if count else 0.0 for row, count in counts.items()
+        }
+
+
+class LocalLearner(PolicyLearner):
     """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
     needed).
 
@@ -188,9 +377,8 @@ class LocalLearner(Learner):
         notify: Callable[[str], None] = lambda text: None,
         teacher: Reference | None = None,
     ) -> None:
-        self.player, self.settings, self.critic, self.reference = player, settings, critic, reference
-        self.teacher = teacher
-        self.processes, self.notify = processes or Processes(), notify
+        super().__init__(settings, processes, notify)
+        self.player, self.critic, self.reference, self.teacher = player, critic, reference, teacher
         self.max_tokens = settings.max_tokens
         player.activate()
         self.optimizer = make_optimizer(
@@ -204,63 +392,28 @@ class LocalLearner(Learner):
         self.shares = False
         self.observed: dict[tuple[int, ...], float] = {}
         """Values of prompts that were read with the current weights."""
-        self._changes: list[tuple[torch.Tensor, list[int]]] | None = None
-        self._mismatch: dict[str, float] = {}
-        self.pace = FIRST_PACE if settings.target_kl else 1.0
-        """Factor of the policy's learning rate, at most 1, that keeps updates near `target_kl`."""
-        self.schedule_rate = 1.0
-        """The schedule's factor in the present update."""
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
         )
 
     @override
-    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
-        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
-        steps.
-
-        rate: the schedule's factor for the learning rates, 0 … 1.
-
-        Raises DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the
-        step. MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
-        """
-        if not samples:
-            return LossOutput(None, {})
+    def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
         self.forget()
         self.player.model.eval()
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
-        # rows of one prompt stay together, for one forward pass
-        parts = units(samples, reads_branches(self.scorer), self._separately)
         if self.critic is not None:
             self.critic.see_returns(_returns(samples))
-        self.schedule_rate = rate
         for group in self.critic_optimizer.param_groups:
-            group["lr"] = self.settings.critic_rate * rate
-        sums: dict[str, float] = {}
-        self._changes = [] if self.settings.mismatch else None
-        self._mismatch = {}
-        steps, count = 0, math.ceil(len(samples) / self.settings.minibatch)
-        for index in range(self.settings.epochs * count):
-            if index % count == 0:
-                generator.shuffle(parts)
-                batches = minibatches(parts, count)
-            if index == 0:
-                self.shares = self._shares_in(batches[0])
-            figures = self._step(samples, batches[index % count], may_stop=steps > 0)
-            if figures is None:
-                break
-            steps += 1
-            for name, value in figures.items():
-                sums[name] = sums.get(name, 0.0) + value
+            group["lr"] = self.settings.critic_rate * self.schedule_rate
+        return units(samples, reads_branches(self.scorer), self._separately)
+
+    @override
+    def _end(self) -> None:
         if self.teacher is not None and self.settings.ema:
             self.teacher.follow(self.settings.ema)
-        means = {name: total / steps for name, total in sums.items()}
-        loss = means.pop("loss")
-        last_rate = self.settings.learning_rate * rate * self.pace
-        return LossOutput(loss, means | {"gradient_steps": steps, "learning_rate": last_rate} | self._mismatch)
 
     @override
     def publish(self, sampler: Sampler, version: int) -> None:
@@ -376,8 +529,10 @@ class LocalLearner(Learner):
         self.optimizer.load(mine)
         self.pace = float(tensors["pace"])
 
+    @override
     def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
-        """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
+        if not may_stop:
+            self.shares = self._shares_in(minibatch)
         parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]
@@ -396,52 +551,18 @@ class LocalLearner(Learner):
             self._changes = None
         merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
         merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
-        _check_finite(merged, here)
-        if may_stop and self.settings.target_kl:
-            self._adapt_pace(merged["kl"])
-            if merged["kl"] > TOO_FAR * self.settings.target_kl:
-                return None
+        check_finite(merged, here)
+        if may_stop and self._has_moved_too_far(merged["kl"]):
+            return None
         self.optimizer.schedule(self.schedule_rate * self.pace)
         merged["gradient_norm"] = self.optimizer.step()
-        _check_finite(merged, here)
+        check_finite(merged, here)
         if self.critic is not None:
             self.processes.add_gradients(self.critic_weights)
             self.critic_optimizer.step()
         if not all(self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))):
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
-
-    def _adapt_pace(self, kl: float) -> None:
-        """Slow down if `kl`, the divergence from the sampling policy, is above `target_kl`; speed up below half of it.
-
-        The divergence of a small step is quadratic in its length, hence the square root.
-        """
-        target = self.settings.target_kl
-        if target / 2 <= kl <= target:
-            return
-        change = math.sqrt(target / max(kl, 1e-12))
-        self.pace = min(1.0, self.pace * min(max(change, LEAST_CHANGE), MOST_CHANGE))
-
-    def _compare(self, changes: Sequence[tuple[torch.Tensor, list[int]]]) -> None:
-        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError.
-
-        changes: the learner's log-probabilities less the sampler's, and the tokens of each answer among them.
-        """
-        mine_N = torch.cat([change_N for change_N, _ in changes]).cpu() if changes else torch.zeros(0)
-        everyone = self.processes.gather((mine_N, [length for _, lengths in changes for length in lengths]))
-        change_N = torch.cat([theirs_N for theirs_N, _ in everyone])
-        lengths = [length for _, theirs in everyone for length in theirs]
-        self._mismatch = losses.mismatch(change_N)
-        sampler = self.settings.agrees_with
-        if not sampler:
-            return
-        from reflectkit.sampling.checks import disagreement
-
-        if apart := disagreement(change_N, self.settings.temperature, lengths):
-            raise MismatchError(
-                f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
-                " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
-            )
 
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
         """This process's micro-batches of `parts`, each with its weight.
@@ -503,89 +624,6 @@ class LocalLearner(Learner):
                 ) from None
             return None
         return figures
-
-    def _loss(
-        self,
-        samples: Sequence[Sample],
-        scored: Scored,
-        reference_N: torch.Tensor | None,
-        shares: Mapping[int, float],
-        fresh_tokens: int,
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A micro-batch's part of the loss and figures of a minibatch. shares: the weight of a token of each of its
-        rows. fresh_tokens: how many of its tokens are not replayed.
-        """
-        settings, device = self.settings, scored.logprob_N.device
-        places = list(zip(scored.row_N, scored.place_N, strict=True))
-
-        def column(name: str) -> torch.Tensor:
-            return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
-
-        share_N = torch.tensor([shares[row] for row, _ in places], device=device)
-        old_N = column("logprobs")
-        replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
-        starts, numbers = _decisions(samples, places)
-        decision_N = torch.tensor(numbers, device=device)
-        loss_N = settings.loss(
-            losses.TrainedTokens(
-                scored.logprob_N,
-                old_N,
-                column("advantages"),
-                decision_N,
-                len(starts),
-                replayed_N,
-                settings.clip,
-                settings.is_cap,
-                settings.clip_high,
-            )
-        )
-        figures: dict[str, float] = {}
-        if settings.mask != "none":
-            number_of = {row: number for number, row in enumerate(dict.fromkeys(scored.row_N))}
-            row_N = torch.tensor([number_of[row] for row in scored.row_N], device=device)
-            kept_N = losses.on_policy_enough(
-                scored.logprob_N - old_N, column("advantages"), row_N, settings.mask, settings.mask_ratio
-            )
-            loss_N = loss_N.where(kept_N, 0.0)
-            figures["masked"] = float((share_N * ~kept_N).sum())
-        policy_loss = (loss_N * share_N).sum()
-        spread = (scored.entropy_N * share_N).sum()
-        loss = policy_loss - settings.entropy * spread
-        figures |= {"loss": float(policy_loss.detach()), "entropy": float(spread.detach())}
-        if reference_N is not None:  # an expectation over the current policy, so without replayed tokens
-            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
-            distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
-            loss = loss + settings.kl * distance
-            figures["kl_to_start"] = float(distance.detach())
-        if self.critic is not None:
-            prompts = [samples[places[start][0]].tokens[: places[start][1]] for start in starts]
-            value_D = self.critic(scored.hidden_ND[starts], prompts)
-            error_D = losses.value_loss(
-                value_D, column("returns")[starts], column("values")[starts], settings.value_clip
-            )
-            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
-            critic_loss = (error_D * weight_D).sum() / self.critic.deviation**2
-            loss = loss + critic_loss
-            figures["value_loss"] = float(critic_loss.detach())
-        with torch.no_grad():
-            moved_N = (scored.logprob_N - old_N)[~replayed_N]
-            if self._changes is not None:
-                _, lengths_D = torch.unique_consecutive(decision_N[~replayed_N], return_counts=True)
-                self._changes.append((moved_N.clone(), lengths_D.tolist()))
-            distance_to_sampler = float((torch.exp(moved_N) - 1 - moved_N).sum())
-            figures["kl"] = distance_to_sampler / max(1, fresh_tokens)
-            figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
-        return loss, figures
-
-    def _shares(self, counts: Mapping[int, int]) -> dict[int, float]:
-        """The weight of a token in each row, in a mean over all tokens or over rows, given each row's number of tokens
-        that count.
-        """
-        tokens, rows = sum(counts.values()), sum(count > 0 for count in counts.values())
-        by_token = self.settings.mean == "token"
-        return {
-            row: (1 / tokens if by_token else 1 / (rows * count)) if count else 0.0 for row, count in counts.items()
-        }
 
     def _divergence(
         self, teacher: Reference, samples: Sequence[Sample], scored: Scored, shares: Mapping[int, float]
@@ -665,7 +703,8 @@ def _returns(samples: Sequence[Sample]) -> list[float]:
     ]
 
 
-def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
+def check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    """Raises DivergedError, with the rows `samples`, if a figure is NaN or infinite."""
     if not all(math.isfinite(value) for value in figures.values()):
         values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         raise DivergedError(f"the update diverged ({values})", samples)

@@ -226,6 +226,13 @@ def score(
     logprobs_UK, hidden_UD = choice_logprobs(
         model, prompts, choices, pad_id=pad_id, temperature=temperature, share=share, separately=micro[0].separately
     )
+    return scored_choices(samples, micro, logprobs_UK, hidden_UD)
+
+
+def scored_choices(
+    samples: Sequence[Sample], micro: Sequence[Unit], logprobs_UK: torch.Tensor, hidden_UD: torch.Tensor
+) -> Scored:
+    """The scores of what was chosen in the rows of `micro`, U units, from those of all their labels."""
     rows = [row for unit in micro for row in unit.rows]
     places = [samples[row].start for row in rows]
     actions = [samples[row].choices.index(samples[row].tokens[place:]) for row, place in zip(rows, places, strict=True)]

@@ -18,11 +18,13 @@ from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
 from reflectkit.errors import ConfigError, ReflectkitError, refuse
+from reflectkit.models.checkpoint_metadata import SERVICE
 from reflectkit.models.hub import TINY
 from reflectkit.models.refs import TEACHER, ModelRef
 from reflectkit.runs.run import RunConfig
 from reflectkit.sampling.base import COLDEST
 from reflectkit.sampling.config import LOCAL, SamplerConfig
+from reflectkit.sampling.engine import LOCAL_ENGINE, EngineConfig, is_service
 from reflectkit.train.algorithms import AlgorithmConfig, GrpoSettings
 from reflectkit.train.settings import (
     LEARNING_RATE,
@@ -43,6 +45,8 @@ steps there: it compares episodes of few problems, and whole episodes at once.
 """
 FROM_SCRATCH = WITHOUT_SFT | {"novelty": 0.5}
 """The same for random weights, which know no better than to try everything."""
+WITHOUT_CRITIC: dict[str, Any] = {"algo": "grpo", "epochs": 4, "minibatch": 128}
+"""What learns to choose from reward alone on a training service, which has no critic."""
 AFTER_SFT: dict[str, Any] = {"target_kl": 0.01}
 """With PPO. Its critic starts from nothing beside a policy that is nearly certain, which full steps would ruin."""
 ONE_UPDATE: dict[str, Any] = {"algo": "reinforce", "max_steps": 1}
@@ -352,6 +356,7 @@ class RLConfig(Config):
     lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
     sampler: SamplerConfig = SamplerConfig()
+    engine: EngineConfig = EngineConfig()
     staleness: StalenessConfig = StalenessConfig()
     reflector_training: ReflectorTrainingConfig = ReflectorTrainingConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
@@ -361,7 +366,15 @@ class RLConfig(Config):
     @classmethod
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What learns choices without SFT, unless another algorithm or a setting of GRPO is given."""
+        """What learns choices without SFT, unless another algorithm or a setting of GRPO is given; and no entropy
+        bonus for texts on a training service.
+        """
+        on_service = is_service(str(values.get("engine", LOCAL_ENGINE)))
+        writes = on_service and not _offers_choices(values)
+        return cls._implied_algorithm(values, on_service) | ({"entropy_coef": 0.0} if writes else {})
+
+    @classmethod
+    def _implied_algorithm(cls, values: Mapping[str, Any], on_service: bool) -> dict[str, Any]:
         if values.get("recorded"):
             return ONE_UPDATE
         if values.get("algo") == "ppo" and not values.get("model"):
@@ -371,12 +384,15 @@ class RLConfig(Config):
             return {}
         if values.get("answer") == SCORE:  # the critic would not see the choices
             return {}
+        if on_service and "algo" in values:  # PPO, which is refused
+            return {}
         if values["model"] in TINY:
-            return FROM_SCRATCH
+            return WITHOUT_CRITIC | {"novelty": 0.5} if on_service else FROM_SCRATCH
         if values.get("answer") == "text" or not _offers_choices(values):
             return {}
         adapter = str(values.get("lora_r", 0)) != "0"
-        return WITHOUT_SFT | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})
+        learns = WITHOUT_CRITIC if on_service else WITHOUT_SFT
+        return learns | ({"learning_rate": RATE_FROM_SCRATCH} if adapter else {})
 
     @model_validator(mode="before")
     @classmethod
@@ -425,6 +441,8 @@ class RLConfig(Config):
         refuse((self.recorded is None) != (self.outcomes is None), "--recorded and --outcomes need each other")
         if self.recorded is not None:
             self._check_recorded()
+        if self.engine.remote:
+            self._check_engine(writes=writes)
         if self.calibrate:
             self.env.require_teacher("action")
             refuse(writes, f"--calibrate is for choices, and env '{self.env.name}' is answered in words; leave it out")
@@ -482,6 +500,32 @@ class RLConfig(Config):
         for reason, applies in refused.items():
             refuse(applies, f"--recorded {self.recorded}: recorded decisions {reason}")
 
+    def _check_engine(self, *, writes: bool) -> None:
+        """Raises ConfigError for what a training service cannot do. writes: whether the policy writes texts."""
+        algo, temperature = self.algo, self.policy.temperature
+        trained_there = self.policy.start.facts.get(SERVICE)
+        refused = {
+            f"has no critic; leave out --algo {algo.name}, or give --algo grpo or reinforce": algo.critic,
+            "returns the log-probabilities of single tokens, which distillation needs of all; leave out"
+            " --distill-comments": self.distill.weight,
+            "trains a LoRA adapter, not all weights; add --lora-r 16": not self.lora.r and not trained_there,
+            "is asked by one process; leave out --processes": self.processes > 1,
+            "holds the base itself; leave out --quantize": self.policy.quantize not in ("", "none"),
+            "holds the base itself; leave out --dtype": self.policy.dtype,
+            "chooses the adapter's scale and layers; leave out --lora-alpha and --lora-targets": non_default(
+                self.lora, "lora_alpha", "lora_targets"
+            ),
+            "holds the policy; leave out --share-base": self.reflector.share_base,
+            f"samples what it trains; leave out --sampler {self.sampler.policy}": self.sampler.policy != LOCAL,
+            "plays in turns with learning; leave out --max-staleness": self.staleness.max_staleness,
+            "trains the policy alone; leave out --train-reflector": self.reflector_training.every,
+            "cannot score choices alone; leave out --answer score": self.sampler.answer == SCORE,
+            "returns log-probabilities of texts at temperature 1; leave out --temperature": writes and temperature != 1,
+            "knows no entropy of texts; give --entropy-coef 0": writes and algo.entropy,
+        }
+        for reason, applies in refused.items():
+            refuse(applies, f"--engine {self.engine.name} {reason}")
+
     def _check_distillation(self) -> None:
         """Raises ConfigError for what distillation cannot be combined with."""
         reflector, joint = self.reflector, self.distill.joint
@@ -525,6 +569,15 @@ class RLConfig(Config):
         }
         for reason, applies in refused.items():
             refuse(applies, f"--train-reflector {training.every}: {reason}")
+
+    @property
+    @override
+    def notes(self) -> list[str]:
+        """What a training service learns by, where this process would use a critic."""
+        by_default = self.engine.remote and self.algo.name == WITHOUT_CRITIC["algo"] and self.policy.model
+        return (
+            [f"--engine {self.engine.name} has no critic: it learns by --algo {self.algo.name}"] if by_default else []
+        )
 
     @property
     def chat_reflector(self) -> Endpoint | None:

@@ -1,0 +1,83 @@
+"""Engine: where the policy's weights are, and learn; `--engine` and the settings of a training service."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from reflectkit.config import Config, NoSettings, chosen_by, option
+from reflectkit.errors import refuse
+from reflectkit.keys import check_address
+
+LOCAL_ENGINE, TINKER = "local", "tinker"
+"""Engines: this process, and services with the Tinker API."""
+KEY = "TINKER_API_KEY"
+"""The environment variable with the key of a service."""
+
+
+class ServiceSettings(Config):
+    """How to use a training service."""
+
+    service_model: str = option(
+        "",
+        help="Name of the policy's base on the training service; default: that of --model or --policy, or its path.",
+    )
+    service_timeout_s: float = option(
+        900.0,
+        help="Seconds that the training service may take for an answer before the command stops.",
+        gt=0,
+        identity=False,
+    )
+    service_rows: int = option(
+        0,
+        help="Rows of a request to the training service are filled up to a multiple of this, for one that compiles a"
+        " pass for each number of rows (SkyRL on JAX: its train_micro_batch_size); 0: never.",
+        ge=0,
+        identity=False,
+    )
+
+
+def is_service(name: str) -> bool:
+    """Whether the engine called `name` is a training service."""
+    return name != LOCAL_ENGINE
+
+
+def service_url(name: str) -> str:
+    """The address of the service `name`; "" for the hosted one. Raises ConfigError, without showing a password."""
+    kind, colon, address = name.partition(":")
+    refuse(
+        kind != TINKER or (colon and not address),
+        f"--engine {kind}: write {LOCAL_ENGINE}, {TINKER} for the hosted service, or your own as"
+        f" {TINKER}:http://localhost:8000",
+    )
+    if address:
+        check_address(f"--engine {kind}:URL", address, KEY, "http://localhost:8000")
+    return address.rstrip("/")
+
+
+def _settings(name: str) -> type[Config]:
+    return ServiceSettings if is_service(name) else NoSettings
+
+
+class EngineConfig(Config):
+    """Engine: where the policy's weights are, and learn."""
+
+    name: str = option(
+        LOCAL_ENGINE,
+        name="engine",
+        help=f"{LOCAL_ENGINE} (this machine), or a training service with the Tinker API, which trains a LoRA adapter"
+        f" (--lora-r): {TINKER}:URL for your own, e.g. SkyRL's, or {TINKER} for the hosted one.",
+    )
+    settings: Any = chosen_by("name", settings=_settings, names=lambda: ("tinker:URL",))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.remote:
+            service_url(self.name)
+        return self
+
+    @property
+    def remote(self) -> bool:
+        """Whether a service holds the policy's weights."""
+        return is_service(self.name)

@@ -1,0 +1,254 @@
+"""Training services: weights that another machine holds, samples and differentiates.
+
+A service reads rows of tokens. For each it returns the log-probability of every token after the first, and it adds the
+gradient of any weighted sum of these to what the next step takes. That is all that our losses of choices and of sampled
+texts need, so a loss is computed here, and its slopes are sent there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reflectkit.errors import ConfigError, refuse
+from reflectkit.models.hub import same_model
+from reflectkit.models.labels import Path, Trie, check_embedded, trie
+from reflectkit.sampling import checks
+from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label
+from reflectkit.sampling.engine import ServiceSettings, service_url
+from reflectkit.sampling.protocols import Drawn
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step: AdamW with the betas 0.9 and 0.999 and an epsilon of 1e-8, as in this process."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0
+    """Gradients are clipped to this norm, if the service does that."""
+
+
+class ServiceAdapter(Protocol):
+    """A LoRA adapter on a service, which learns; or, of a base that only writes, `write` alone."""
+
+    async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of each row of T tokens, the T - 1 log-probabilities of the tokens after its first."""
+        ...
+
+    async def backward(
+        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+    ) -> None:
+        """Add the gradient of the sum of `slopes` times log-probabilities to what the next step takes.
+
+        logprobs: those that `forward` returned for `rows` and the present weights. One call for each step.
+        """
+        ...
+
+    async def step(self, step: Step) -> float | None:
+        """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
+        ...
+
+    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+        """A text of at most `limit` tokens, sampled with the present weights."""
+        ...
+
+    async def save(self, name: str) -> str:
+        """Save weights and optimizer there. Returns the path on the service."""
+        ...
+
+    async def load(self, path: str) -> None:
+        """Restore what was saved at `path`. Raises CheckpointError if it is not there."""
+        ...
+
+    async def close(self) -> None:
+        """Give the adapter's place on the service back; what was saved stays."""
+        ...
+
+
+class TrainingService(Protocol):
+    """A service. url: its address, to be told."""
+
+    url: str
+
+    async def models(self) -> list[str]:
+        """The names of its bases."""
+        ...
+
+    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
+        """A new LoRA adapter, with which the base says the same as without."""
+        ...
+
+    async def writer(self, base: str) -> ServiceAdapter:
+        """The base itself, which only writes."""
+        ...
+
+
+def open_service(name: str, settings: ServiceSettings) -> TrainingService:
+    """The service called `name`. Raises ConfigError if its client is not installed, and GoneError if it is away."""
+    from reflectkit.sampling.tinker import TinkerService
+
+    return TinkerService(service_url(name), settings)
+
+
+def label_rows(prompt: Sequence[int], labels: tuple[Path, ...]) -> list[tuple[int, ...]]:
+    """What is read to score `labels` after `prompt`: a row for each label, up to the last place where it parts from
+    others.
+
+    >>> label_rows((7, 8), ((1, 2, 3), (1, 4), (5, 6)))
+    [(7, 8, 1, 2), (7, 8, 1, 4), (7, 8, 5)]
+    """
+    tree = trie(labels)
+    lasts = [max(len(tree.nodes[node].prefix) for node, _ in path) for path in tree.steps]
+    return [(*prompt, *label[: last + 1]) for label, last in zip(labels, lasts, strict=True)]
+
+
+def label_places(tree: Trie, labels: Sequence[Path]) -> list[list[tuple[int, int]]]:
+    """For each node and child, (the row of `label_rows`, the place in the label) where the child's token is read.
+
+    >>> labels = ((1, 2), (1, 4), (5,))
+    >>> label_places(trie(labels), labels)
+    [[(0, 0), (2, 0)], [(0, 1), (1, 1)]]
+    """
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    for row, path in enumerate(tree.steps):
+        for node, child in path:
+            places.setdefault((node, child), (row, len(tree.nodes[node].prefix)))
+    return [[places[number, child] for child in range(len(node.children))] for number, node in enumerate(tree.nodes)]
+
+
+def label_logprobs(
+    prompt: Sequence[int], labels: tuple[Path, ...], logprobs: Sequence[Sequence[float]], temperature: float
+) -> tuple[float, ...]:
+    """Log-probabilities of the labels, normalised wherever they part, from those of the tokens of `label_rows`."""
+    tree, start = trie(labels), len(prompt) - 1
+    scores: list[list[float]] = []
+    for places in label_places(tree, labels):
+        scaled = [logprobs[row][start + place] / temperature for row, place in places]
+        highest = max(scaled)
+        total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
+        scores.append([value - total for value in scaled])
+    return tuple(math.fsum(scores[node][child] for node, child in path) for path in tree.steps)
+
+
+Scored = tuple[tuple[int, ...], tuple[Path, ...], float]
+"""Prompt, labels and temperature of a score."""
+
+
+class ServiceSampler:
+    """Samples from an adapter on a service. Choices are scored there and drawn here; texts are sampled there.
+
+    The requests of one turn of the event loop are one request to the service; later ones do not wait for its answer.
+    """
+
+    def __init__(
+        self, adapter: ServiceAdapter, tokenizer: Any, role: str | None, context: int | None, vocabulary: int, url: str
+    ) -> None:
+        self.adapter, self.tokenizer, self.role, self.url = adapter, tokenizer, role, url
+        self.context, self.vocabulary = context or 2**20, vocabulary
+        self.tokens = self.version = 0
+        self._scores = ScoreMemo()
+        self._asked: dict[Scored, asyncio.Future[tuple[float, ...]]] = {}
+        self._waiting: list[Scored] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
+        """What the model says.
+
+        Raises CheckpointError, ConfigError: it cannot be asked like this, or answers with what no model says.
+        GoneError: the service is away for too long.
+        """
+        check_embedded(self.tokenizer, ask.prompt_ids, self.vocabulary)
+        refuse(ask.separately, "a policy that scores each choice alone cannot be on a training service")
+        if len(ask.prompt_ids) + ask.depth > self.context:
+            text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but its model reads {self.context}"
+            return SampleOutput(version=self.version, too_long=text)
+        if ask.labels:
+            version = self.version
+            return draw_label(ask, await self._label_logprobs(ask), version)
+        return await self._write(ask)
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Sample from `weights`, a `ServiceAdapter`, which have changed."""
+        self.adapter, self.version = weights, version
+        self._scores.clear()
+
+    async def _write(self, ask: SampleRequest) -> SampleOutput:
+        refuse(
+            bool(ask.truncation) and ask.temperature > 0,
+            f"{self.url} returns log-probabilities from before truncation; leave out --top-p, --top-k and --min-p",
+        )
+        refuse(
+            ask.temperature not in (0, 1),
+            f"{self.url} returns log-probabilities of temperature 1; leave out --temperature {ask.temperature:g}",
+        )
+        limit = min(ask.max_new_tokens, self.context - len(ask.prompt_ids))
+        text = checks.text(await self.adapter.write(ask, limit), ask.stop_ids, limit, self.vocabulary, self.url)
+        self.tokens += len(ask.prompt_ids) + len(text.token_ids)
+        return SampleOutput(text.token_ids, text.logprobs, version=self.version)
+
+    async def _label_logprobs(self, ask: SampleRequest) -> tuple[float, ...]:
+        temperature = ask.temperature or 1.0
+        kept = self._scores.get(ask.labels, ask.prompt_ids, temperature)
+        if kept is not None:
+            return kept
+        key: Scored = (ask.prompt_ids, ask.labels, temperature)
+        if key not in self._asked:
+            loop = asyncio.get_running_loop()
+            self._asked[key] = loop.create_future()
+            self._waiting.append(key)
+            if len(self._waiting) == 1:
+                loop.call_soon(self._send)
+        return await asyncio.shield(self._asked[key])
+
+    def _send(self) -> None:
+        """Ask the service for all scores that wait."""
+        keys, self._waiting = self._waiting, []
+        task = asyncio.get_running_loop().create_task(self._score(keys))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _score(self, keys: Sequence[Scored]) -> None:
+        parts = [label_rows(prompt, labels) for prompt, labels, _ in keys]
+        rows = [row for part in parts for row in part]
+        try:
+            logprobs = await self.adapter.forward(rows)
+            checks.rows(rows, logprobs, self.url)
+        except Exception as error:
+            for key in keys:
+                self._asked[key].set_exception(error)
+                self._asked.pop(key).exception()  # whoever asked may have been cancelled
+            return
+        except BaseException:
+            for key in keys:
+                self._asked.pop(key).cancel()
+            raise
+        self.tokens += sum(map(len, rows))
+        self._scores.trim()
+        start = 0
+        for key, part in zip(keys, parts, strict=True):
+            prompt, labels, temperature = key
+            row = label_logprobs(prompt, labels, logprobs[start : start + len(part)], temperature)
+            start += len(part)
+            self._scores.keep(labels, prompt, temperature, row)
+            self._asked.pop(key).set_result(row)
+
+
+def base_on_service(names: Sequence[str], wanted: str, given: str, url: str) -> str:
+    """The name on the service of the base `wanted`, a folder or a hub id. given: --service-model.
+
+    Raises ConfigError.
+    """
+    if given:
+        matching = [name for name in names if name == given]
+    else:
+        matching = [name for name in names if same_model(name, wanted)]
+    if matching:
+        return matching[0]
+    listed = ", ".join(list(names)[:8]) or "no model"
+    if given:
+        raise ConfigError(f"--service-model {given}: {url} has {listed}; name one of these")
+    raise ConfigError(f"{url} has {listed}, not {wanted}; start it with that, or name it as --service-model NAME")

@@ -1,0 +1,299 @@
+"""Training services that speak the Tinker API, by its client: Thinking Machines' own, or SkyRL's on one's own machines.
+
+What a service does with a loss is part of its API only for the hosted one: the sum over all tokens. SkyRL on JAX takes
+the mean over a row's tokens, and then over rows. Which of the two it is, is measured before the first step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import httpx2
+
+from reflectkit.errors import CheckpointError, ConfigError, ReflectkitError
+from reflectkit.eventloop import in_thread
+from reflectkit.keys import header_text, redacted
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.engine import KEY, ServiceSettings
+from reflectkit.sampling.protocols import Drawn
+from reflectkit.sampling.service import ServiceAdapter, Step
+from reflectkit.sampling.wire import GoneError
+
+NO_KEY = "tml-none"
+"""Sent to a service of one's own where no key is set; the client insists on one."""
+HEALTH_S = 20.0
+"""Seconds in which a service must say that it is there, when a command starts."""
+SUM, MEAN = "sum", "mean"
+"""How a service adds up the tokens of a loss: all of them, or the means over rows of the means over a row's tokens."""
+CLOSE = 0.05
+"""Relative difference up to which two norms of gradients are taken for equal."""
+
+Value = TypeVar("Value")
+
+
+class TinkerService:
+    """The service at `url`; "" is the hosted one.
+
+    Raises ConfigError: its client is not installed, or there is no key for the hosted one. GoneError: it is away.
+    """
+
+    def __init__(self, url: str, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.url = url or "the Tinker service"
+        if importlib.util.find_spec("tinker") is None:
+            raise ConfigError('--engine tinker needs its client; pip install "reflectkit[tinker]"')
+        key = header_text(KEY)
+        if not url and not key:
+            raise ConfigError(f"--engine tinker: set {KEY} for the hosted service, or give tinker:URL for your own")
+        if url:
+            self._see_health(url)
+        os.environ.setdefault("TINKER_TELEMETRY", "0")
+        logging.getLogger("tinker").setLevel(logging.ERROR)
+        import tinker
+
+        where: dict[str, Any] = {"base_url": url} if url else {}
+        self._open: Callable[[], Any] = lambda: tinker.ServiceClient(api_key=key or NO_KEY, **where)
+        self._client: Any = None
+
+    def _see_health(self, url: str) -> None:
+        """Raises GoneError if nothing answers: the client itself would wait for minutes."""
+        try:
+            with httpx2.Client(timeout=HEALTH_S, trust_env=False) as client:
+                status = client.get(f"{url}/api/v1/healthz").status_code
+        except (httpx2.HTTPError, OSError) as error:
+            raise self.gone(error) from None
+        if status != 200:
+            raise ConfigError(f"{url} is no training service (status {status} of /api/v1/healthz); see --engine")
+
+    async def models(self) -> list[str]:
+        """The names of its bases."""
+        client = await self._connected()
+        listed = await self.wait(client.get_server_capabilities_async())
+        return [model.model_name for model in listed.supported_models]
+
+    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
+        """A new LoRA adapter. Raises ConfigError if the service has no place for it, or not for this rank."""
+        client = await self._connected()
+        try:
+            made = await self.wait(
+                in_thread(lambda: client.create_lora_training_client(base, rank, seed % 2**31, train_unembed=False))
+            )
+        except RefusedByServiceError as error:
+            raise ConfigError(f"{self.url} gives no LoRA adapter of rank {rank} on {base}: {error.reason}") from None
+        return TinkerAdapter(self, made)
+
+    async def writer(self, base: str) -> ServiceAdapter:
+        """The base itself, which only writes."""
+        client = await self._connected()
+        return TinkerAdapter(self, None, await self.wait(in_thread(client.create_sampling_client, None, base)))
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            self._client = await self.wait(in_thread(self._open))
+        return self._client
+
+    async def wait(self, answer: Awaitable[Value]) -> Value:
+        """What the service answers. Raises GoneError if it takes too long, and RefusedByServiceError."""
+        import tinker
+
+        try:
+            return await asyncio.wait_for(answer, self.settings.service_timeout_s)
+        except TimeoutError:
+            limit = self.settings.service_timeout_s
+            raise GoneError(
+                f"{self.url} has not answered for {limit:g} s (--service-timeout-s); see what it does, then run the"
+                " same again"
+            ) from None
+        except tinker.APIConnectionError as error:
+            raise self.gone(error) from None
+        except (tinker.TinkerError, ValueError) as error:
+            raise RefusedByServiceError(self.url, redacted(str(error))) from None
+
+    def gone(self, error: Exception) -> GoneError:
+        """The error for a service that is away."""
+        why = redacted(str(error)) or type(error).__name__
+        return GoneError(f"{self.url} does not answer ({why}); start the service, then run the same again")
+
+
+class RefusedByServiceError(ReflectkitError):
+    """The service refused a request, or lost what it was about. reason: its message in one line."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"{url} refused a request ({reason}); run the same again, which goes on from the last checkpoint"
+        )
+        self.reason = reason
+
+
+class TinkerAdapter:
+    """A LoRA adapter on a service. client: of training; None for a base. writer: what samples texts; None: made of the
+    present weights when it is needed.
+    """
+
+    def __init__(self, service: TinkerService, client: Any, writer: Any = None) -> None:
+        self.service, self.client = service, client
+        self.reduction = ""
+        """SUM or MEAN; empty until it is measured."""
+        self._writer = writer
+        self._publishing: asyncio.Future[Any] | None = None
+
+    async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of each row of T tokens, the T - 1 log-probabilities of the tokens after its first."""
+        data = [_datum(row) for row in self._filled(rows)]
+        answer = await self._wait(self.client.forward(data, "cross_entropy"))
+        return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
+
+    async def backward(
+        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+    ) -> None:
+        """See `ServiceAdapter`. The loss is importance sampling from the present weights: its gradient is that of the
+        sum of advantages times log-probabilities.
+        """
+        if not self.reduction:
+            self.reduction = await self._measured_reduction()
+        await self._backward(rows, logprobs, slopes, self.reduction)
+
+    async def _backward(
+        self,
+        rows: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
+        reduction: str,
+    ) -> None:
+        filled = self._filled(rows)
+        data = []
+        for number, row in enumerate(filled):
+            is_row = number < len(rows)
+            scale = len(filled) * (len(row) - 1) if reduction == MEAN else 1
+            advantages = [-scale * slope for slope in slopes[number]] if is_row else [0.0] * (len(row) - 1)
+            data.append(_datum(row, list(logprobs[number if is_row else len(rows) - 1]), advantages))
+        await self._wait(self.client.forward_backward(data, "importance_sampling"))
+
+    async def step(self, step: Step) -> float | None:
+        """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
+        import tinker
+
+        parameters = tinker.types.AdamParams(
+            learning_rate=step.learning_rate,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-8,
+            weight_decay=step.weight_decay,
+            grad_clip_norm=step.max_grad_norm,
+        )
+        answer = await self._wait(self.client.optim_step(parameters))
+        self._writer = None
+        norms = [value for name, value in (answer.metrics or {}).items() if "grad_norm" in name]
+        return float(norms[0]) if norms else None
+
+    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+        """A text of at most `limit` tokens, sampled with the present weights."""
+        import tinker
+
+        parameters = tinker.types.SamplingParams(
+            max_tokens=limit, seed=ask.seed % 2**31, stop=sorted(ask.stop_ids), temperature=ask.temperature
+        )
+        prompt = tinker.types.ModelInput.from_ints(list(ask.prompt_ids))
+        writer = await self._present_writer()
+        answer = await self._wait(writer.sample(prompt, 1, parameters))
+        (sequence,) = answer.sequences
+        return Drawn(tuple(sequence.tokens), tuple(sequence.logprobs or ()))
+
+    async def save(self, name: str) -> str:
+        """Save weights and optimizer there. Returns the path on the service."""
+        return str((await self._wait(self.client.save_state(name))).path)
+
+    async def load(self, path: str) -> None:
+        """Restore what was saved at `path`. Raises CheckpointError if it is not there."""
+        try:
+            await self._wait(self.client.load_state_with_optimizer(path))
+        except RefusedByServiceError as error:
+            raise CheckpointError(f"{self.service.url} does not give out {path} ({error.reason})") from None
+        self._writer = None
+
+    async def close(self) -> None:
+        """Give the adapter's place on the service back; what was saved stays."""
+        if self.client is None:
+            return
+        import tinker
+
+        holder, request = self.client.holder, tinker.types.UnloadModelRequest(model_id=self.client.model_id)
+
+        async def unload() -> None:
+            pools = type(holder).aclient.__globals__["ClientConnectionPoolType"]
+            with holder.aclient(pools.TRAIN) as client:
+                await client.models.unload(request=request)
+
+        await self._wait(holder.run_coroutine_threadsafe(unload()))
+
+    async def _present_writer(self) -> Any:
+        """What samples with the present weights, made once for all who wait."""
+        if self._writer is not None:
+            return self._writer
+        if self._publishing is None:
+            made = in_thread(self.client.save_weights_and_get_sampling_client)
+            self._publishing = asyncio.ensure_future(self.service.wait(made))
+        publishing = self._publishing
+        try:
+            self._writer = await asyncio.shield(publishing)
+        finally:
+            if self._publishing is publishing and publishing.done():
+                self._publishing = None
+        return self._writer
+
+    async def _measured_reduction(self) -> str:
+        """How the service adds up tokens, from the norms of two gradients: of a row, and of two longer ones that begin
+        with it and have the same slopes. No weight changes. A service that tells no norm is taken to take the sum.
+        """
+        before = await self.save("reflectkit-before-first-step")
+        short = (1, 2, 3, 4, 5, 6)
+        norms, expected = [], {}
+        for rows in ([short], [(*short, 5, 4, 3, 2, 1)] * 2):
+            logprobs = await self.forward(rows)
+            slopes = [[0.0, 0.0, -1.0] + [0.0] * (len(row) - 4) for row in rows]
+            await self._backward(rows, logprobs, slopes, SUM)
+            norms.append(await self.step(Step(0.0)))
+            share = len(rows) / len(self._filled(rows)) / (len(rows[0]) - 1)
+            expected[len(rows)] = {SUM: float(len(rows)), MEAN: share}
+        await self.load(before)
+        one, two = norms
+        if not one or not two:
+            return SUM
+        for reduction in (SUM, MEAN):
+            ratio = expected[2][reduction] / expected[1][reduction]
+            if abs(two / one / ratio - 1) <= CLOSE:
+                return reduction
+        raise ConfigError(
+            f"{self.service.url} adds up gradients in a way that is not known (two rows have {two / one:.3g} times the"
+            " gradient of one), so nothing was trained; use another backend of the service"
+        )
+
+    def _filled(self, rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """`rows`, and copies of the last up to a multiple of --service-rows."""
+        multiple = self.service.settings.service_rows
+        return [*rows, *[rows[-1]] * (-len(rows) % multiple if multiple else 0)]
+
+    async def _wait(self, future: Any) -> Any:
+        """The result of a future of the client."""
+        concurrent = future.future() if hasattr(future, "future") else future
+        return await self.service.wait(asyncio.wrap_future(concurrent))
+
+
+def _datum(row: Sequence[int], logprobs: list[float] | None = None, advantages: list[float] | None = None) -> Any:
+    """A row for the client: all tokens but the last are read, and all but the first are predicted."""
+    import tinker
+
+    def column(values: Sequence[float], kind: Any = "float32") -> Any:
+        return tinker.types.TensorData(data=list(values), dtype=kind, shape=[len(values)])
+
+    inputs = {"target_tokens": column(row[1:], "int64")}
+    if logprobs is None:
+        inputs["weights"] = column([1.0] * (len(row) - 1))
+    else:
+        inputs |= {"logprobs": column(logprobs), "advantages": column(advantages or [])}
+    return tinker.types.Datum(model_input=tinker.types.ModelInput.from_ints(list(row[:-1])), loss_fn_inputs=inputs)

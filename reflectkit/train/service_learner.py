@@ -1,0 +1,222 @@
+"""A policy on a training service that learns with the losses of this process.
+
+Per gradient step: the service reads the rows, the loss and its slopes are computed here, the service adds up the
+gradients of these slopes, and makes a step of AdamW. That is exact, as a loss reaches the weights only through the
+log-probabilities of the tokens that were read. What needs more than those is refused in `train.resolve`: the entropy of
+texts, a temperature of texts, a critic, distillation.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from reflectkit.errors import CheckpointError, DivergedError
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import replacing_folder, write_json
+from reflectkit.models.checkpoint_metadata import ROLE_FILE, SERVICE, config_of
+from reflectkit.models.labels import trie
+from reflectkit.models.scoring import along_paths
+from reflectkit.sampling import checks
+from reflectkit.sampling.base import Sampler
+from reflectkit.sampling.service import ServiceAdapter, Step, label_places, label_rows
+from reflectkit.train.learner import LearnerState, PolicyLearner, Settings, check_finite
+from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
+from reflectkit.types import ANSWERS, Sample
+
+PROBE_TOKENS = 16
+"""Of the row whose log-probabilities identify saved weights."""
+SAME = 0.02
+"""Nats by which these may differ where the weights are the same; services round to bfloat16."""
+
+
+class ServiceLearner(PolicyLearner):
+    """Learns with an adapter on a service.
+
+    base: of the policy, as a folder or a hub id, for its tokenizer and config. record: what a checkpoint says about the
+    service. start: the policy that training started from, for a KL penalty.
+    """
+
+    def __init__(
+        self,
+        adapter: ServiceAdapter,
+        tokenizer: Any,
+        base: str,
+        settings: Settings,
+        record: Mapping[str, Any],
+        *,
+        role: str | None = None,
+        answer: str = "",
+        start: ServiceAdapter | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(settings, None, notify)
+        self.adapter, self.tokenizer, self.base, self.start = adapter, tokenizer, base, start
+        self.record, self.role, self.answer = dict(record), role, answer
+        self._prefix = f"reflectkit-{secrets.token_hex(4)}"
+        self._saves = 0
+
+    @override
+    def publish(self, sampler: Sampler, version: int) -> None:
+        run_sync(sampler.publish(self.adapter, version))
+
+    @override
+    def save(self, folder: Path, facts: Mapping[str, Any], write_rest: Callable[[Path], None] | None = None) -> None:
+        with replacing_folder(folder) as staging:
+            config_of(self.base).save_pretrained(staging)
+            self.tokenizer.save_pretrained(staging)
+            answer = {"answer": self.answer} if self.answer in ANSWERS[1:] else {}
+            write_json(staging / ROLE_FILE, {"role": self.role, SERVICE: self.record} | answer | dict(facts))
+            if write_rest is not None:
+                write_rest(staging)
+
+    @override
+    def state(self) -> LearnerState:
+        """Saves weights and optimizer on the service; their path there is part of the state, and so is what they say,
+        to be compared when they are loaded.
+        """
+        self._saves += 1
+        self.record["state"] = run_sync(self.adapter.save(f"{self._prefix}-{self._saves}"))
+        return LearnerState({"pace": self.pace, SERVICE: {**self.record, "probe": self._probe()}}, {})
+
+    @override
+    def load(self, state: LearnerState) -> None:
+        saved = state.numbers[SERVICE]
+        run_sync(self.adapter.load(saved["state"]))
+        self.record["state"] = saved["state"]
+        self.pace = float(state.numbers["pace"])
+        apart = max(abs(here - there) for here, there in zip(self._probe(), saved["probe"], strict=True))
+        if not apart <= SAME:
+            raise CheckpointError(
+                f"{saved['state']} holds other weights than were saved (log-probabilities differ by {apart:.2g} nats)"
+            )
+
+    @override
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def _probe(self) -> list[float]:
+        """Log-probabilities of tokens that are spread over the vocabulary."""
+        row = checks.spread(len(self.tokenizer), PROBE_TOKENS)
+        return run_sync(self.adapter.forward([row]))[0]
+
+    @override
+    def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
+        return units(samples)
+
+    @override
+    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+        numbers = [row for unit in minibatch for row in unit.rows]
+        here = [samples[number] for number in numbers]
+
+        # 1. The service reads the rows
+        rows = rows_of(minibatch)
+        logprobs = self._read(self.adapter, rows)
+        reference_N: torch.Tensor | None = None
+        if self.start is not None:
+            frozen = [torch.tensor(values) for values in self._read(self.start, rows)]
+            reference_N = scored_rows(samples, minibatch, frozen, self.settings.temperature).logprob_N
+
+        # 2. The loss, and its slope at each log-probability
+        leaves = [torch.tensor(values, requires_grad=True) for values in logprobs]
+        scored = scored_rows(samples, minibatch, leaves, self.settings.temperature)
+        shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
+        fresh = sum(sum(samples[number].loss_mask) for number in numbers if not samples[number].replayed)
+        loss, figures = self._loss(samples, scored, reference_N, shares, fresh)
+        loss.backward()
+        slopes = [[0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+        if self._changes is not None:
+            self._compare(self._changes)
+            self._changes = None
+        steepest = max((abs(slope) for row in slopes for slope in row), default=0.0)
+        check_finite(figures | {"slope": steepest, "objective": float(loss.detach())}, here)
+        if may_stop and self._has_moved_too_far(figures["kl"]):
+            return None
+
+        if not all(unit.choices for unit in minibatch):
+            del figures["entropy"]  # which texts have none of here
+
+        # 3. The service adds up the gradients and makes a step
+        run_sync(self.adapter.backward(rows, logprobs, slopes))
+        settings = self.settings
+        rate = settings.learning_rate * self.schedule_rate * self.pace
+        norm = run_sync(self.adapter.step(Step(rate, settings.weight_decay, settings.max_grad_norm)))
+        if norm is None:
+            return figures
+        if not math.isfinite(norm):
+            raise DivergedError(f"the update diverged (gradient_norm {norm})", here)
+        return figures | {"gradient_norm": norm}
+
+    def _read(self, adapter: ServiceAdapter, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        logprobs = run_sync(adapter.forward(rows))
+        checks.rows(rows, logprobs, str(self.record.get("url", "the service")))
+        return logprobs
+
+
+def rows_of(minibatch: Sequence[Unit]) -> list[tuple[int, ...]]:
+    """What the service reads: a row for each label of a choice, and each row of text."""
+    rows: list[tuple[int, ...]] = []
+    for unit in minibatch:
+        rows += label_rows(unit.tokens, unit.choices) if unit.choices else [unit.tokens]
+    return rows
+
+
+def scored_rows(
+    samples: Sequence[Sample], minibatch: Sequence[Unit], logprobs: Sequence[torch.Tensor], temperature: float
+) -> Scored:
+    """The scores of the trained tokens of `minibatch`, choices first, from the log-probabilities of the tokens of
+    `rows_of`, each a tensor. Texts have no entropy, as it would need the whole vocabulary.
+    """
+    starts, start = [], 0
+    for unit in minibatch:
+        starts.append(start)
+        start += max(1, len(unit.choices))
+    chosen = [number for number, unit in enumerate(minibatch) if unit.choices]
+    written = [number for number, unit in enumerate(minibatch) if not unit.choices]
+    parts: list[Scored] = []
+
+    # 1. Choices: a softmax over the tokens that may come next, wherever labels part
+    if chosen:
+        tries = [trie(minibatch[number].choices) for number in chosen]
+        nodes: list[torch.Tensor] = []
+        roots: list[int] = []
+        for number, tree in zip(chosen, tries, strict=True):
+            unit, first = minibatch[number], starts[number]
+            roots.append(len(nodes))
+            for places in label_places(tree, unit.choices):
+                tokens = [logprobs[first + row][len(unit.tokens) - 1 + place] for row, place in places]
+                nodes.append(torch.log_softmax(torch.stack(tokens) / temperature, dim=-1))
+        logprobs_NC = torch.nn.utils.rnn.pad_sequence(nodes, batch_first=True, padding_value=-math.inf)
+        logprobs_UK = along_paths(logprobs_NC, tries, roots)
+        hidden_UD = logprobs_UK.new_zeros(len(chosen), 0)
+        parts.append(scored_choices(samples, [minibatch[number] for number in chosen], logprobs_UK, hidden_UD))
+
+    # 2. Texts
+    if written:
+        places = [
+            (number, place)
+            for number in written
+            for place, is_trained in enumerate(samples[minibatch[number].rows[0]].loss_mask)
+            if is_trained
+        ]
+        tokens_N = torch.stack([logprobs[starts[number]][place - 1] for number, place in places])
+        rows = [minibatch[number].rows[0] for number, _ in places]
+        zeros_N, none_N0 = torch.zeros(len(places)), torch.zeros(len(places), 0)
+        parts.append(Scored(rows, [place for _, place in places], tokens_N, zeros_N, none_N0, none_N0))
+    if len(parts) == 1:
+        return parts[0]
+    choices, texts = parts
+    return Scored(
+        choices.row_N + texts.row_N,
+        choices.place_N + texts.place_N,
+        torch.cat([choices.logprob_N, texts.logprob_N]),
+        torch.cat([choices.entropy_N, texts.entropy_N]),
+        torch.cat([choices.hidden_ND, texts.hidden_ND]),
+        choices.logprobs_NK.new_zeros(len(choices.row_N) + len(texts.row_N), 0),
+    )

@@ -1,0 +1,285 @@
+"""rlft on a training service: the same losses as here, resuming, refusals, and answers that no model gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.commands import rlft
+from reflectkit.console import Quiet
+from reflectkit.errors import ConfigError, MismatchError
+from reflectkit.models.labels import label_ids, trie
+from reflectkit.models.load import LoadedModel, load_player, save_player, starting_player, with_adapter
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.runs.run import checkpoints
+from reflectkit.sampling.service import label_logprobs, label_rows
+from reflectkit.train import build
+from reflectkit.train.learner import LocalLearner, Settings
+from reflectkit.train.service_learner import ServiceLearner
+from reflectkit.types import Sample
+from tests.train.fake_service import ALPHA, FakeAdapter, FakeService
+from tests.train.training import play, rows_of
+
+
+@pytest.fixture
+def service(corridor_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeService:
+    """A service with the corridor's policy as its base, at any address."""
+    fake = FakeService(corridor_folder / "policy")
+    monkeypatch.setattr(build, "open_service", lambda name, settings: fake)
+    return fake
+
+
+def moved_rows(policy: LoadedModel) -> list[Sample]:
+    """Rows with advantages of both signs, a few of them replayed, whose policy has moved a little since."""
+    rows = rows_of(policy, play(policy, count=6))
+    changed = []
+    for number, row in enumerate(rows):
+        shift = 0.05 * (number % 5 - 2)
+        logprobs = tuple(
+            value + shift if trained else value for value, trained in zip(row.logprobs, row.loss_mask, strict=True)
+        )
+        advantages = tuple((number % 3 - 1.2) * trained for trained in row.loss_mask)
+        changed.append(dataclasses.replace(row, logprobs=logprobs, advantages=advantages, replayed=number % 4 == 3))
+    return changed
+
+
+LONG_LABELS = ((5, 6, 7), (5, 6, 8), (5, 9), (10,))
+"""Labels that part at three places."""
+
+
+def longer_labels(rows: list[Sample]) -> list[Sample]:
+    """`rows` with these labels instead of their own, each with the tokens of one of them."""
+    changed = []
+    for number, row in enumerate(rows):
+        label = LONG_LABELS[number % 4]
+        tokens = (*row.tokens[: row.start], *label)
+        columns = {}
+        for name in ("loss_mask", "decisions", "logprobs", "advantages", "returns"):
+            values = getattr(row, name)
+            rest = (-1 if name == "decisions" else 0,) * (len(label) - 1)
+            columns[name] = (*values[: row.start + 1], *rest)
+        changed.append(dataclasses.replace(row, tokens=tokens, choices=LONG_LABELS, values=(), **columns))
+    return changed
+
+
+def texts(rows: list[Sample]) -> list[Sample]:
+    """`rows` as texts of two trained tokens."""
+    return [
+        dataclasses.replace(
+            row,
+            tokens=(*row.tokens[: row.start], 5, 6),
+            loss_mask=(0,) * row.start + (1, 1),
+            decisions=(-1,) * row.start + (0, 0),
+            logprobs=(0.0,) * row.start + (-4.1, -3.9),
+            advantages=(0.0,) * row.start + (number % 3 - 1.2,) * 2,
+            returns=(0.0,) * (row.start + 2),
+            values=(),
+            choices=(),
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "choices": {"entropy": 0.05, "clip": 0.02, "clip_high": 0.3, "kl": 0.1, "temperature": 0.7},
+    "long labels": {"entropy": 0.05, "kl": 0.1, "mask": "token", "mask_ratio": 1.05, "epochs": 2, "minibatch": 10},
+    "texts": {"entropy": 0.0, "kl": 0.2, "mask": "sequence", "mask_ratio": 1.2, "mean": "row"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_there_equals_one_here(policy: LoadedModel, tmp_path: Path, case: str) -> None:
+    save_player(tmp_path / "base", policy)
+    rows = moved_rows(policy)
+    rows = {"choices": rows, "long labels": longer_labels(rows), "texts": texts(rows)}[case]
+    settings = Settings(learning_rate=1e-3, **CASES[case])
+
+    here = with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0)
+    reference = starting_player(here, tmp_path / "base", True, "cpu")
+    local = LocalLearner(here, settings, reference=reference)
+
+    service = FakeService(tmp_path / "base")
+    adapter, start = (
+        FakeAdapter(service, with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0))
+        for _ in range(2)
+    )
+    remote = ServiceLearner(adapter, policy.tokenizer, str(tmp_path / "base"), settings, {}, start=start)
+
+    for number in range(2):
+        figures = [learner.update(rows, random.Random(number)).figures for learner in (local, remote)]
+        if case == "texts":  # which have no entropy there
+            del figures[0]["entropy"]
+        assert figures[0].keys() == figures[1].keys()
+        for name, value in figures[0].items():
+            assert figures[1][name] == pytest.approx(value, abs=1e-5), name
+    trained = [(name, weight) for name, weight in here.model.named_parameters() if weight.requires_grad]
+    assert len(trained) == len(adapter.weights) > 0
+    for (name, mine), theirs in zip(trained, adapter.weights, strict=True):
+        torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=0, msg=name)
+
+
+def test_labels_are_scored_as_here(policy: LoadedModel, tmp_path: Path) -> None:
+    save_player(tmp_path / "base", policy)
+    adapter = FakeAdapter(FakeService(tmp_path / "base"), policy)
+    prompt = (3, 4, 11, 12)
+    for labels in (label_ids(policy.tokenizer, 4), LONG_LABELS):
+        expected, _ = choice_logprobs(policy.model, [prompt], [labels], pad_id=policy.pad_id, temperature=0.5)
+        read = [adapter._logprobs(row).tolist() for row in label_rows(prompt, labels)]
+        assert label_logprobs(prompt, labels, read, 0.5) == pytest.approx(expected[0].tolist(), abs=1e-5)
+    assert [len(row) for row in label_rows(prompt, LONG_LABELS)] == [7, 7, 6, 5]
+    assert len(trie(LONG_LABELS).nodes) == 3
+
+
+def arguments(folder: Path, **settings: Any) -> dict[str, Any]:
+    return {
+        "env": "corridor",
+        "task_file": folder / "train.json",
+        "policy": folder / "policy",
+        "engine": "tinker:http://fake",
+        "lora_r": 4,
+        "algo": "reinforce",
+        "max_steps": 3,
+        "episodes": 8,
+        "save_steps": 1,
+        "learning_rate": 1e-3,
+        "validate_problems": 0,
+        **settings,
+    }
+
+
+def train(folder: Path, results: Path, **settings: Any) -> Path:
+    return rlft.run(rlft.RLConfig.from_flat(**arguments(folder, results_dir=results, **settings)), Quiet()).folder
+
+
+def figures_of(folder: Path) -> list[dict[str, Any]]:
+    timed = ("tokens_per_second", "episodes_per_second", "rollout_seconds", "update_seconds")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in timed} for row in rows]
+
+
+def test_a_run_that_was_killed_goes_on_from_the_saved_state(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a reflector here. What is played and learned is what an unbroken run plays and learns."""
+    settings = {"reflector": corridor_folder / "reflection", "entropy_coef": 0.01}
+    whole = figures_of(train(corridor_folder, tmp_path / "whole", **settings))
+    asked = len(service.calls)
+
+    class Killed(BaseException):
+        pass
+
+    step = FakeAdapter.step
+    made = []
+
+    async def killed(self: FakeAdapter, *more: Any) -> Any:
+        made.append(1)
+        if len(made) == 3:
+            raise Killed
+        return await step(self, *more)
+
+    monkeypatch.setattr(FakeAdapter, "step", killed)
+    with pytest.raises(Killed):
+        train(corridor_folder, tmp_path / "broken", **settings)
+    resumed = train(corridor_folder, tmp_path / "broken", **settings)
+    assert figures_of(resumed) == whole
+    assert asked > 0
+    newest = checkpoints(resumed)[-1]
+    record = json.loads((newest / "reflectkit.json").read_text())["service"]
+    assert record["rank"] == 4
+    assert record["base"] == str(corridor_folder / "policy")
+    assert record["state"] in service.states
+    assert not list(newest.glob("*model*.safetensors"))
+
+
+def test_weights_that_are_not_the_saved_ones_are_noticed(
+    corridor_folder: Path, service: FakeService, tmp_path: Path
+) -> None:
+    """Training goes on from the checkpoint before."""
+    folder = train(corridor_folder, tmp_path, max_steps=2, learning_rate=0.05)
+    newest = json.loads((checkpoints(folder)[-1] / "reflectkit.json").read_text())["service"]["state"]
+    for weight in service.states[newest][0]:
+        weight.add_(0.3)
+    told = []
+
+    class Told(Quiet):
+        def news(self, text: str) -> None:
+            told.append(text)
+
+    rlft.run(
+        rlft.RLConfig.from_flat(**arguments(corridor_folder, results_dir=tmp_path, max_steps=3, learning_rate=0.05)),
+        Told(),
+    )
+    assert any(newest in text and "other weights" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"algo": "ppo"}, "critic"),
+        ({"lora_r": 0}, "--lora-r"),
+        ({"quantize": "8bit"}, "--quantize"),
+        ({"processes": 2}, "--processes"),
+        ({"lora_alpha": 8}, "--lora-alpha"),
+        ({"distill_comments": 1.0, "reflector": "oracle"}, "distillation"),
+        ({"engine": "tinker:ftp://x"}, "http://localhost:8000"),
+        ({"engine": "tinkle:http://x"}, "tinker:http://localhost:8000"),
+        ({"service_model": "other"}, "name one of these"),
+    ],
+)
+def test_what_a_service_cannot_do_is_refused_before_anything_is_asked(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        train(corridor_folder, tmp_path, **settings)
+    assert service.calls == []
+
+
+def test_without_sft_it_learns_by_groups_instead_of_a_critic() -> None:
+    given = {"env": "corridor", "model": "tiny", "lora_r": 8}
+    assert rlft.RLConfig.from_flat(**given).algo.name == "ppo"
+    there = rlft.RLConfig.from_flat(**given, engine="tinker:http://localhost:1")
+    assert there.algo.name == "grpo"
+    assert there.algo.novelty == 0.5
+    assert "--algo grpo" in there.notes[0]
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan, "x"])
+def test_an_answer_that_is_no_log_probability_stops_the_run(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, value: Any
+) -> None:
+    service.lie = lambda logprobs: [*logprobs[:-1], value]
+    with pytest.raises(ConfigError, match="http://fake answered with the log-probability"):
+        train(corridor_folder, tmp_path)
+    assert "step" not in dict(service.calls)
+
+
+def test_log_probabilities_of_other_weights_are_not_learned_from(policy: LoadedModel, tmp_path: Path) -> None:
+    save_player(tmp_path / "base", policy)
+    service = FakeService(tmp_path / "base")
+    adapter = FakeAdapter(service, with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0))
+    settings = Settings(learning_rate=1e-3, mismatch=True, agrees_with="tinker:http://fake")
+    learner = ServiceLearner(adapter, policy.tokenizer, str(tmp_path / "base"), settings, {})
+    rows = [
+        dataclasses.replace(row, logprobs=tuple(value - 2.0 * bool(trained) for value, trained in
+                                                zip(row.logprobs, row.loss_mask, strict=True)))
+        for row in rows_of(policy, play(policy, count=6))
+    ]  # fmt: skip
+    with pytest.raises(MismatchError, match="tinker"):
+        learner.update(rows, random.Random(0))
+    assert "step" not in dict(service.calls)
+
+
+def test_all_episodes_are_scored_in_one_request(corridor_folder: Path, service: FakeService, tmp_path: Path) -> None:
+    """64 episodes of the corridor begin in at most as many states as there are problems, with two labels each."""
+    train(corridor_folder, tmp_path, episodes=64, max_steps=1)
+    problems = len(json.loads((corridor_folder / "train.json").read_text()))
+    rows = [count for name, count in service.calls if name == "forward"]
+    assert 2 <= rows[0] <= 2 * problems
+    assert rows[0] % 2 == 0
