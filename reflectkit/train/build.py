@@ -325,7 +325,8 @@ def _service_trainer(
         opened = _service_reflector(run, service, names) or config.sampler.open_reflector(
             run.reflector.text, config.policy.device, frozen=True
         )
-        commentator = Reflector(opened, temperature=config.reflector.temperature)
+        facts, place_of_reflector = run.reflector.facts, run.reflector.text
+        commentator = reflector_of(opened, facts, place_of_reflector, config.reflector.temperature)
     trainer = _trainer(run, learner, sampler, commentator, answer, earlier_steps, Processes())
     if config.recorded is not None:
         trainer.recorded = _tokenised(run.problems.recorded, trainer.agent, config.recorded)
