@@ -16,7 +16,7 @@ from reflectkit.jsonl import write_text
 
 def page(name: str) -> str:
     """The page of command `name`."""
-    module = importlib.import_module(STAGES[name])
+    module = importlib.import_module(STAGES[name].module)
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     kind = config_class(name)
     brought = choices(kind)

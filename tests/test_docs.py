@@ -117,7 +117,7 @@ def test_commands_on_the_page_parse(path: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_examples_of_the_command_parse(stage: str) -> None:
-    for example in importlib.import_module(STAGES[stage]).EXAMPLES:
+    for example in importlib.import_module(STAGES[stage].module).EXAMPLES:
         found = list(commands(example))
         assert found, example
         for words in found:
