@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reflectkit.envs import env_class, make
     from reflectkit.errors import ReflectkitError
     from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
+    from reflectkit.integrations.functions import Result, evaluate, gen_trajectory, rlft, sft
     from reflectkit.rollouts.episode import Episode, rollout
     from reflectkit.types import Decision, Message, Observation, StateQuestion, Task, Trajectory, Turn
 
@@ -33,6 +34,7 @@ __all__ = [
     "Message",
     "Observation",
     "ReflectkitError",
+    "Result",
     "StateQuestion",
     "StepResult",
     "Task",
@@ -42,10 +44,14 @@ __all__ = [
     "Turn",
     "__version__",
     "env_class",
+    "evaluate",
+    "gen_trajectory",
     "load_agent",
     "make",
     "option",
+    "rlft",
     "rollout",
+    "sft",
 ]
 
 _PLACES = {
@@ -57,6 +63,7 @@ _PLACES = {
     **dict.fromkeys(("env_class", "make"), "reflectkit.envs"),
     **dict.fromkeys(("Episode", "rollout"), "reflectkit.rollouts.episode"),
     **dict.fromkeys(("Act", "LoadedAgent", "load_agent"), "reflectkit.integrations.agent"),
+    **dict.fromkeys(("Result", "evaluate", "gen_trajectory", "rlft", "sft"), "reflectkit.integrations.functions"),
 }
 
 

@@ -130,6 +130,8 @@ def parse_policy(text: str, baselines: Sequence[str] = (), methods: Iterable[str
     name, equals, model = text.partition("=")
     if not (equals and name) or method_of(name, methods)[0] or name.partition(":")[0] in ASKED_KINDS:
         name, equals, model = text, "", text
+    if equals and (model in SCRIPTED or model in baselines or model in _plugins(model)):
+        raise ConfigError(f"--policy {text!r}: {model} keeps its own name; write --policy {model}")
     if chat := chat_parts(model, methods):
         return _player(name, *chat, method=method_of(model, methods)[0])
     method, checkpoint = method_of(model, methods)

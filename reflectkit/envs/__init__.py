@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstr
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
+from reflectkit.envs.python_classes import name_of
 from reflectkit.errors import ConfigError, brief
 from reflectkit.registry import plugins, resolve
 from reflectkit.types import Task
@@ -36,6 +37,7 @@ ENVS = {
 }
 SCHEMES = {
     "beeline": "reflectkit.envs.beeline.env:env_of",
+    "class": "reflectkit.envs.python_classes:env_of",
     "gymnasium": "reflectkit.envs.adapters.gymnasium:env_of",
     "openenv": "reflectkit.envs.adapters.openenv:env_of",
     "program": "reflectkit.envs.adapters.program:env_of",
@@ -71,11 +73,14 @@ def env_names() -> list[str]:
     return [*ENVS, *(name for name in sorted(plugins(PLUGINS)) if name not in ENVS)]
 
 
-def env_class(name: str) -> type[Env]:
-    """The class of env `name`. One that does not inherit from `Env` gets its defaults.
+def env_class(name: str | type) -> type[Env]:
+    """The class of env `name`, or a class of the calling program as an env. One that does not inherit from `Env` gets
+    its defaults.
 
     Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong place.
     """
+    if isinstance(name, type):
+        name = name_of(name)
     if name in ENVS:  # the contract tests check these
         module, _, attribute = ENVS[name].partition(":")
         shipped: type[Env] = getattr(importlib.import_module(module), attribute)
@@ -132,7 +137,12 @@ def _checked(kind: Any, name: str) -> Any:
 
 
 def maker(
-    name: str, horizon: int | None = None, *, shuffle: bool = False, data_folder: Path | None = None, **settings: Any
+    name: str | type,
+    horizon: int | None = None,
+    *,
+    shuffle: bool = False,
+    data_folder: Path | None = None,
+    **settings: Any,
 ) -> Callable[[], Env]:
     """Makes fresh envs, each with `settings`. Raises ConfigError if their constructor takes others.
 
@@ -154,7 +164,7 @@ def maker(
     return partial(fresh, kind, settings, horizon, data_folder, shuffle=shuffle)
 
 
-def make(name: str, horizon: int | None = None, **settings: Any) -> Env:
+def make(name: str | type, horizon: int | None = None, **settings: Any) -> Env:
     """A fresh env; see `maker`. horizon: steps after which an episode is truncated; None: the horizon of the problem's
     level, or 15.
     """

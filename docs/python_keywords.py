@@ -1,0 +1,76 @@
+"""Writes the types of the settings that Python functions take, from the flags: `python docs/python_keywords.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from reflectkit.commands import config_class
+from reflectkit.config import Leaf, choices, is_path, leaves, parsed_type
+from reflectkit.integrations.functions import PLAYERS
+from reflectkit.jsonl import write_text
+
+COMMANDS = ("rlft", "sft", "evaluate", "gen-trajectory")
+PLACE = Path(__file__).parents[1] / "reflectkit" / "integrations" / "keywords.py"
+HEAD = '''"""The settings that `reflectkit.rlft` and its like take, for editors; written by docs/python_keywords.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from reflectkit.integrations.functions import Result
+
+Player: TypeAlias = "str | Path | Result"
+'''
+
+
+def module() -> str:
+    """The text of the module."""
+    return "\n\n".join([HEAD, *map(keywords, COMMANDS)]) + "\n"
+
+
+def keywords(command: str) -> str:
+    """The class with a command's settings, those of its own algorithms included."""
+    kind = config_class(command)
+    brought = choices(kind)
+    rows = {leaf.name: leaf for leaf in leaves(kind)}
+    for owner, others in brought.items():
+        if not owner.startswith("env "):
+            rows |= {leaf.name: leaf for leaf in others if leaf.name not in rows}
+    fields = [f"    {name}: {annotation(leaf)}" for name, leaf in rows.items() if name != "env"]
+    title = "".join(part.capitalize() for part in command.split("-"))
+    return "\n".join([f"class {title}Settings(TypedDict, total=False):", f'    """Of `{command}`."""', "", *fields])
+
+
+def annotation(leaf: Leaf) -> str:
+    """The type of a setting, as code."""
+    if leaf.name in PLAYERS:
+        several = get_origin(leaf.hint) is tuple
+        return "Player | Sequence[Player] | Mapping[str, Player]" if several else "Player"
+    return code(leaf.hint)
+
+
+def code(hint: Any) -> str:
+    """A type as code: a path may be a text, and a tuple any sequence."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(code(part) for part in parts))
+    if hint is NoneType:
+        return "None"
+    if origin is Literal:
+        return f"Literal[{', '.join(map(json.dumps, parts))}]"
+    if origin is tuple:
+        return f"Sequence[{code(parts[0])}]"
+    if is_path(hint) or parsed_type(hint) is not None:
+        return "str | Path"
+    return hint.__name__ if hint in (bool, int, float, str) else "Any"
+
+
+if __name__ == "__main__":
+    write_text(PLACE, module())
+    print(PLACE)

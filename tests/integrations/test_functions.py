@@ -1,0 +1,99 @@
+"""The commands as Python functions, with an environment's class instead of its name."""
+
+from __future__ import annotations
+
+import ast
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+import reflectkit
+from docs.python_keywords import PLACE, module
+from reflectkit.envs.python_classes import env_of, has_source, name_of
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "maze.ipynb"
+STEP = -0.1
+FEW = {"model": "tiny", "max_steps": 2, "episodes": 8, "validate_problems": 4}
+
+
+class Walk:
+    """Walk to the right."""
+
+    choices, horizon = ("left", "right"), 6
+
+    def reset(self, seed: int) -> str:
+        self.place = random.Random(seed).randrange(4)
+        return f"cell {self.place}"
+
+    def step(self, choice: str) -> tuple[str, float, bool]:
+        self.place = max(0, self.place + (1 if choice == "right" else -1))
+        return f"cell {self.place}", 1.0 if self.place == 4 else STEP, self.place == 4
+
+
+def test_a_class_trains_plots_evaluates_and_acts() -> None:
+    trained = reflectkit.rlft(env=Walk, **FEW)
+    assert list(trained.metrics["step"]) == [1, 2]
+    assert set(trained.held_out["player"]) == {"before", "after", "random"}
+    assert trained.plot().path.read_bytes().startswith(b"\x89PNG")
+    again = reflectkit.rlft(env=Walk, **FEW)
+    assert again.report.skipped
+    assert again.folder == trained.folder
+
+    compared = reflectkit.evaluate(env=Walk, policy={"walker": trained, "random": "random"}, problems=3)
+    assert list(compared.episodes.groupby("name").size()) == [3, 3]
+    assert "<td>walker</td>" in compared._repr_html_()
+    assert trained.policy.act("cell 3", choices=list(Walk.choices)).action in Walk.choices
+
+
+def test_the_source_of_a_class_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = name_of(Walk)
+    assert name_of(Walk) == name
+    assert env_of(name.removeprefix("class:")) is Walk
+    monkeypatch.setattr(sys.modules[__name__], "STEP", -0.2)
+    assert name_of(Walk) != name
+
+    source = "class Short:\n    choices = ('a', 'b')\n    def reset(self, seed): return 'go'\n"
+    unknown: dict[str, type] = {}
+    exec(source, {"__name__": "typed"}, unknown)
+    assert not has_source(unknown["Short"])
+    assert name_of(unknown["Short"]) != name_of(unknown["Short"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env": Walk, "model": "tiny", "processes": 2}, "class of this program"),
+        ({"env": Walk, "model": "tiny", "episode": 8}, "episodes"),
+        ({"env": "class:Walk-00000000", "model": "tiny"}, "another Python program"),
+        ({"env": Walk}, "--policy CHECKPOINT"),
+        ({"env": "taxi", "model": "tiny", "episodes": 0}, "episodes"),
+    ],
+)
+def test_a_mistake_is_one_line(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(reflectkit.ReflectkitError, match=words) as caught:
+        reflectkit.rlft(**settings)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_player_without_weights_keeps_its_name() -> None:
+    with pytest.raises(reflectkit.ReflectkitError, match="random keeps its own name"):
+        reflectkit.evaluate(env=Walk, policy={"chance": "random"})
+
+
+def test_editors_know_the_settings() -> None:
+    written, expected = (ast.dump(ast.parse(text)) for text in (PLACE.read_text(encoding="utf-8"), module()))
+    assert written == expected, "run `python docs/python_keywords.py`, and format the file"
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    book = nbformat.read(NOTEBOOK, 4)
+    for cell in book.cells:
+        cell.source = cell.source.replace("max_steps=60", "max_steps=1, episodes=8, validate_problems=2")
+        cell.source = cell.source.replace('"random"])', '"random"], problems=2)')
+    nbclient.NotebookClient(book, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in book.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    assert "action=" in shown[-1]["data"]["text/plain"]
