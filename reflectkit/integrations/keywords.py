@@ -86,6 +86,7 @@ class RlftSettings(TypedDict, total=False):
     episode_tokens: int
     swap_comments: float
     swap_from: str | Path | None
+    engine: str
     max_staleness: int
     importance_weight_max: float
     episode_timeout_s: float
@@ -128,6 +129,9 @@ class RlftSettings(TypedDict, total=False):
     server_timeout_s: float
     server_patience_s: float
     server_connections: int
+    service_model: str
+    service_timeout_s: float
+    service_rows: int
 
 
 class SftSettings(TypedDict, total=False):
