@@ -41,10 +41,10 @@ class StepResult:
 
 
 class Taskset:
-    """The problems of an env, which has it as its attribute `taskset`. Looked up there, it knows the env's class."""
+    """The problems of an env, which has it as its attribute `taskset`."""
 
     env: Any
-    """The env's class."""
+    """The env's class. Each class has a copy of the taskset of its own, which knows it."""
     settings: Any = None
     """The env's settings, where they are known (`with_settings`)."""
     needs_settings: ClassVar[bool] = False
@@ -64,9 +64,10 @@ class Taskset:
     keeps_other_levels: ClassVar[bool] = True
     """Whether the records keep problems of levels other than the demonstrated one, for evaluation."""
 
-    def __get__(self, env: Any, kind: Any) -> Self:
+    def of_env(self, env: type[Env]) -> Self:
+        """A copy for the class `env`."""
         bound = copy.copy(self)
-        bound.env = kind
+        bound.env = env
         return bound
 
     def with_settings(self, settings: Any) -> Self:
@@ -263,6 +264,10 @@ class Env:
     data_folder: Path | None = None
     """The env's folder for data, set by `make`."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        cls.taskset = cls.taskset.of_env(cls)
+
     def __init__(self, *, horizon: int | None = None, **settings: Any) -> None:
         if horizon is not None:
             self.horizon = horizon
@@ -378,35 +383,54 @@ def teacher_of(env: Env, *needed: str) -> Teacher:
 
 
 class Wrapper(Env):
-    """Forwards everything to `env`, also what `Env` defines; its defaults stand in for what `env` does not have."""
+    """Forwards everything to `env`. A subclass changes some of it."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
+        vars(self).update({name: getattr(env, name) for name in Env.__annotations__ if hasattr(env, name)})
 
     @property
     def rules(self) -> str:
         """The wrapped env's, and what the wrapper adds."""
         return rules_of(self.env)
 
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`."""
+        return self.env.reset(task, seed)
+
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
+        """Take `action`."""
+        return self.env.step(action)
+
+    def decided(self, decision: Decision) -> None:
+        """See `Env.decided`."""
+        self.env.decided(decision)
+
+    def close(self) -> None:
+        """See `Env.close`."""
+        self.env.close()
+
+    def release(self) -> None:
+        """See `Env.release`."""
+        self.env.release()
+
+    def teacher(self) -> Teacher:
+        """The wrapped env's teacher."""
+        return self.env.teacher()
+
+    def questions(self) -> Sequence[StateQuestion]:  # type: ignore[override]
+        """The wrapped env's questions."""
+        return self.env.questions()
+
+    def truncation_penalty(self, steps_left: int) -> float:
+        """The wrapped env's penalty."""
+        return self.env.truncation_penalty(steps_left)
+
     def __getattr__(self, name: str) -> Any:
+        """What only the wrapped env has."""
         if name == "env" or name.startswith("__"):  # looked up before __init__, during copying or unpickling
             raise AttributeError(name)
         return getattr(self.env, name)
-
-
-def _forwarded(name: str) -> Any:
-    def value(wrapper: Wrapper) -> Any:
-        try:
-            return getattr(wrapper.env, name)
-        except AttributeError:
-            return getattr(super(Wrapper, wrapper), name)
-
-    return property(value)
-
-
-_METHODS = "reset", "step", "decided", "close", "release", "teacher", "questions", "truncation_penalty"
-for _name in (*Env.__annotations__, *_METHODS):
-    setattr(Wrapper, _name, _forwarded(_name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.env import Context, StepResult
+from reflectkit.env import Context, Env, StepResult
 from reflectkit.rollouts.async_rollouts import AsyncRollouts, Group
 from reflectkit.rollouts.episode import Episode
 from reflectkit.types import Decision, Message, Observation, Task
@@ -16,7 +16,7 @@ from reflectkit.types import Decision, Message, Observation, Task
 SEEN = Observation((Message("user", "?"),), ("a", "b"))
 
 
-class OneStep:
+class OneStep(Env):
     """An env whose episode is over after one action."""
 
     name, levels = "one-step", ("all",)
