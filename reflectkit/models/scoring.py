@@ -585,6 +585,28 @@ def tree_of(rows: Sequence[Sequence[int]], at_once: int | None = None) -> Tree:
     return tree
 
 
+def _are_read_beside(trunk: Any, chunks: Sequence[Chunk]) -> bool:
+    """Whether several chunks are read in one row, in which they do not see each other: where all follow the same
+    tokens, whose keys and values are then not copied for each. Only without gradients, so that training rounds as ever.
+    """
+    first = chunks[0].before
+    if torch.is_grad_enabled() or len(chunks) < 2 or not first or trunk.config._attn_implementation != "sdpa":
+        return False
+    return all(chunk.before == first for chunk in chunks)
+
+
+def _side_by_side(tokens: Sequence[Sequence[int]], past: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """The model's arguments that read `tokens` in one row (W), each after `past` earlier tokens and its own."""
+    owners_W = torch.tensor([number for number, own in enumerate(tokens) for _ in own], device=device)
+    own_WW = (owners_W[:, None] == owners_W[None, :]).tril()
+    before_WP = torch.ones(len(owners_W), past, dtype=torch.bool, device=device)
+    return {
+        "input_ids": torch.tensor([[token for own in tokens for token in own]], device=device),
+        "attention_mask": torch.cat([before_WP, own_WW], dim=1)[None, None],
+        "position_ids": torch.tensor([[past + step for own in tokens for step in range(len(own))]], device=device),
+    }
+
+
 def hidden_at(
     trunk: Any,
     rows: Sequence[Sequence[int]],
@@ -606,12 +628,21 @@ def hidden_at(
         keys, values = ([[torch.cat(parts)] for parts in layers] for layers in (keys, values))
         for chunks in level:
             tokens = [rows[chunk.row][chunk.start :] for chunk in chunks]
+            beside = _are_read_beside(trunk, chunks)
             past, width = max(len(chunk.before) for chunk in chunks), max(map(len, tokens))
             cache = DynamicCache()
             if past:
-                index_MP = right_pad([chunk.before for chunk in chunks], 0, device)
+                index_MP = right_pad([chunk.before for chunk in (chunks[:1] if beside else chunks)], 0, device)
                 for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
                     cache.update(key[0][index_MP].transpose(1, 2), value[0][index_MP].transpose(1, 2), layer)
+            if beside:
+                output = trunk(**_side_by_side(tokens, past, device), **{CACHE: cache}, use_cache=True)
+                states.append(output.last_hidden_state[0])
+                if not last:
+                    for layer, held in enumerate(getattr(output, CACHE).layers):
+                        keys[layer].append(held.keys[0, :, past:].transpose(0, 1))
+                        values[layer].append(held.values[0, :, past:].transpose(0, 1))
+                continue
             seen, positions = [], []
             for chunk, own in zip(chunks, tokens, strict=True):
                 gap, rest = past - chunk.start, width - len(own)

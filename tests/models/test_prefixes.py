@@ -61,6 +61,22 @@ def test_hidden_states_and_gradients_are_those_of_plain_rows(make: Any) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
 
 
+@pytest.mark.parametrize("make", [gpt2, llama])
+@torch.no_grad()
+def test_rows_that_leave_one_prefix_are_read_side_by_side(make: Any) -> None:
+    """Four rows go on after the same twenty tokens, and one of them is begun by a fifth; in two passes."""
+    model, prefix, passes = make(), list(range(20)), []
+    tails = [[30, 31, 32, 33, 34, 35, 36, 37, 38], [40, 41], [42, 43, 44], [45], [42, 43, 44, 46]]
+    rows = [[*prefix, *tail] for tail in tails]
+    places = [(row, place) for row, tokens in enumerate(rows) for place in (10, len(tokens) - 1)]
+    trunk = trunk_of(model)
+    plain_BTD = trunk(input_ids=right_pad(rows, 0, torch.device("cpu")), use_cache=False).last_hidden_state
+    plain_ND = torch.stack([plain_BTD[row, place] for row, place in places])
+    trunk.register_forward_pre_hook(lambda _, __, named: passes.append(named["input_ids"].shape), with_kwargs=True)
+    torch.testing.assert_close(hidden_at(trunk, rows, places, 0), plain_ND, atol=1e-5, rtol=1e-5)
+    assert passes == [(1, 29), (1, 2 + 1 + 4)]
+
+
 def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     """LoRA on attention, where keys and values are shared, and on the layers behind it."""
     from peft import LoraConfig, get_peft_model
