@@ -23,11 +23,12 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
-from reflectkit.errors import ConfigError, DataError, unknown_name
+from reflectkit.errors import ConfigError, DataError, refuse, unknown_name
 
 Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
@@ -71,6 +72,10 @@ NOT_NEEDED = (
 """Settings of the original toolkit without a counterpart."""
 
 
+Rule = tuple[object, str]
+"""A contradiction of settings: whether it applies, and what is wrong, with the fix."""
+
+
 class FromText:
     """A type of settings that is parsed from text; `str` gives the text back."""
 
@@ -101,6 +106,16 @@ class Config(BaseModel):
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Defaults, by flat name, that follow from the other settings that are given, `values`."""
         return {}
+
+    def contradictions(self) -> Iterable[Rule]:
+        """The rules for settings that do not go together. The first that applies is raised as a ConfigError."""
+        return ()
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        for applies, mistake in self.contradictions():
+            refuse(applies, mistake)
+        return self
 
     @property
     def environment(self) -> dict[str, str]:

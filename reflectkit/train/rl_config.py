@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
 from reflectkit.agents.players import refuse_without_model
 from reflectkit.chat.config import OF_CHAT_MODELS, ChatConfig, Endpoint, address_in_use, parse_endpoint
-from reflectkit.config import Config, build, flag, leaves, non_default, option
+from reflectkit.config import Config, Rule, build, flag, leaves, non_default, option
 from reflectkit.data.problems import Problems
 from reflectkit.env import check_teacher
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, RolloutConfig, chat_settings, check_level, refuse_uncounted
-from reflectkit.errors import ConfigError, ReflectkitError, refuse
+from reflectkit.errors import ReflectkitError
 from reflectkit.models.checkpoint_metadata import SERVICE
 from reflectkit.models.hub import TINY
 from reflectkit.models.refs import TEACHER, ModelRef
@@ -92,14 +92,14 @@ class PolicyConfig(Config):
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         both = "--policy and --model both name the model to train; give one of them"
-        refuse(self.load_dir and self.model, both)
+        yield self.load_dir and self.model, both
         needs = "rlft needs a model to train: --policy CHECKPOINT, --model FOLDER_OR_ID for one without SFT, or"
-        refuse(not self.load_dir and not self.model, f"{needs} --model tiny, with random weights and no download")
+        neither = not self.load_dir and not self.model
+        yield neither, f"{needs} --model tiny, with random weights and no download"
         refuse_without_model(self.load_dir)
-        return self
 
     @property
     def start(self) -> ModelRef:
@@ -174,11 +174,10 @@ class ReflectorTrainingConfig(Config):
         0.0, name="reflector_length_cost", help="What each token of a comment takes off its reward.", ge=0
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.every and (given := non_default(self)):
-            raise ConfigError(f"{flag(given[0])} is a setting of the reflector's turns; add --train-reflector 1")
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        for name in () if self.every else non_default(self):
+            yield True, f"{flag(name)} is a setting of the reflector's turns; add --train-reflector 1"
 
 
 class StalenessConfig(Config):
@@ -197,11 +196,10 @@ class StalenessConfig(Config):
     )
     episode_timeout_s: float = option(0.0, help="Seconds after which an episode is truncated; 0: no limit.", ge=0)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         ahead = "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
-        refuse(not self.max_staleness and non_default(self, "importance_weight_max"), ahead)
-        return self
+        yield not self.max_staleness and non_default(self, "importance_weight_max"), ahead
 
 
 class DistillConfig(Config):
@@ -240,11 +238,10 @@ class DistillConfig(Config):
         lt=1,
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.weight and (given := non_default(self)):
-            raise ConfigError(f"{flag(given[0])} is a setting of distillation; add --distill-comments 1")
-        return self
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        for name in () if self.weight else non_default(self):
+            yield True, f"{flag(name)} is a setting of distillation; add --distill-comments 1"
 
 
 class CurriculumConfig(Config):
@@ -263,15 +260,14 @@ class CurriculumConfig(Config):
         le=1,
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
         levels = len(self.levels) - self.merge_first_two
-        two = "needs a --curriculum of at least two levels"
-        refuse(self.merge_first_two and levels < 1, f"--merge-first-two {two}")
+        needs_two = "needs a --curriculum of at least two levels"
+        yield self.merge_first_two and levels < 1, f"--merge-first-two {needs_two}"
         fewer = "--merge-after leaves fewer than two levels of the --curriculum to merge; lower it"
-        refuse(self.merge_after and self.merge_after >= levels - 1, fewer)
-        refuse(self.advance_at and levels < 2, f"--advance-at {two} to advance through")
-        return self
+        yield self.merge_after and self.merge_after >= levels - 1, fewer
+        yield self.advance_at and levels < 2, f"--advance-at {needs_two} to advance through"
 
     def stages(self, last: str) -> list[tuple[str, ...]]:
         """The levels of each stage of the curriculum. last: the env's last level, the default."""
@@ -424,70 +420,73 @@ class RLConfig(Config):
         file = self.task_file
         return Problems(self.setup, {"train": file, "validate": file.with_name("validate.json")} if file else {})
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @override
+    def contradictions(self) -> Iterator[Rule]:
+        sampler, reflector, model = self.sampler, self.reflector, self.policy.model
+
+        # 1. The environment and its problems
         writes = self.env.kind.action_kind(self.env.settings) != "choice"
-        refuse(self.policy.model in TINY and writes, words_needed(self.policy.model, self.env.name))
-        sampler, reflector, lora, chat = self.sampler, self.reflector, self.lora, self.chat_reflector
-        stale, repeats, several = (
-            self.staleness.max_staleness,
-            self.algo.repeats,
-            self.processes > 1,
-        )
+        yield model in TINY and writes, words_needed(model, self.env.name)
         for level in self.curriculum.levels:
             check_level(self.env.name, level)
         refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
-        refuse(self.patience and not self.validate_steps, f"--patience {self.patience} needs --validate-steps N")
-        refuse((self.recorded is None) != (self.outcomes is None), "--recorded and --outcomes need each other")
+        yield self.patience and not self.validate_steps, f"--patience {self.patience} needs --validate-steps N"
+
+        # 2. What is learned from, and who learns
+        yield (self.recorded is None) != (self.outcomes is None), "--recorded and --outcomes need each other"
         if self.recorded is not None:
-            self._check_recorded()
+            yield from self._contradictions_of_recorded()
         if self.engine.remote:
-            self._check_engine(writes=writes)
+            yield from self._contradictions_of_engine(writes=writes)
         if self.calibrate:
             self.env.require_teacher("action")
-            refuse(writes, f"--calibrate is for choices, and env '{self.env.name}' is answered in words; leave it out")
+            in_words = f"--calibrate is for choices, and env '{self.env.name}' is answered in words; leave it out"
+            yield writes, in_words
             unmeasured = "--calibrate needs held-out problems that cost nothing to play: --validate-problems 100"
-            refuse(not (self.validate_steps or self.held_out), f"{unmeasured}, or leave it out")
+            yield not (self.validate_steps or self.held_out), f"{unmeasured}, or leave it out"
+        repeats = self.algo.repeats
         near = max(1, round(self.episodes / repeats)) * repeats
         uneven = f"--episodes {self.episodes} is not a multiple of the group size {repeats}; use {near}"
-        refuse(self.episodes % repeats, uneven)
-        refuse(several and sampler.remote, f"--sampler {sampler.policy} trains in one process; leave out --processes")
-        needs = (
-            "plays with other weights than those that learn, which takes a server: --sampler vllm:URL; or leave it out"
-        )
-        refuse(stale and not sampler.remote, f"--max-staleness {stale} {needs}")
-        both = (
-            "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base cannot"
-        )
-        here = stale and reflector.share_base and sampler.reflector == LOCAL
-        refuse(here, f"{both}; leave out --share-base, or give --reflector-sampler")
-        pair = reflector.load_dir is not None and self.policy.load_dir is not None and not lora.r
-        two = "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
-        refuse(reflector.share_base and not pair, two)
+        yield self.episodes % repeats, uneven
 
-        comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
-        for given, needed, fix in (
-            (non_default(self, *OF_CHAT_MODELS), chat, "is for --reflector openai:MODEL; leave it out"),
-            (non_default(self, *comments), reflector.load_dir, "needs comments; add --reflector, or leave it out"),
-            (non_default(lora), lora.r, "is a setting of a new adapter; add --lora-r, or leave it out"),
-        ):
-            if given and not needed:
-                raise ConfigError(f"{flag(given[0])} {fix}")
+        # 3. Who samples, and where
+        several = self.processes > 1 and sampler.remote
+        yield several, f"--sampler {sampler.policy} trains in one process; leave out --processes"
+        stale = self.staleness.max_staleness
+        server = "plays with other weights than those that learn, which takes a server: --sampler vllm:URL"
+        yield stale and not sampler.remote, f"--max-staleness {stale} {server}; or leave it out"
+        on_one_base = stale and reflector.share_base and sampler.reflector == LOCAL
+        ahead = "lets the reflector comment while the policy learns, which two adapters on one base cannot"
+        yield on_one_base, f"--max-staleness {ahead}; leave out --share-base, or give --reflector-sampler"
+        is_pair = reflector.load_dir is not None and self.policy.load_dir is not None and not self.lora.r
+        two = "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
+        yield reflector.share_base and not is_pair, two
+
+        # 4. Settings of what is not there
+        chat, comments = self.chat_reflector, reflector.load_dir
+        of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
+        for name in non_default(self, *OF_CHAT_MODELS):
+            yield not chat, f"{flag(name)} is for --reflector openai:MODEL; leave it out"
+        for name in non_default(self, *of_comments):
+            yield not comments, f"{flag(name)} needs comments; add --reflector, or leave it out"
+        for name in non_default(self.lora):
+            yield not self.lora.r, f"{flag(name)} is a setting of a new adapter; add --lora-r, or leave it out"
+
+        # 5. Who comments, and what is learned from it
         if chat is not None:
-            self._check_chat_reflector(chat)
+            yield from self._contradictions_of_chat_reflector(chat)
         if self.reflector_training.every:
-            self._check_reflector_training()
+            yield from self._contradictions_of_reflector_training()
         if self.distill.weight:
-            self._check_distillation()
+            yield from self._contradictions_of_distillation()
         else:
             alone = "--algo none learns from comments alone; add --distill-comments 1 and --reflector"
-            refuse(self.algo.name == "none", alone)
-        if reflector.load_dir == TEACHER:
+            yield self.algo.name == "none", alone
+        if comments == TEACHER:
             check_teacher(self.env.kind.teacher_type, self.setup.env_name, "comment")
-        return self
 
-    def _check_recorded(self) -> None:
-        """Raises ConfigError for what recorded decisions cannot be combined with."""
+    def _contradictions_of_recorded(self) -> Iterator[Rule]:
+        """What recorded decisions cannot be combined with."""
         refused = {
             f"make one update; leave out --max-steps {self.max_steps}": self.max_steps != 1,
             f"have no groups to compare; leave out --algo {self.algo.name}": self.algo.repeats > 1,
@@ -498,10 +497,10 @@ class RLConfig(Config):
             "are not played; leave out --distill-comments": self.distill.weight,
         }
         for reason, applies in refused.items():
-            refuse(applies, f"--recorded {self.recorded}: recorded decisions {reason}")
+            yield applies, f"--recorded {self.recorded}: recorded decisions {reason}"
 
-    def _check_engine(self, *, writes: bool) -> None:
-        """Raises ConfigError for what a training service cannot do. writes: whether the policy writes texts."""
+    def _contradictions_of_engine(self, *, writes: bool) -> Iterator[Rule]:
+        """What a training service cannot do. writes: whether the policy writes texts."""
         algo, temperature = self.algo, self.policy.temperature
         trained_there = self.policy.start.facts.get(SERVICE)
         refused = {
@@ -524,10 +523,10 @@ class RLConfig(Config):
             "knows no entropy of texts; give --entropy-coef 0": writes and algo.entropy,
         }
         for reason, applies in refused.items():
-            refuse(applies, f"--engine {self.engine.name} {reason}")
+            yield applies, f"--engine {self.engine.name} {reason}"
 
-    def _check_distillation(self) -> None:
-        """Raises ConfigError for what distillation cannot be combined with."""
+    def _contradictions_of_distillation(self) -> Iterator[Rule]:
+        """What distillation cannot be combined with."""
         reflector, joint = self.reflector, self.distill.joint
         where = "--reflector CHECKPOINT, openai:MODEL or oracle (the env's teacher)"
         refused = {
@@ -538,10 +537,10 @@ class RLConfig(Config):
             and self.algo.name == "none",
         }
         for reason, applies in refused.items():
-            refuse(applies, f"--distill-comments {self.distill.weight:g}: {reason}")
+            yield applies, f"--distill-comments {self.distill.weight:g}: {reason}"
 
-    def _check_chat_reflector(self, chat: Endpoint) -> None:
-        """Raises ConfigError for what a chat model as the reflector cannot be combined with."""
+    def _contradictions_of_chat_reflector(self, chat: Endpoint) -> Iterator[Rule]:
+        """What a chat model as the reflector cannot be combined with."""
         self.chat.check_budget(chat)
         refused = {
             "--train-reflector": self.reflector_training.every,
@@ -552,10 +551,10 @@ class RLConfig(Config):
             "--max-staleness with --validate-steps": self.staleness.max_staleness and self.validate_steps,
         }
         for name, applies in refused.items():
-            refuse(applies, f"--reflector {chat} is a chat model; leave out {name}")
+            yield applies, f"--reflector {chat} is a chat model; leave out {name}"
 
-    def _check_reflector_training(self) -> None:
-        """Raises ConfigError for settings under which the reflector cannot learn."""
+    def _contradictions_of_reflector_training(self) -> Iterator[Rule]:
+        """Settings under which the reflector cannot learn."""
         training, sampler = self.reflector_training, self.sampler
         refused = {
             "needs a reflector: give --reflector CHECKPOINT": self.reflector.load_dir in (None, TEACHER),
@@ -568,7 +567,7 @@ class RLConfig(Config):
             "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,
         }
         for reason, applies in refused.items():
-            refuse(applies, f"--train-reflector {training.every}: {reason}")
+            yield applies, f"--train-reflector {training.every}: {reason}"
 
     @property
     @override
