@@ -31,6 +31,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from typer.core import TyperGroup
 
+from reflectkit.cli.original import ours
 from reflectkit.commands import STAGES, config_class, is_own, stage_module
 from reflectkit.console import Bar, Progress, Report, Table, process_number, visible
 from reflectkit.errors import (
@@ -60,26 +61,12 @@ class Stages(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command named in `args`, with its flags."""
-        args = [args[0], *(mapped for arg in args[1:] for mapped in _of_the_original(args[0], arg))]
+        args = [args[0], *ours(args[0], args[1:])]
         own = is_own(args[0])
         name, command, rest = (args[0], None, args[1:]) if own else super().resolve_command(ctx, args)
         if name is not None and (own or name in STAGES):
             command = stage_command(name, ["--help-all"] if ctx.resilient_parsing else rest)
         return name, command, rest
-
-
-def _of_the_original(command: str, argument: str) -> list[str]:
-    """`argument` with the flag of the original toolkit's code as ours: `--task_file` is `--task-file`, and
-    `--shuffle_action=True` is `--shuffle-action`.
-    """
-    flag, equals, value = argument.partition("=")
-    if not flag.startswith("--") or "_" not in flag:
-        return [argument]
-    loaded = "--model" if command == "sft" else "--policy"
-    flag = {"--load_dir": loaded, "--reflect_load_dir": "--reflector"}.get(flag, flag.replace("_", "-"))
-    if value in ("True", "False"):
-        return [flag] if value == "True" else []
-    return [f"{flag}{equals}{value}"]
 
 
 app = typer.Typer(

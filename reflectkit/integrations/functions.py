@@ -20,7 +20,7 @@ from typing_extensions import Unpack, override
 from reflectkit.cli.app import RichProgress, Screen
 from reflectkit.commands import config_class, stage_module
 from reflectkit.config import notes_of, variables
-from reflectkit.console import Bar, Progress, Report, Table
+from reflectkit.console import Bar, Progress, Report, Table, visible
 from reflectkit.envs.python_classes import has_source, name_of
 from reflectkit.errors import ConfigError
 from reflectkit.integrations.agent import LoadedAgent, load_agent
@@ -217,12 +217,14 @@ class NotebookProgress(Progress):
         """A bar of tqdm, which is a widget where widgets are installed."""
         from tqdm.auto import tqdm
 
-        with tqdm(total=total, initial=done, desc=title, mininterval=0.5) as bar:
+        with tqdm(total=total, initial=done, desc=visible(title), mininterval=0.5) as bar:
             yield _NotebookBar(bar)
 
     @override
     def news(self, text: str) -> None:
-        print(text)
+        from tqdm.auto import tqdm
+
+        tqdm.write(visible(text))
 
 
 class _NotebookBar(Bar):

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.config import Config, flag, identifying, non_default, option
 from reflectkit.console import Bar, Progress
 from reflectkit.data.sft_rows import FILE_OF_ROLE, TYPED, Row, read_rows
-from reflectkit.envs import ENV_HELP, env_class
+from reflectkit.envs import ENV_HELP, ENVS, env_class
 from reflectkit.envs.setup import EnvSetup, problem_settings
 from reflectkit.errors import CheckpointError, ConfigError, DataError, DivergedError, refuse
 from reflectkit.models.hub import PASSAGE
@@ -148,6 +149,18 @@ class SFTConfig(Config):
     lora: LoraConfig = LoraConfig()
     checkpoints: CheckpointConfig = CheckpointConfig(save_steps=250)
     run: RunConfig = RunConfig()
+
+    @classmethod
+    @override
+    def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The role and the environment that the file of the rows is named for: `data/taxi/sft_policy.jsonl`."""
+        if values.get("task_file") is None:
+            return {}
+        path = Path(values["task_file"])
+        role_of = {file: role for role, file in FILE_OF_ROLE.items()}
+        role = role_of.get(path.name.replace("_positive", ""))
+        env = next((part for part in path.parts[:-1] if part in ENVS), None)
+        return {name: value for name, value in (("role", role), ("env", env)) if value}
 
     @property
     def setup(self) -> EnvSetup:

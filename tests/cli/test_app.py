@@ -42,7 +42,7 @@ def test_help_imports_no_stage() -> None:
     own = {name for name in loaded if name.startswith("reflectkit.")}
     assert own <= {
         *("reflectkit.version", "reflectkit.console", "reflectkit.errors", "reflectkit.commands"),
-        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app"),
+        *("reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app", "reflectkit.cli.original"),
     }
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
