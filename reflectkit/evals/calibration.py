@@ -106,7 +106,8 @@ class Advised(Wrapper):
         teacher = self.env.teacher()
         best = list(teacher.best_actions())
         told: dict[str, Any] = {ORACLE_CHOICE: best[0]} | ({BEST_CHOICES: best} if len(best) > 1 else {})
-        answers = {name: list(right) for name, right in teacher.answers().items() if name != LIKELY.name}
+        known = teacher.answers() if teacher.has("answers") else {}  # else it is the action alone
+        answers = {name: list(right) for name, right in known.items() if name != LIKELY.name}
         told |= {RIGHT_ANSWERS: answers} if answers else {}
         return followed(self.env.step(action), lambda result: replace(result, info=result.info | told))
 
