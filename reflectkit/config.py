@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
+from reflectkit import foreign_names
 from reflectkit.errors import ConfigError, DataError, refuse, unknown_name
 
 Kind = TypeVar("Kind", bound="Config")
@@ -35,42 +36,6 @@ REQUIRED: Any = PydanticUndefined
 """The default of a setting without one."""
 MORE, LAST = "More settings", "Every command"
 """Panels of the help: a command's own settings that are not essential, and the settings of all commands."""
-RENAMED = {
-    "load_dir": ("policy", "model"), "reflect_load_dir": ("reflector",),
-    "per_device_train_batch_size": ("batch_size", "minibatch"), "per_device_eval_batch_size": ("max_concurrency",),
-    "gradient_accumulation_steps": ("gradient_accumulation", "max_tokens_per_batch"), "max_seq_length": ("max_length",),
-    "model_name": ("model",), "use_8bit": ("quantize",), "use_4bit": ("quantize",), "fp16": ("dtype",),
-    "bf16": ("dtype",), "bnb_4bit_compute_dtype": ("dtype",), "disable_dropout": ("dropout",),
-    "lr_scheduler_type": ("schedule",), "warmup_ratio": ("warmup_steps",), "num_train_epochs": ("epochs",),
-    "save_total_limit": ("keep_checkpoints",), "ckpt_path": ("name",), "trainer": ("algo",), "use_critic": ("algo",),
-    "ppo_clip_coef": ("clip",), "ppo_update_iter": ("epochs",), "critic_update_iter": ("epochs",),
-    "replay_buffer_size": ("replay_size",), "repo_dir": ("repos_dir",), "reflect": ("reflector",),
-    "curriculum_index": ("curriculum",), "depth_curriculum": ("curriculum",), "taxi_curriculum": ("curriculum",),
-    "merge_after_first_k": ("merge_after",),
-}  # fmt: skip
-"""Names of settings in the original toolkit, each with ours in the commands."""
-RENAMED_IN_RL = {
-    "num_train_epochs": "max_steps", "num_iterations": "epochs", "num_generations": "group_size", "beta": "kl_coef",
-    "epsilon": "clip", "epsilon_high": "clip_high", "loss_type": "loss_mean", "scale_rewards": "normalize",
-    "max_completion_length": "max_new_tokens", "model_name_or_path": "model", "use_peft": "lora_r",
-    "reward_funcs": "reward", "dataset_name": "dataset", "warmup_ratio": "warmup_steps",
-}  # fmt: skip
-"""TRL's names of settings of RL, with ours, some of which have another unit."""
-COMMON = {
-    "lr": ("learning_rate",), "bs": ("batch_size", "episodes"), "steps": ("max_steps",), "num_steps": ("max_steps",),
-    "rank": ("lora_r",), "lora_rank": ("lora_r",), "alpha": ("lora_alpha",), "temp": ("temperature",),
-    "wd": ("weight_decay",), "max_tokens": ("max_new_tokens",), "output_dir": ("out_dir", "name"),
-    "run_name": ("name",), "gpu": ("device",), "environment": ("env",),
-}  # fmt: skip
-"""Names that settings have elsewhere, each with ours in the commands."""
-VALUES = {"use_8bit": "8bit", "use_4bit": "4bit", "fp16": "float16", "bf16": "bfloat16"}
-"""What to give where a setting of the original has no value."""
-NOT_NEEDED = (
-    "shrink_head", "discretize_actions", "sandbox_dir", "disable_alfworld", "mode", "use_nested_quant", "logging_steps",
-    "bnb_4bit_quant_type", "optim", "optimizer", "critic_update_freq", "reflect_model_name", "cache_dir",
-)  # fmt: skip
-"""Settings of the original toolkit without a counterpart."""
-
 
 Rule = tuple[object, str]
 """A contradiction of settings: whether it applies, and what is wrong, with the fix."""
@@ -377,15 +342,8 @@ def unknown_setting(kind: type[Config], name: str, names: Iterable[str], where: 
     """
     names, brought = list(names), choices(kind)
     known = {*names, *(leaf.name for rows in brought.values() for leaf in rows)}
-    if "group_size" in known and name in RENAMED_IN_RL:
-        told = f"{flag(name)} is TRL's; see {flag(RENAMED_IN_RL[name])} in --help-all"
-        return ConfigError(f"{where}: {told}" if where else told)
-    if renamed := [new for new in RENAMED.get(name, ()) if new in known]:
-        return ConfigError(f"{flag(name)} is now {flag(renamed[0])} {VALUES.get(name, '')}".rstrip())
-    if meant := [ours for ours in COMMON.get(name, ()) if ours in known]:
-        return ConfigError(f"no such setting as {flag(name)}; it is {flag(meant[0])} here")
-    if name in NOT_NEEDED:
-        return ConfigError(f"{flag(name)} is not needed here; leave it out")
+    if meaning := foreign_names.meaning(name, known):
+        return ConfigError(f"{where}: {meaning}" if where else meaning)
     if name == "reflector" and "policy" in names:
         return ConfigError("--reflector belongs to its policy here: --policy NAME=POLICY+REFLECTOR")
     if owners := [owner for owner, rows in brought.items() if name in {leaf.name for leaf in rows}]:

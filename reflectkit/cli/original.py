@@ -1,6 +1,6 @@
 """Flags of the original toolkit (Reflect-RL's code), as they are written there: `--load_dir=DIR`.
 
-This is the only place that knows other toolkits' names.
+`foreign_names` has the names that an error explains.
 """
 
 from __future__ import annotations
