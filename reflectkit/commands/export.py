@@ -15,13 +15,14 @@ from reflectkit.console import Progress, Report, figures_table
 from reflectkit.data.problems import Problems
 from reflectkit.envs import env_class
 from reflectkit.envs.setup import EnvConfig, EnvSetup, chat_settings
-from reflectkit.errors import ConfigError, ReflectkitError
+from reflectkit.errors import ConfigError, ReflectkitError, refuse
 from reflectkit.eventloop import result_of
 from reflectkit.jsonl import read_json
+from reflectkit.models.checkpoint_metadata import SERVICE
 from reflectkit.models.hub import hub_options
 from reflectkit.models.refs import ModelRef
 from reflectkit.prompts import ACTION_MARKER, REFLECTION_MARKER, policy_prompt, reflection_prompt, thinking_prompt
-from reflectkit.runs.run import RunConfig, open_run
+from reflectkit.runs.run import Run, RunConfig, open_run
 from reflectkit.types import DType, Observation
 from reflectkit.version import VERSION
 
@@ -76,6 +77,8 @@ def run(config: ExportConfig, progress: Progress) -> Report:
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done
+        if checkpoint.facts.get(SERVICE):
+            return bring_home(config, current, progress)
         progress.news(f"export: loading {config.load_dir}")
         from reflectkit.models.checkpoint_metadata import base_of, model_facts
         from reflectkit.models.load import export
@@ -104,6 +107,40 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}
         current.tables.append(figures_table(f"Exported to {target}", "value", figures))
         return current.finish(figures, [target])
+
+
+def bring_home(config: ExportConfig, current: Run, progress: Progress) -> Report:
+    """Write the adapter of a checkpoint whose weights are on a training service, as peft does, on the same base.
+
+    Raises ConfigError if the service does not give it out, or the folder exists.
+    """
+    from reflectkit.eventloop import run_sync
+    from reflectkit.jsonl import replacing_folder, write_json
+    from reflectkit.models.checkpoint_metadata import ROLE_FILE, load_tokenizer, model_facts
+    from reflectkit.sampling.engine import ServiceSettings
+    from reflectkit.sampling.service import loaded, open_service, unpack
+
+    source, target = config.load_dir, config.out_dir
+    refuse(target.exists() and not config.run.force, f"{target} already exists; choose another --out-dir")
+    facts = model_facts(source)
+    record = facts.pop(SERVICE)
+    service = open_service(record["engine"], ServiceSettings(service_rows=int(record["rows"])))
+
+    async def fetched() -> bytes:
+        adapter = await loaded(service, record["base"], int(record["rank"]), 0, record["state"])
+        archive = await adapter.archive()
+        await adapter.close()
+        return archive
+
+    with progress.bar(f"export {source}", 1) as bar, replacing_folder(target) as staging:
+        archive = run_sync(fetched())
+        unpack(archive, record["base"], staging, service.url)
+        load_tokenizer(str(source)).save_pretrained(staging)
+        write_json(staging / ROLE_FILE, facts | {"exported_from": str(source)})
+        bar.advance()
+    figures = {"role": facts.get("role"), "rank": record["rank"], "base": record["base"], "merged": False}
+    current.tables.append(figures_table(f"Exported to {target}", "value", figures))
+    return current.finish(figures, [target])
 
 
 CARD = """---

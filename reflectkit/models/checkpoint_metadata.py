@@ -20,7 +20,7 @@ ROLE_FILE = "reflectkit.json"
 REFLECTOR_FOLDER = "reflector"
 """Name of the folder of a trained reflector in a checkpoint of rlft."""
 SERVICE = "service"
-"""The fact of a checkpoint whose weights are on a training service: its URL, the base, the rank and the path there."""
+"""The fact of a checkpoint whose weights are on a training service: engine, base, rank, and the path there."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 SIZES = {
     "num_hidden_layers": 10_000,

@@ -158,8 +158,8 @@ def refuse_service(folder: Path) -> None:
     """Raises CheckpointError if the weights of checkpoint `folder` are on a training service."""
     if record := model_facts(folder).get(SERVICE):
         raise CheckpointError(
-            f"the weights of {folder} are on a training service ({record.get('url')}), not here; train it further with"
-            " --engine tinker:URL"
+            f"the weights of {folder} are on a training service ({record.get('engine')}), and this needs them here; see"
+            " `reflectkit export`"
         )
 
 

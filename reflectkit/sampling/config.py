@@ -10,6 +10,7 @@ from pydantic import model_validator
 from reflectkit.config import Config, NoSettings, check_own_settings, chosen_by, option
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.keys import check_address
+from reflectkit.models.checkpoint_metadata import SERVICE, model_facts
 from reflectkit.models.refs import ModelRef
 from reflectkit.registry import code_files, module_of, resolve
 from reflectkit.sampling.base import KEYS, Backend, Opening, Sampler, ServerSettings, is_server
@@ -20,12 +21,25 @@ if TYPE_CHECKING:
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:
-    """A sampler of the player in this process, which is loaded if there is none. Raises CheckpointError."""
+    """A sampler of the player in this process, which is loaded if there is none, or of a checkpoint's weights on a
+    training service. Raises CheckpointError.
+    """
+    if opening.player is None and (there := _on_service(opening.checkpoint, "policy")) is not None:
+        return there
     from reflectkit.models.load import load_player
     from reflectkit.sampling.hf import LocalSampler
 
     player = opening.player or load_player(opening.checkpoint, "policy", device=opening.device)
     return LocalSampler(player, scorer=opening.scorer, team=opening.team, watch=opening.watch)
+
+
+def _on_service(checkpoint: str, role: str) -> Sampler | None:
+    """The sampler of a checkpoint whose weights are on a training service."""
+    if SERVICE not in model_facts(Path(checkpoint)):
+        return None
+    from reflectkit.sampling.service import open_saved
+
+    return open_saved(checkpoint, role)
 
 
 BACKENDS = {"local": Backend(NoSettings, open_local)}
@@ -159,6 +173,8 @@ class SamplerConfig(Config):
         """
         if self.reflector != LOCAL:
             return backend(self.reflector).open(Opening(checkpoint, device, role="reflection"), self.server)
+        if player is None and (there := _on_service(checkpoint, "reflection")) is not None:
+            return there
         from reflectkit.models.load import load_player
         from reflectkit.sampling.hf import LocalSampler
 

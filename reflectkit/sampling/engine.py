@@ -37,6 +37,21 @@ class ServiceSettings(Config):
         identity=False,
     )
 
+    price_read: float = option(
+        0.0, help="US dollars per million tokens that the training service reads (its prefill).", ge=0, identity=False
+    )
+    price_sampled: float = option(
+        0.0, help="US dollars per million tokens of texts that it samples.", ge=0, identity=False
+    )
+    price_trained: float = option(
+        0.0, help="US dollars per million tokens that it reads and differentiates.", ge=0, identity=False
+    )
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """US dollars for a million tokens, by their kind."""
+        return {"read": self.price_read, "sampled": self.price_sampled, "trained": self.price_trained}
+
 
 def is_service(name: str) -> bool:
     """Whether the engine called `name` is a training service."""

@@ -8,13 +8,27 @@ texts need, so a loss is computed here, and its slopes are sent there.
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import math
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any, Protocol
 
 from reflectkit.errors import ConfigError, refuse
-from reflectkit.models.hub import same_model
+from reflectkit.eventloop import run_sync
+from reflectkit.jsonl import write_json
+from reflectkit.models.checkpoint_metadata import (
+    SERVICE,
+    check_role,
+    config_of,
+    context_of,
+    load_tokenizer,
+    model_facts,
+)
+from reflectkit.models.hub import looks_local, same_model
 from reflectkit.models.labels import Path, Trie, check_embedded, trie
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label
@@ -48,6 +62,20 @@ class ServiceAdapter(Protocol):
         """
         ...
 
+    async def clipped_backward(
+        self,
+        rows: Sequence[Sequence[int]],
+        old_logprobs: Sequence[Sequence[float]],
+        advantages: Sequence[Sequence[float]],
+        clip: tuple[float, float],
+    ) -> list[list[float]]:
+        """`backward` of PPO's clipped loss, summed over all tokens, without a `forward` before it. Returns what
+        `forward` returns.
+
+        advantages: 0 for tokens that are not trained. clip: the ends of the range of the ratio.
+        """
+        ...
+
     async def step(self, step: Step) -> float | None:
         """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
         ...
@@ -62,6 +90,10 @@ class ServiceAdapter(Protocol):
 
     async def load(self, path: str) -> None:
         """Restore what was saved at `path`. Raises CheckpointError if it is not there."""
+        ...
+
+    async def archive(self) -> bytes:
+        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service keeps them."""
         ...
 
     async def close(self) -> None:
@@ -132,6 +164,31 @@ def label_logprobs(
         total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
         scores.append([value - total for value in scaled])
     return tuple(math.fsum(scores[node][child] for node, child in path) for path in tree.steps)
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Of an adapter in peft's form."""
+LARGEST = 8 * 2**30
+"""Bytes of an archive's file that are read at most."""
+
+
+def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
+    """Write the adapter in `archive` to `folder`, as one of `base`. Raises ConfigError if it is none."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as files:
+            for member in files:
+                name = FilePath(member.name).name
+                if member.isfile() and name in ADAPTER_FILES and member.size <= LARGEST:
+                    reader = files.extractfile(member)
+                    assert reader is not None
+                    found[name] = reader.read()
+        config = json.loads(found[ADAPTER_FILES[0]])
+        weights = found[ADAPTER_FILES[1]]
+    except (tarfile.TarError, OSError, EOFError, KeyError, ValueError) as error:
+        raise ConfigError(f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})") from None
+    write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": base})
+    (folder / ADAPTER_FILES[1]).write_bytes(weights)
 
 
 Scored = tuple[tuple[int, ...], tuple[Path, ...], float]
@@ -235,6 +292,36 @@ class ServiceSampler:
             start += len(part)
             self._scores.keep(labels, prompt, temperature, row)
             self._asked.pop(key).set_result(row)
+
+
+async def loaded(service: TrainingService, base: str, rank: int, seed: int, state: str | None) -> ServiceAdapter:
+    """An adapter on `base` with the weights that were saved at `state`, or new ones."""
+    adapter = await service.adapter(base, rank, seed)
+    if state:
+        await adapter.load(state)
+    return adapter
+
+
+def sampler_of(adapter: ServiceAdapter, source: str, role: str | None, url: str) -> ServiceSampler:
+    """The sampler of `adapter`, whose tokenizer and config are those of `source`, a folder or a hub id."""
+    tokenizer = load_tokenizer(source)
+    vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
+    return ServiceSampler(adapter, tokenizer, role, context_of(source), vocabulary, url)
+
+
+def open_saved(checkpoint: str, role: str) -> ServiceSampler | None:
+    """The sampler of a checkpoint whose weights are on a training service; None if they are not.
+
+    Raises CheckpointError: it was trained for another role, or the service does not have its weights any more.
+    GoneError: the service is away.
+    """
+    record = model_facts(FilePath(checkpoint)).get(SERVICE) if looks_local(checkpoint) else None
+    if record is None:
+        return None
+    trained_for = check_role(checkpoint, role)
+    service = open_service(record["engine"], ServiceSettings(service_rows=int(record["rows"])))
+    adapter = run_sync(loaded(service, record["base"], int(record["rank"]), 0, record["state"]))
+    return sampler_of(adapter, checkpoint, trained_for, service.url)
 
 
 def base_on_service(names: Sequence[str], wanted: str, given: str, url: str) -> str:

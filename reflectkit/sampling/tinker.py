@@ -92,6 +92,11 @@ class TinkerService:
         client = await self._connected()
         return TinkerAdapter(self, None, await self.wait(in_thread(client.create_sampling_client, None, base)))
 
+    @property
+    def client(self) -> Any:
+        """The client, once it is connected."""
+        return self._client
+
     async def _connected(self) -> Any:
         if self._client is None:
             self._client = await self.wait(in_thread(self._open))
@@ -111,7 +116,7 @@ class TinkerService:
             ) from None
         except tinker.APIConnectionError as error:
             raise self.gone(error) from None
-        except (tinker.TinkerError, ValueError) as error:
+        except Exception as error:  # the client raises many types, some of them bare
             raise RefusedByServiceError(self.url, redacted(str(error))) from None
 
     def gone(self, error: Exception) -> GoneError:
@@ -165,6 +170,17 @@ class TinkerAdapter:
         slopes: Sequence[Sequence[float]],
         reduction: str,
     ) -> None:
+        data = self._weighted(rows, logprobs, slopes, reduction)
+        await self._wait(self.client.forward_backward(data, "importance_sampling"))
+
+    def _weighted(
+        self,
+        rows: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
+        reduction: str,
+    ) -> list[Any]:
+        """Rows for the client whose advantages are `slopes`, so scaled that the service's loss is a sum over tokens."""
         filled = self._filled(rows)
         data = []
         for number, row in enumerate(filled):
@@ -172,7 +188,23 @@ class TinkerAdapter:
             scale = len(filled) * (len(row) - 1) if reduction == MEAN else 1
             advantages = [-scale * slope for slope in slopes[number]] if is_row else [0.0] * (len(row) - 1)
             data.append(_datum(row, list(logprobs[number if is_row else len(rows) - 1]), advantages))
-        await self._wait(self.client.forward_backward(data, "importance_sampling"))
+        return data
+
+    async def clipped_backward(
+        self,
+        rows: Sequence[Sequence[int]],
+        old_logprobs: Sequence[Sequence[float]],
+        advantages: Sequence[Sequence[float]],
+        clip: tuple[float, float],
+    ) -> list[list[float]]:
+        """See `ServiceAdapter`."""
+        if not self.reduction:
+            self.reduction = await self._measured_reduction()
+        slopes = [[-value for value in row] for row in advantages]
+        limits = {"clip_low_threshold": clip[0], "clip_high_threshold": clip[1]}
+        data = self._weighted(rows, old_logprobs, slopes, self.reduction)
+        answer = await self._wait(self.client.forward_backward(data, "ppo", limits))
+        return [list(output["logprobs"].data) for output in answer.loss_fn_outputs[: len(rows)]]
 
     async def step(self, step: Step) -> float | None:
         """Make an optimizer step. Returns the norm of the gradient, if the service tells."""
@@ -215,6 +247,20 @@ class TinkerAdapter:
         except RefusedByServiceError as error:
             raise CheckpointError(f"{self.service.url} does not give out {path} ({error.reason})") from None
         self._writer = None
+
+    async def archive(self) -> bytes:
+        """The present weights as a .tar.gz of peft's two files. Raises ConfigError if the service keeps them."""
+        saved = await self._wait(self.client.save_weights_for_sampler("reflectkit-export"))
+        run, _, name = saved.path.removeprefix("tinker://").partition("/")
+        try:
+            client = self.service.client.create_rest_client()
+            answer = await self._wait(client.get_checkpoint_archive_url(run, name.rpartition("/")[2]))
+            async with httpx2.AsyncClient(timeout=self.service.settings.service_timeout_s, trust_env=False) as http:
+                response = await http.get(answer.url)
+            response.raise_for_status()
+        except (RefusedByServiceError, httpx2.HTTPError) as error:
+            raise ConfigError(f"{self.service.url} does not give out {saved.path} ({redacted(str(error))})") from None
+        return bytes(response.content)
 
     async def close(self) -> None:
         """Give the adapter's place on the service back; what was saved stays."""

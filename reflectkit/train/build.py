@@ -10,7 +10,7 @@ from typing import Any
 
 from reflectkit.agents.two_player import CommentSource, TeacherComments, TwoPlayerAgent
 from reflectkit.agents.typed import TypedReflector, reflector_of
-from reflectkit.chat.client import client_at
+from reflectkit.chat.client import Budget, client_at
 from reflectkit.chat.players import ChatReflector
 from reflectkit.console import Progress, Report
 from reflectkit.errors import CheckpointError, ConfigError, DataError, refuse
@@ -19,8 +19,6 @@ from reflectkit.models.checkpoint_metadata import (
     REFLECTOR_FOLDER,
     SERVICE,
     check_role,
-    config_of,
-    context_of,
     load_tokenizer,
     model_facts,
 )
@@ -33,22 +31,24 @@ from reflectkit.runs.run import Run, checkpoints, verify
 from reflectkit.sampling.base import Opening, Sampler
 from reflectkit.sampling.config import LOCAL
 from reflectkit.sampling.service import (
-    ServiceAdapter,
-    ServiceSampler,
     TrainingService,
     base_on_service,
+    loaded,
     open_service,
+    sampler_of,
 )
 from reflectkit.text import pluralize
 from reflectkit.train import checkpoint
 from reflectkit.train.critic import Critic
 from reflectkit.train.estimate import plan_report, tokens_a_pass
 from reflectkit.train.learner import Learner, LocalLearner, Settings
+from reflectkit.train.meter import Meter, MeteredService
 from reflectkit.train.processes import Processes
 from reflectkit.train.reflector import ReflectorTrainer
 from reflectkit.train.resolve import RLRun
 from reflectkit.train.rl_config import LIMITS, RLConfig
 from reflectkit.train.service_learner import ServiceLearner
+from reflectkit.train.service_plan import service_plan
 from reflectkit.train.settings import OptimizerConfig
 from reflectkit.train.trainer import Trainer, TrainerConfig
 from reflectkit.types import SCORE, Trajectory
@@ -284,7 +284,9 @@ def _service_trainer(
 ) -> Trainer:
     """A trainer whose policy is on a training service; see `build_trainer`. `checkpoint.restore` loads its weights."""
     config = run.config
-    service = open_service(config.engine.name, config.engine.settings)
+    budget = chat.client.budget if isinstance(chat, ChatReflector) else Budget(config.chat.max_cost_usd)
+    meter = Meter(config.engine.settings.prices, budget)
+    service = MeteredService(open_service(config.engine.name, config.engine.settings), meter)
 
     # 1. The base on the service, and the adapter that learns; a policy that was trained there is loaded
     record = dict(run.policy.facts.get(SERVICE) or {})
@@ -294,9 +296,9 @@ def _service_trainer(
     )
     rank = int(record.get("rank") or config.lora.r)
     seed = config.run.seed
-    adapter = run_sync(_loaded(service, base, rank, seed, record.get("state") if place is None else None))
+    adapter = run_sync(loaded(service, base, rank, seed, record.get("state") if place is None else None))
     progress.news(f"{service.url}: a LoRA adapter of rank {rank} on {base}")
-    start = run_sync(_loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
+    start = run_sync(loaded(service, base, rank, seed, record.get("state"))) if config.algo.kl else None
 
     # 2. The learner and the sampler of the policy
     source = run.policy.text
@@ -307,15 +309,15 @@ def _service_trainer(
         tokenizer,
         source,
         Settings(**_policy_settings(config)),
-        {"url": service.url, "base": base, "rank": rank},
+        {"engine": config.engine.name, "rows": config.engine.settings.service_rows, "base": base, "rank": rank},
         role=role,
         answer=answer,
         start=start,
+        clips=config.algo.name == "grpo",
+        meter=meter,
         notify=progress.news,
     )
-    context = context_of(source)
-    vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
-    sampler = ServiceSampler(adapter, tokenizer, role, context, vocabulary, service.url)
+    sampler = sampler_of(adapter, source, role, service.url)
 
     # 3. Who comments: on the service what is there, else in this process
     commentator: CommentSource | None = chat
@@ -333,14 +335,6 @@ def _service_trainer(
     return trainer
 
 
-async def _loaded(service: TrainingService, base: str, rank: int, seed: int, state: str | None) -> ServiceAdapter:
-    """An adapter on `base` with the weights that were saved at `state`, or new ones."""
-    adapter = await service.adapter(base, rank, seed)
-    if state:
-        await adapter.load(state)
-    return adapter
-
-
 def _service_reflector(run: RLRun, service: TrainingService, names: Sequence[str]) -> Sampler | None:
     """The sampler of a reflector that is on the service: an adapter that was trained there, or a base; else None."""
     reflector = run.reflector
@@ -348,15 +342,12 @@ def _service_reflector(run: RLRun, service: TrainingService, names: Sequence[str
         return None
     record, source = dict(reflector.facts.get(SERVICE) or {}), reflector.text
     if record:
-        adapter = run_sync(_loaded(service, record["base"], int(record["rank"]), run.config.run.seed, record["state"]))
+        adapter = run_sync(loaded(service, record["base"], int(record["rank"]), run.config.run.seed, record["state"]))
     elif any(same_model(name, source) for name in names):
         adapter = run_sync(service.writer(next(name for name in names if same_model(name, source))))
     else:
         return None
-    tokenizer = load_tokenizer(source)
-    vocabulary = getattr(config_of(source), "vocab_size", None) or len(tokenizer)
-    role = check_role(source, "reflection")
-    return ServiceSampler(adapter, tokenizer, role, context_of(source), vocabulary, service.url)
+    return sampler_of(adapter, source, check_role(source, "reflection"), service.url)
 
 
 def _tokenised(trajectories: Sequence[Trajectory], agent: TwoPlayerAgent, source: Path) -> list[Trajectory]:
@@ -440,8 +431,10 @@ def _is_frozen(player: LoadedModel) -> bool:
 
 
 def plan(run: RLRun, processes: Processes, progress: Progress) -> Report:
-    """What training takes in one process, by arithmetic."""
+    """What training takes in one process, by arithmetic; of a training service, which tokens."""
     config = run.config
+    if config.engine.remote:
+        return service_plan(run, progress)
     trainer = build_trainer(run, processes, progress)
     trainer.close()
     learner, agent = trainer.learner, trainer.agent

@@ -465,8 +465,9 @@ class RLConfig(Config):
         # 4. Settings of what is not there
         chat, comments = self.chat_reflector, reflector.load_dir
         of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
+        paid = chat or self.engine.remote
         for name in non_default(self, *OF_CHAT_MODELS):
-            yield not chat, f"{flag(name)} is for --reflector openai:MODEL; leave it out"
+            yield not (paid if name == "max_cost_usd" else chat), f"{flag(name)} is for --reflector openai:MODEL; leave it out"
         for name in non_default(self, *of_comments):
             yield not comments, f"{flag(name)} needs comments; add --reflector, or leave it out"
         for name in non_default(self.lora):
@@ -524,6 +525,9 @@ class RLConfig(Config):
         }
         for reason, applies in refused.items():
             yield applies, f"--engine {self.engine.name} {reason}"
+        unknown = not any(self.engine.settings.prices.values()) and self.chat_reflector is None
+        prices = "--max-cost-usd needs the prices of the training service: --price-read, --price-sampled and"
+        yield self.chat.max_cost_usd is not None and unknown, f"{prices} --price-trained"
 
     def _contradictions_of_distillation(self) -> Iterator[Rule]:
         """What distillation cannot be combined with."""

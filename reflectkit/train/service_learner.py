@@ -9,8 +9,10 @@ texts, a temperature of texts, a critic, distillation.
 from __future__ import annotations
 
 import math
+import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from reflectkit.models.scoring import along_paths
 from reflectkit.sampling import checks
 from reflectkit.sampling.base import Sampler
 from reflectkit.sampling.service import ServiceAdapter, Step, label_places, label_rows
-from reflectkit.train.learner import LearnerState, PolicyLearner, Settings, check_finite
+from reflectkit.train.learner import LearnerState, LossOutput, PolicyLearner, Settings, check_finite
+from reflectkit.train.meter import Meter
 from reflectkit.train.microbatch import Scored, Unit, scored_choices, units
 from reflectkit.types import ANSWERS, Sample
 
@@ -40,7 +43,8 @@ class ServiceLearner(PolicyLearner):
     """Learns with an adapter on a service.
 
     base: of the policy, as a folder or a hub id, for its tokenizer and config. record: what a checkpoint says about the
-    service. start: the policy that training started from, for a KL penalty.
+    service. start: the policy that training started from, for a KL penalty. clips: whether the loss of a token is
+    `losses.clipped_loss`. meter: counts what is asked.
     """
 
     def __init__(
@@ -54,11 +58,15 @@ class ServiceLearner(PolicyLearner):
         role: str | None = None,
         answer: str = "",
         start: ServiceAdapter | None = None,
+        clips: bool = False,
+        meter: Meter | None = None,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(settings, None, notify)
+        self.meter = meter or Meter()
         self.adapter, self.tokenizer, self.base, self.start = adapter, tokenizer, base, start
-        self.record, self.role, self.answer = dict(record), role, answer
+        self.record, self.role, self.answer, self.clips = dict(record), role, answer, clips
+        self.url = str(self.record.get("engine", "the service"))
         self._prefix = f"reflectkit-{secrets.token_hex(4)}"
         self._saves = 0
 
@@ -83,7 +91,8 @@ class ServiceLearner(PolicyLearner):
         """
         self._saves += 1
         self.record["state"] = run_sync(self.adapter.save(f"{self._prefix}-{self._saves}"))
-        return LearnerState({"pace": self.pace, SERVICE: {**self.record, "probe": self._probe()}}, {})
+        said = {**self.record, "probe": self._probe()}
+        return LearnerState({"pace": self.pace, SERVICE: said, "metered": self.meter.state()}, {})
 
     @override
     def load(self, state: LearnerState) -> None:
@@ -91,6 +100,7 @@ class ServiceLearner(PolicyLearner):
         run_sync(self.adapter.load(saved["state"]))
         self.record["state"] = saved["state"]
         self.pace = float(state.numbers["pace"])
+        self.meter.restore(state.numbers["metered"])
         apart = max(abs(here - there) for here, there in zip(self._probe(), saved["probe"], strict=True))
         if not apart <= SAME:
             raise CheckpointError(
@@ -107,6 +117,13 @@ class ServiceLearner(PolicyLearner):
         return run_sync(self.adapter.forward([row]))[0]
 
     @override
+    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> LossOutput:
+        """See `PolicyLearner.update`; with what the service has cost so far, if its prices are known."""
+        output = super().update(samples, generator, rate)
+        spent = {"service_usd": self.meter.spent} if any(self.meter.prices.values()) else {}
+        return replace(output, metrics={**output.metrics, **spent})
+
+    @override
     def _begin(self, samples: Sequence[Sample]) -> list[Unit]:
         return units(samples)
 
@@ -115,8 +132,11 @@ class ServiceLearner(PolicyLearner):
         numbers = [row for unit in minibatch for row in unit.rows]
         here = [samples[number] for number in numbers]
 
-        # 1. The service reads the rows
         rows = rows_of(minibatch)
+        if self._service_has_loss(samples, minibatch):
+            return self._clipped_step(samples, minibatch, rows, here, numbers)
+
+        # 1. The service reads the rows
         logprobs = self._read(self.adapter, rows)
         reference_N: torch.Tensor | None = None
         if self.start is not None:
@@ -144,6 +164,49 @@ class ServiceLearner(PolicyLearner):
 
         # 3. The service adds up the gradients and makes a step
         run_sync(self.adapter.backward(rows, logprobs, slopes))
+        return self._stepped(figures, here)
+
+    def _service_has_loss(self, samples: Sequence[Sample], minibatch: Sequence[Unit]) -> bool:
+        """Whether the service's own clipped loss is that of these rows: texts of the present policy, with nothing
+        added to it. It reads them once instead of twice.
+        """
+        settings = self.settings
+        alone = self.start is None and settings.mask == "none" and not settings.is_cap and not settings.target_kl
+        texts = all(not unit.choices and not samples[unit.rows[0]].replayed for unit in minibatch)
+        return self.clips and alone and texts
+
+    def _clipped_step(
+        self,
+        samples: Sequence[Sample],
+        minibatch: Sequence[Unit],
+        rows: Sequence[tuple[int, ...]],
+        here: Sequence[Sample],
+        numbers: Sequence[int],
+    ) -> dict[str, float]:
+        """A step by the service's clipped loss. rows, here, numbers: what is read, its samples and their places."""
+        settings = self.settings
+        shares = self._shares({number: sum(samples[number].loss_mask) for number in numbers})
+        old, advantages = [], []
+        for unit in minibatch:
+            sample, share = samples[unit.rows[0]], shares[unit.rows[0]]
+            old.append(list(sample.logprobs[1:]))
+            columns = zip(sample.advantages[1:], sample.loss_mask[1:], strict=True)
+            advantages.append([share * value * trained for value, trained in columns])
+        clip = (1 - settings.clip, 1 + (settings.clip_high or settings.clip))
+        logprobs = run_sync(self.adapter.clipped_backward(rows, old, advantages, clip))
+        checks.rows(rows, logprobs, self.url)
+        scored = scored_rows(samples, minibatch, [torch.tensor(row) for row in logprobs], settings.temperature)
+        fresh = sum(sum(samples[number].loss_mask) for number in numbers)
+        _, figures = self._loss(samples, scored, None, shares, fresh)
+        if self._changes is not None:
+            self._compare(self._changes)
+            self._changes = None
+        check_finite(figures, here)
+        del figures["entropy"]
+        return self._stepped(figures, here)
+
+    def _stepped(self, figures: dict[str, float], here: Sequence[Sample]) -> dict[str, float]:
+        """`figures` of a step that the service makes now, with the gradient's norm if it tells that."""
         settings = self.settings
         rate = settings.learning_rate * self.schedule_rate * self.pace
         norm = run_sync(self.adapter.step(Step(rate, settings.weight_decay, settings.max_grad_norm)))
@@ -155,7 +218,7 @@ class ServiceLearner(PolicyLearner):
 
     def _read(self, adapter: ServiceAdapter, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         logprobs = run_sync(adapter.forward(rows))
-        checks.rows(rows, logprobs, str(self.record.get("url", "the service")))
+        checks.rows(rows, logprobs, self.url)
         return logprobs
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
+import tarfile
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,22 @@ class FakeAdapter:
         for row, slope in zip(rows, slopes, strict=True):
             (self._logprobs(row) * torch.tensor(slope)).sum().backward()
 
+    async def clipped_backward(
+        self,
+        rows: Sequence[Sequence[int]],
+        old_logprobs: Sequence[Sequence[float]],
+        advantages: Sequence[Sequence[float]],
+        clip: tuple[float, float],
+    ) -> list[list[float]]:
+        self.service.calls.append(("clipped", len(rows)))
+        answer = []
+        for row, old, advantage in zip(rows, old_logprobs, advantages, strict=True):
+            logprobs_T = self._logprobs(row)
+            ratio_T, advantage_T = (logprobs_T - torch.tensor(old)).exp(), torch.tensor(advantage)
+            (-(ratio_T * advantage_T).minimum(ratio_T.clamp(*clip) * advantage_T)).sum().backward()
+            answer.append(self.service.said(logprobs_T.tolist()))
+        return answer
+
     async def step(self, step: Step) -> float | None:
         self.service.calls.append(("step", 1))
         assert self.optimizer is not None
@@ -85,6 +104,13 @@ class FakeAdapter:
             for mine, saved in zip(self.weights, weights, strict=True):
                 mine.copy_(saved)
         self.optimizer.load_state_dict(copy.deepcopy(optimizer))
+
+    async def archive(self) -> bytes:
+        packed = io.BytesIO()
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=packed, mode="w:gz") as files:
+            self.player.model.save_pretrained(folder)
+            files.add(folder, "adapter")
+        return packed.getvalue()
 
     async def close(self) -> None:
         """Nothing is held."""

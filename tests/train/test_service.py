@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.commands import rlft
+from reflectkit.chat.config import BudgetSpentError
+from reflectkit.commands import evaluate, export, rlft
 from reflectkit.console import Quiet
-from reflectkit.errors import ConfigError, MismatchError
+from reflectkit.errors import CheckpointError, ConfigError, MismatchError
 from reflectkit.models.labels import label_ids, trie
 from reflectkit.models.load import LoadedModel, load_player, save_player, starting_player, with_adapter
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.runs.run import checkpoints
+from reflectkit.sampling import checks
 from reflectkit.sampling.service import label_logprobs, label_rows
 from reflectkit.train import build
 from reflectkit.train.learner import LocalLearner, Settings
@@ -90,6 +92,7 @@ def texts(rows: list[Sample]) -> list[Sample]:
 CASES: dict[str, dict[str, Any]] = {
     "choices": {"entropy": 0.05, "clip": 0.02, "clip_high": 0.3, "kl": 0.1, "temperature": 0.7},
     "long labels": {"entropy": 0.05, "kl": 0.1, "mask": "token", "mask_ratio": 1.05, "epochs": 2, "minibatch": 10},
+    "texts by its own loss": {"entropy": 0.0, "clip": 0.1, "clip_high": 0.3, "epochs": 2, "minibatch": 10},
     "texts": {"entropy": 0.0, "kl": 0.2, "mask": "sequence", "mask_ratio": 1.2, "mean": "row"},
 }
 
@@ -98,11 +101,15 @@ CASES: dict[str, dict[str, Any]] = {
 def test_an_update_there_equals_one_here(policy: LoadedModel, tmp_path: Path, case: str) -> None:
     save_player(tmp_path / "base", policy)
     rows = moved_rows(policy)
-    rows = {"choices": rows, "long labels": longer_labels(rows), "texts": texts(rows)}[case]
+    if case == "long labels":
+        rows = longer_labels(rows)
+    elif case != "choices":
+        rows = texts(rows)
     settings = Settings(learning_rate=1e-3, **CASES[case])
+    own_loss = case == "texts by its own loss"
 
     here = with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0)
-    reference = starting_player(here, tmp_path / "base", True, "cpu")
+    reference = starting_player(here, tmp_path / "base", True, "cpu") if settings.kl else None
     local = LocalLearner(here, settings, reference=reference)
 
     service = FakeService(tmp_path / "base")
@@ -110,15 +117,17 @@ def test_an_update_there_equals_one_here(policy: LoadedModel, tmp_path: Path, ca
         FakeAdapter(service, with_adapter(load_player(tmp_path / "base", device="cpu"), 4, ALPHA, seed=0))
         for _ in range(2)
     )
-    remote = ServiceLearner(adapter, policy.tokenizer, str(tmp_path / "base"), settings, {}, start=start)
+    base, frozen = str(tmp_path / "base"), start if settings.kl else None
+    remote = ServiceLearner(adapter, policy.tokenizer, base, settings, {}, start=frozen, clips=True)
 
     for number in range(2):
         figures = [learner.update(rows, random.Random(number)).figures for learner in (local, remote)]
-        if case == "texts":  # which have no entropy there
+        if case.startswith("texts"):  # which have no entropy there
             del figures[0]["entropy"]
         assert figures[0].keys() == figures[1].keys()
         for name, value in figures[0].items():
             assert figures[1][name] == pytest.approx(value, abs=1e-5), name
+    assert (dict(service.calls).keys() == {"clipped", "step"}) == own_loss
     trained = [(name, weight) for name, weight in here.model.named_parameters() if weight.requires_grad]
     assert len(trained) == len(adapter.weights) > 0
     for (name, mine), theirs in zip(trained, adapter.weights, strict=True):
@@ -283,3 +292,105 @@ def test_all_episodes_are_scored_in_one_request(corridor_folder: Path, service: 
     rows = [count for name, count in service.calls if name == "forward"]
     assert 2 <= rows[0] <= 2 * problems
     assert rows[0] % 2 == 0
+
+
+PRICES = {"price_read": 10.0, "price_sampled": 20.0, "price_trained": 40.0}
+
+
+def test_what_is_asked_is_counted_and_paid(corridor_folder: Path, service: FakeService, tmp_path: Path) -> None:
+    """A row of the corridor's two labels has its prompt and one token. Each is read to play, once or twice to learn."""
+    settings = {**PRICES, "max_cost_usd": 1.0, "max_steps": 1}
+    folder = train(corridor_folder, tmp_path, **settings)
+    (row,) = figures_of(folder)
+    state = json.loads((checkpoints(folder)[-1] / "training_state.json").read_text())["metered"]
+    read, trained = state["tokens"]["read"], state["tokens"]["trained"]
+    probe = 16
+    assert read > trained > 0
+    assert state["tokens"]["sampled"] == 0
+    assert state["spent_usd"] == pytest.approx((10 * read + 40 * trained) / 1e6)
+    assert row["service_usd"] == pytest.approx(state["spent_usd"] - 10 * probe / 1e6)  # which is read as it is saved
+
+
+def test_the_budget_is_not_exceeded_and_a_higher_one_goes_on(
+    corridor_folder: Path, service: FakeService, tmp_path: Path
+) -> None:
+    def spent(folder: Path) -> float:
+        return float(json.loads((checkpoints(folder)[-1] / "training_state.json").read_text())["metered"]["spent_usd"])
+
+    whole = train(corridor_folder, tmp_path / "whole", **PRICES, max_cost_usd=9.0)
+    total = spent(whole)
+    limit = 0.6 * total
+    with pytest.raises(BudgetSpentError, match="raise it and run the same again"):
+        train(corridor_folder, tmp_path / "poor", **PRICES, max_cost_usd=limit, name="poor")
+    assert spent(tmp_path / "poor" / "poor") <= limit
+    steps = [count for name, count in service.calls if name == "step"]
+    resumed = train(corridor_folder, tmp_path / "poor", **PRICES, max_cost_usd=9.0, name="poor")
+    assert len([count for name, count in service.calls if name == "step"]) > len(steps)
+    learned = [{name: value for name, value in row.items() if name != "service_usd"} for row in figures_of(resumed)]
+    assert learned == [
+        {name: value for name, value in row.items() if name != "service_usd"} for row in figures_of(whole)
+    ]
+    with pytest.raises(ConfigError, match="--price-read"):
+        train(corridor_folder, tmp_path / "free", max_cost_usd=1.0)
+
+
+def test_the_plan_counts_tokens_and_asks_nothing(corridor_folder: Path, service: FakeService, tmp_path: Path) -> None:
+    config = rlft.RLConfig.from_flat(
+        **arguments(corridor_folder, results_dir=tmp_path, **PRICES, plan=True, epochs=2, kl_coef=0.1)
+    )
+    figures = rlft.run(config, Quiet()).figures
+    row = figures["tokens_trained"] / 2
+    assert figures["tokens_read"] == pytest.approx(row + 2 * 2 * row, abs=2)
+    assert figures["tokens_sampled"] == 0
+    assert figures["usd"] == pytest.approx((10 * figures["tokens_read"] + 40 * figures["tokens_trained"]) / 1e6)
+    assert service.calls == []
+
+
+def test_export_brings_the_adapter_home(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says here is what the service said when it was saved."""
+    from reflectkit.sampling import service as services
+
+    folder = train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1)
+    place = checkpoints(folder)[-1]
+    with pytest.raises(CheckpointError, match="on a training service"):
+        load_player(place, device="cpu")
+    monkeypatch.setattr(services, "open_service", lambda name, settings: service)
+    config = export.ExportConfig.from_flat(policy=place, out_dir=tmp_path / "home", results_dir=tmp_path)
+    export.run(config, Quiet())
+    home = load_player(tmp_path / "home", "policy", device="cpu")
+    saved = json.loads((place / "training_state.json").read_text())["service"]
+    ids = checks.spread(len(home.tokenizer), 16)
+    with torch.no_grad():
+        logprobs = torch.log_softmax(home.model(torch.tensor([ids[:-1]])).logits[0], dim=-1)
+        assert logprobs.gather(1, torch.tensor([ids[1:]]).T)[:, 0].tolist() == pytest.approx(saved["probe"], abs=1e-5)
+        with home.model.disable_adapter():
+            base = torch.log_softmax(home.model(torch.tensor([ids[:-1]])).logits[0], dim=-1)
+    assert float((base - logprobs).abs().max()) > 1e-3
+
+
+def test_a_checkpoint_plays_on_its_service(
+    corridor_folder: Path, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """evaluate needs no flag: its checkpoint knows where its weights are. There it does as the adapter at home."""
+    from reflectkit.sampling import service as services
+
+    monkeypatch.setattr(services, "open_service", lambda name, settings: service)
+    place = checkpoints(train(corridor_folder, tmp_path, learning_rate=0.05, max_steps=1))[-1]
+    asked = len(service.calls)
+    home = tmp_path / "home"
+    export.run(export.ExportConfig.from_flat(policy=place, out_dir=home, results_dir=tmp_path), Quiet())
+    returns = []
+    for policy in (place, home):
+        config = evaluate.EvaluateConfig.from_flat(
+            env="corridor",
+            policy=(str(policy),),
+            task_file=corridor_folder / "train.json",
+            results_dir=tmp_path / f"played-{policy.name}",
+            device="cpu",
+        )
+        report = evaluate.run(config, Quiet())
+        returns.append([json.loads(line)["return"] for line in (report.folder / "episodes.jsonl").open()])
+    assert len(service.calls) > asked
+    assert returns[0] == returns[1]

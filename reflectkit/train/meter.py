@@ -1,0 +1,155 @@
+"""What a training service is asked: tokens by kind, what they cost, and the budget that they must not exceed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from reflectkit.chat.client import Budget
+from reflectkit.chat.config import BudgetSpentError
+from reflectkit.sampling.base import SampleRequest
+from reflectkit.sampling.protocols import Drawn
+from reflectkit.sampling.service import ServiceAdapter, Step, TrainingService
+
+READ, SAMPLED, TRAINED = "read", "sampled", "trained"
+"""Kinds of tokens: of a forward pass, and of a prompt; of texts that were written; of a forward and backward pass."""
+
+
+@dataclass
+class Meter:
+    """Counts tokens. prices: US dollars for a million tokens of each kind. budget: what they are paid from."""
+
+    prices: dict[str, float] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys((READ, SAMPLED, TRAINED), 0))
+    spent: float = 0.0
+    """US dollars."""
+
+    def cost(self, **tokens: int) -> float:
+        """US dollars for these tokens by kind."""
+        return sum(self.prices.get(kind, 0.0) * count for kind, count in tokens.items()) / 1e6
+
+    def reserve(self, **tokens: int) -> AbstractAsyncContextManager[bool]:
+        """Hold what at most these tokens cost. Yields False if the budget does not have it."""
+        return self.budget.reserve(self.cost(**tokens))
+
+    def count(self, most: float, **tokens: int) -> None:
+        """Count and pay tokens. most: what was reserved for them."""
+        for kind, number in tokens.items():
+            self.tokens[kind] += number
+        cost = self.cost(**tokens)
+        self.spent += cost
+        self.budget.pay(cost, most)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes; JSON values."""
+        return {"spent_usd": self.spent, "tokens": dict(self.tokens)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`, of an earlier part of the run."""
+        self.budget.paid += float(state["spent_usd"]) - self.spent
+        self.spent = float(state["spent_usd"])
+        self.tokens |= {kind: int(count) for kind, count in state["tokens"].items()}
+
+    def refuse(self) -> BudgetSpentError:
+        """The error for a request that the budget does not allow."""
+        return BudgetSpentError(
+            f"--max-cost-usd {self.budget.limit:g}: the next request would exceed it, ${self.budget.paid:.4g} are"
+            " spent; raise it and run the same again, which goes on from the last checkpoint"
+        )
+
+
+class MeteredAdapter:
+    """`adapter`, whose requests are counted by `meter`. Raises BudgetSpentError before one exceeds the budget."""
+
+    def __init__(self, adapter: ServiceAdapter, meter: Meter) -> None:
+        self.adapter, self.meter = adapter, meter
+
+    async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `ServiceAdapter`."""
+        count = sum(map(len, rows))
+        async with self.meter.reserve(read=count) as allowed:
+            if not allowed:
+                raise self.meter.refuse()
+            answer = await self.adapter.forward(rows)
+            self.meter.count(self.meter.cost(read=count), read=count)
+        return answer
+
+    async def backward(
+        self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+    ) -> None:
+        """See `ServiceAdapter`."""
+        count = sum(map(len, rows))
+        async with self.meter.reserve(trained=count) as allowed:
+            if not allowed:
+                raise self.meter.refuse()
+            await self.adapter.backward(rows, logprobs, slopes)
+            self.meter.count(self.meter.cost(trained=count), trained=count)
+
+    async def clipped_backward(
+        self,
+        rows: Sequence[Sequence[int]],
+        old_logprobs: Sequence[Sequence[float]],
+        advantages: Sequence[Sequence[float]],
+        clip: tuple[float, float],
+    ) -> list[list[float]]:
+        """See `ServiceAdapter`."""
+        count = sum(map(len, rows))
+        async with self.meter.reserve(trained=count) as allowed:
+            if not allowed:
+                raise self.meter.refuse()
+            answer = await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
+            self.meter.count(self.meter.cost(trained=count), trained=count)
+        return answer
+
+    async def step(self, step: Step) -> float | None:
+        """See `ServiceAdapter`."""
+        return await self.adapter.step(step)
+
+    async def write(self, ask: SampleRequest, limit: int) -> Drawn:
+        """See `ServiceAdapter`."""
+        prompt = len(ask.prompt_ids)
+        async with self.meter.reserve(read=prompt, sampled=limit) as allowed:
+            if not allowed:
+                raise self.meter.refuse()
+            text = await self.adapter.write(ask, limit)
+            most = self.meter.cost(read=prompt, sampled=limit)
+            self.meter.count(most, read=prompt, sampled=len(text.token_ids))
+        return text
+
+    async def save(self, name: str) -> str:
+        """See `ServiceAdapter`."""
+        return await self.adapter.save(name)
+
+    async def load(self, path: str) -> None:
+        """See `ServiceAdapter`."""
+        await self.adapter.load(path)
+
+    async def archive(self) -> bytes:
+        """See `ServiceAdapter`."""
+        return await self.adapter.archive()
+
+    async def close(self) -> None:
+        """See `ServiceAdapter`."""
+        await self.adapter.close()
+
+
+class MeteredService:
+    """`service`, whose adapters are metered."""
+
+    def __init__(self, service: TrainingService, meter: Meter) -> None:
+        self.service, self.meter, self.url = service, meter, service.url
+
+    async def models(self) -> list[str]:
+        """See `TrainingService`."""
+        return await self.service.models()
+
+    async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
+        """See `TrainingService`."""
+        return MeteredAdapter(await self.service.adapter(base, rank, seed), self.meter)
+
+    async def writer(self, base: str) -> ServiceAdapter:
+        """See `TrainingService`."""
+        return MeteredAdapter(await self.service.writer(base), self.meter)

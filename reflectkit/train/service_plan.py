@@ -1,0 +1,86 @@
+"""--plan on a training service: the tokens that a run would have read, sampled and trained, and what they would cost.
+
+Nothing is asked. A random player plays problems of each level; what it sees, and for how long it plays, stands for what
+the policy will see. Every state is counted as read, though equal ones are read once an update, so the figures are upper
+bounds where episodes are as long as a random player's.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from reflectkit.agents.scripted import AnyAction
+from reflectkit.agents.two_player import COMMENT_TOKENS
+from reflectkit.console import Progress, Report, Table
+from reflectkit.errors import ConfigError
+from reflectkit.models.checkpoint_metadata import load_tokenizer
+from reflectkit.models.labels import choice_ids, prompt_ids
+from reflectkit.prompts import policy_prompt, reflection_prompt
+from reflectkit.rollouts.episode import Episode, rollout
+from reflectkit.sampling.service import label_rows
+from reflectkit.seeding import derive
+from reflectkit.train.meter import READ, SAMPLED, TRAINED, Meter
+from reflectkit.train.resolve import RLRun
+
+PLAYED = 16
+"""Problems of each level that are played."""
+
+
+def service_plan(run: RLRun, progress: Progress) -> Report:
+    """The tokens by kind, and dollars where prices are given. Raises ConfigError if no episode could be played."""
+    config = run.config
+    tokenizer, answer = load_tokenizer(run.policy.text), config.sampler.answer_of(run.policy)
+    on_service = run.reflector is not None and run.reflector.has_weights
+
+    # 1. What a random player sees, and for how long it plays
+    steps: list[int] = []
+    read: list[int] = []
+    commented: list[int] = []
+    texts = 0
+    for level in run.problems.levels:
+        episodes = [Episode(task, derive(config.run.seed, "plan", task.id)) for task in level.tasks[:PLAYED]]
+        width = min(PLAYED, level.max_concurrency)
+        for trajectory in rollout(episodes, level.make, AnyAction(), width=width):
+            shown = [turn.observation for turn in trajectory.turns]
+            if not shown and trajectory.final is not None:
+                shown = [trajectory.final]
+            steps.append(len(shown))
+            for observation in shown:
+                prompt = prompt_ids(tokenizer, policy_prompt(observation, None, answer))
+                allowance = COMMENT_TOKENS if run.reflector is not None else 0
+                if observation.choices:
+                    labels = choice_ids(tokenizer, observation.choices, answer)
+                    rows = label_rows(prompt, labels)
+                    read.append(sum(map(len, rows)) + allowance * len(rows))
+                else:
+                    texts += 1
+                    read.append(len(prompt) + allowance)
+                commented.append(len(prompt_ids(tokenizer, reflection_prompt(observation))))
+    if not read:
+        raise ConfigError("--plan: no episode of a random player began, so there is nothing to count")
+
+    # 2. Tokens of all updates
+    decisions = config.max_steps * config.episodes * max(1.0, fmean(steps))
+    written = config.policy.max_new_tokens * texts / len(read)
+    passes = config.algo.epochs * (2 if config.algo.kl else 1)
+    row = fmean(read) + written
+    tokens = {
+        READ: fmean(read) + passes * row,
+        SAMPLED: written,
+        TRAINED: config.algo.epochs * row,
+    }
+    if on_service:
+        tokens[READ] += fmean(commented)
+        tokens[SAMPLED] += COMMENT_TOKENS
+    counts = {kind: round(decisions * each) for kind, each in tokens.items()}
+
+    # 3. The table
+    cost = Meter(config.engine.settings.prices).cost(**counts)
+    figures: dict[str, Any] = {"decisions": round(decisions), **{f"tokens_{kind}": n for kind, n in counts.items()}}
+    table = [("decisions", f"{decisions:,.0f}"), *((f"tokens {kind}", f"{n:,}") for kind, n in counts.items())]
+    if cost:
+        figures["usd"] = cost
+        table.append(("US dollars", f"{cost:,.2f}"))
+    title = f"Plan of rlft on {config.engine.name}, at most"
+    return Report("rlft", config.run.results_dir, figures, tables=(Table(title, ("what", "value"), tuple(table)),))
