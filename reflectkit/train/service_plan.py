@@ -1,18 +1,20 @@
 """--plan on a training service: the tokens that a run would have read, sampled and trained, and what they would cost.
 
-Nothing is asked. A random player plays problems of each level; what it sees, and for how long it plays, stands for what
-the policy will see. Every state is counted as read, though equal ones are read once an update, so the figures are upper
-bounds where episodes are as long as a random player's.
+Nothing is asked. A random player, and the env's teacher if it has one, play problems of each level. What they see
+stands for what the policy will see, and the longer of their episodes for its own. Every state is counted as read, though
+equal ones are read once an update.
 """
 
 from __future__ import annotations
 
+import contextlib
 from statistics import fmean
 from typing import Any
 
-from reflectkit.agents.scripted import AnyAction
+from reflectkit.agents.scripted import AnyAction, Oracle
 from reflectkit.agents.two_player import COMMENT_TOKENS
 from reflectkit.console import Progress, Report, Table
+from reflectkit.env import Agent
 from reflectkit.errors import ConfigError
 from reflectkit.models.checkpoint_metadata import load_tokenizer
 from reflectkit.models.labels import choice_ids, prompt_ids
@@ -33,19 +35,28 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
     tokenizer, answer = load_tokenizer(run.policy.text), config.sampler.answer_of(run.policy)
     on_service = run.reflector is not None and run.reflector.has_weights
 
-    # 1. What a random player sees, and for how long it plays
-    steps: list[int] = []
+    # 1. What players see, and for how long they play
+    players: list[Agent] = [AnyAction()]
+    with contextlib.suppress(ConfigError):
+        config.env.require_teacher("action")
+        players.append(Oracle())
+    steps: list[list[int]] = [[] for _ in players]
     read: list[int] = []
     commented: list[int] = []
     texts = 0
     for level in run.problems.levels:
         episodes = [Episode(task, derive(config.run.seed, "plan", task.id)) for task in level.tasks[:PLAYED]]
         width = min(PLAYED, level.max_concurrency)
-        for trajectory in rollout(episodes, level.make, AnyAction(), width=width):
+        played = [
+            (number, trajectory)
+            for number, player in enumerate(players)
+            for trajectory in rollout(episodes, level.make, player, width=width)
+        ]
+        for number, trajectory in played:
             shown = [turn.observation for turn in trajectory.turns]
             if not shown and trajectory.final is not None:
                 shown = [trajectory.final]
-            steps.append(len(shown))
+            steps[number].append(len(shown))
             for observation in shown:
                 prompt = prompt_ids(tokenizer, policy_prompt(observation, None, answer))
                 allowance = COMMENT_TOKENS if run.reflector is not None else 0
@@ -58,10 +69,10 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
                     read.append(len(prompt) + allowance)
                 commented.append(len(prompt_ids(tokenizer, reflection_prompt(observation))))
     if not read:
-        raise ConfigError("--plan: no episode of a random player began, so there is nothing to count")
+        raise ConfigError("--plan: no episode began, so there is nothing to count; see `reflectkit play`")
 
     # 2. Tokens of all updates
-    decisions = config.max_steps * config.episodes * max(1.0, fmean(steps))
+    decisions = config.max_steps * config.episodes * max(1.0, *map(fmean, steps))
     written = config.policy.max_new_tokens * texts / len(read)
     passes = config.algo.epochs * (2 if config.algo.kl else 1)
     row = fmean(read) + written
@@ -82,5 +93,5 @@ def service_plan(run: RLRun, progress: Progress) -> Report:
     if cost:
         figures["usd"] = cost
         table.append(("US dollars", f"{cost:,.2f}"))
-    title = f"Plan of rlft on {config.engine.name}, at most"
+    title = f"Plan of rlft on {config.engine.name}, estimated"
     return Report("rlft", config.run.results_dir, figures, tables=(Table(title, ("what", "value"), tuple(table)),))
