@@ -467,7 +467,10 @@ class RLConfig(Config):
         of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
         paid = chat or self.engine.remote
         for name in non_default(self, *OF_CHAT_MODELS):
-            yield not (paid if name == "max_cost_usd" else chat), f"{flag(name)} is for --reflector openai:MODEL; leave it out"
+            yield (
+                not (paid if name == "max_cost_usd" else chat),
+                f"{flag(name)} is for --reflector openai:MODEL; leave it out",
+            )
         for name in non_default(self, *of_comments):
             yield not comments, f"{flag(name)} needs comments; add --reflector, or leave it out"
         for name in non_default(self.lora):

@@ -1,8 +1,8 @@
 """--plan on a training service: the tokens that a run would have read, sampled and trained, and what they would cost.
 
 Nothing is asked. A random player, and the env's teacher if it has one, play problems of each level. What they see
-stands for what the policy will see, and the longer of their episodes for its own. Every state is counted as read, though
-equal ones are read once an update.
+stands for what the policy will see, and the longer of their episodes for its own. Every state is counted as read, even
+where equal ones are read once.
 """
 
 from __future__ import annotations
