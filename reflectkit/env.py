@@ -383,7 +383,9 @@ def teacher_of(env: Env, *needed: str) -> Teacher:
 
 
 class Wrapper(Env):
-    """Forwards everything to `env`. A subclass changes some of it."""
+    """Forwards everything to `env`, where the defaults of `Env` stand in for what it lacks. A subclass changes some of
+    it.
+    """
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -404,27 +406,30 @@ class Wrapper(Env):
 
     def decided(self, decision: Decision) -> None:
         """See `Env.decided`."""
-        self.env.decided(decision)
+        getattr(self.env, "decided", super().decided)(decision)
 
     def close(self) -> None:
         """See `Env.close`."""
-        self.env.close()
+        getattr(self.env, "close", super().close)()
 
     def release(self) -> None:
         """See `Env.release`."""
-        self.env.release()
+        getattr(self.env, "release", super().release)()
 
     def teacher(self) -> Teacher:
         """The wrapped env's teacher."""
-        return self.env.teacher()
+        teacher: Teacher = getattr(self.env, "teacher", super().teacher)()
+        return teacher
 
     def questions(self) -> Sequence[StateQuestion]:  # type: ignore[override]
         """The wrapped env's questions."""
-        return self.env.questions()
+        questions: Sequence[StateQuestion] = getattr(self.env, "questions", super().questions)()
+        return questions
 
     def truncation_penalty(self, steps_left: int) -> float:
         """The wrapped env's penalty."""
-        return self.env.truncation_penalty(steps_left)
+        penalty: float = getattr(self.env, "truncation_penalty", super().truncation_penalty)(steps_left)
+        return penalty
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped env has."""
