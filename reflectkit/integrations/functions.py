@@ -8,6 +8,7 @@ the same call resumes.
 from __future__ import annotations
 
 import html
+import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -214,17 +215,22 @@ class NotebookProgress(Progress):
     @contextmanager
     @override
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        """A bar of tqdm, which is a widget where widgets are installed."""
-        from tqdm.auto import tqdm
-
-        with tqdm(total=total, initial=done, desc=visible(title), mininterval=0.5) as bar:
+        """A bar of tqdm."""
+        with _tqdm()(total=total, initial=done, desc=visible(title), mininterval=0.5) as bar:
             yield _NotebookBar(bar)
 
     @override
     def news(self, text: str) -> None:
-        from tqdm.auto import tqdm
+        _tqdm().write(visible(text))
 
-        tqdm.write(visible(text))
+
+def _tqdm() -> Any:
+    """The class of tqdm's bars: widgets where these are installed, else text."""
+    if importlib.util.find_spec("ipywidgets"):
+        from tqdm.notebook import tqdm
+    else:
+        from tqdm.std import tqdm
+    return tqdm
 
 
 class _NotebookBar(Bar):
