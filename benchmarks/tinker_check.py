@@ -275,10 +275,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", type=Path, required=True, help="python of the environment with SkyRL")
     parser.add_argument("--folder", type=Path, default=Path("build/tinker-check"))
     parser.add_argument("--steps", type=int, default=8, help="updates in the corridor")
+    parser.add_argument("--env", action="append", choices=("corridor", "taxi"), help="default: both")
     parser.add_argument("--taxi-steps", type=int, default=2)
     given = parser.parse_args(arguments)
     shutil.rmtree(given.folder, ignore_errors=True)
-    for env in ("corridor", "taxi"):
+    for env in given.env or ("corridor", "taxi"):
         folder = given.folder.resolve() / env
         folder.mkdir(parents=True)
         with serving(given.python.absolute(), tiny_base(env, folder), folder / "server") as server:

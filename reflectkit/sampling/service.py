@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, Protocol
 
+from safetensors import safe_open
+
 from reflectkit.errors import ConfigError, refuse
 from reflectkit.eventloop import run_sync
 from reflectkit.jsonl import write_json
@@ -187,8 +189,13 @@ def unpack(archive: bytes, base: str, folder: FilePath, url: str) -> None:
         weights = found[ADAPTER_FILES[1]]
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError) as error:
         raise ConfigError(f"{url} gave out an archive that holds no adapter of peft ({error!r:.80})") from None
-    write_json(folder / ADAPTER_FILES[0], config | {"base_model_name_or_path": base})
     (folder / ADAPTER_FILES[1]).write_bytes(weights)
+    known: dict[str, Any] = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
+    if not config.get("target_modules"):  # SkyRL names none, and peft would take its own for this kind of model
+        with safe_open(folder / ADAPTER_FILES[1], "pt") as file:
+            names = [name.split(".lora_")[0].rpartition(".")[2] for name in file.keys() if ".lora_" in name]  # noqa: SIM118
+        known["target_modules"] = sorted(set(names))
+    write_json(folder / ADAPTER_FILES[0], config | known)
 
 
 Scored = tuple[tuple[int, ...], tuple[Path, ...], float]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from reflectkit.errors import CheckpointError
+from reflectkit.jsonl import read_json, write_json
 from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.sampling.base import SampleRequest
 from reflectkit.sampling.protocols import Drawn
@@ -109,6 +110,8 @@ class FakeAdapter:
         packed = io.BytesIO()
         with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=packed, mode="w:gz") as files:
             self.player.model.save_pretrained(folder)
+            config = Path(folder) / "adapter_config.json"
+            write_json(config, read_json(config) | {"target_modules": None})  # as SkyRL does
             files.add(folder, "adapter")
         return packed.getvalue()
 
@@ -143,7 +146,8 @@ class FakeService:
         return [str(self.folder)]
 
     async def adapter(self, base: str, rank: int, seed: int) -> ServiceAdapter:
-        return FakeAdapter(self, with_adapter(load_player(self.folder, device="cpu"), rank, ALPHA, seed))
+        player = load_player(self.folder, device="cpu")
+        return FakeAdapter(self, with_adapter(player, rank, ALPHA, seed, targets="c_attn,c_fc"))
 
     async def writer(self, base: str) -> ServiceAdapter:
         player = load_player(self.folder, device="cpu")
