@@ -132,6 +132,9 @@ class RlftSettings(TypedDict, total=False):
     service_model: str
     service_timeout_s: float
     service_rows: int
+    price_read: float
+    price_sampled: float
+    price_trained: float
 
 
 class SftSettings(TypedDict, total=False):
