@@ -154,7 +154,7 @@ class SFTConfig(Config):
     @override
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """The role and the environment that the file of the rows is named for: `data/taxi/sft_policy.jsonl`."""
-        if values.get("task_file") is None:
+        if not isinstance(values.get("task_file"), str | Path):
             return {}
         path = Path(values["task_file"])
         role_of = {file: role for role, file in FILE_OF_ROLE.items()}
