@@ -76,7 +76,8 @@ def _looked_up(distances: Mapping[Hashable, int], state: Hashable) -> float:
 @cache
 def _tile_distances() -> dict[Hashable, int]:
     """Of every board that can be solved; all trials have the same goal, and moves can be undone."""
-    return distances_to_goal(start=tiles.SOLVED, moves=tiles.slide, solved=tiles.is_solved)
+    table: dict[Hashable, int] = distances_to_goal(start=tiles.SOLVED, moves=tiles.slide, solved=tiles.is_solved)
+    return table
 
 
 # Blocksworld: trials whose goals differ in the names of the blocks alone share a table
@@ -97,7 +98,8 @@ def _towers(goal: frozenset[str]) -> list[list[str]]:
 
 def _canonical_goal(problem: Problem) -> tuple[tuple[int, ...], dict[str, int]]:
     """(the heights of the goal's towers; a number for each block, by its place in them)."""
-    (goal,) = problem.solved.args  # type: ignore[attr-defined]
+    solved: Any = problem.solved
+    (goal,) = solved.args
     towers = _towers(goal)
     numbers = {block: number for number, block in enumerate(block for tower in towers for block in tower)}
     return tuple(map(len, towers)), numbers
