@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import io
 import os
 import re
@@ -88,9 +89,12 @@ def commands(line: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Raises unless `reflectkit WORDS` can be given. Commands with files of the reader's own are left out."""
+    """Raises unless `reflectkit WORDS` can be given. Commands with files of the reader's own are left out, and so are
+    those with an environment whose package is missing.
+    """
     own = any(word.endswith(".yaml") for word in words)
-    if words[0] in STAGES and not own and "--help" not in words and "…" not in words:
+    no_package = importlib.util.find_spec("beelinebench") is None and any(word.startswith("beeline:") for word in words)
+    if words[0] in STAGES and not own and not no_package and "--help" not in words and "…" not in words:
         stage_command(words[0], words[1:]).make_context(words[0], words[1:])
 
 
