@@ -251,7 +251,7 @@ def _function(
         settings = build(kind, (_settings(config) if config else {}) | given, name)
         console = Screen(quiet=process_number() > 0)
         with RichProgress(console) as progress:
-            report = _run(module, settings, progress)
+            report = run_stage(module, settings, progress)
         show(console, report)
         if report.code:
             raise typer.Exit(report.code)
@@ -273,7 +273,7 @@ def _help(context: typer.Context, asked: bool) -> None:
         context.exit()
 
 
-def _run(module: Any, settings: Any, progress: Progress) -> Report:
+def run_stage(module: Any, settings: Any, progress: Progress) -> Report:
     """The stage's report. A lost connection, an exit, or any other BaseException of the user's code is an error here:
     typer would end the command without a message.
     """

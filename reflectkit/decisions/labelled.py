@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reflectkit.decisions.questions import FEWEST_OPTIONS, MOST_OPTIONS, NO, YES, Question, option_text, text_of
+from reflectkit.decisions.replies import distribution
 from reflectkit.errors import DataError
 from reflectkit.jsonl import read_jsonl
 from reflectkit.types import Observation
@@ -104,19 +104,4 @@ def _shares(value: Any, names: list[str], wrong: Any) -> tuple[float, ...]:
     if not isinstance(value, dict) or not value.keys() <= set(names):
         raise wrong("probabilities", "expected a probability by option, or one for each option in their order")
     shares = [value.get(name, 0.0) for name in names]
-    return distribution(shares, lambda message: wrong("probabilities", message))
-
-
-def distribution(shares: Iterable[Any], wrong: Any) -> tuple[float, ...]:
-    """Numbers from a file as probabilities whose sum is 1. wrong: makes the error of a message, which is raised where
-    they are none.
-    """
-    values = list(shares)
-    for value in values:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= 1:  # NaN is not, either
-            raise wrong(f"{value!r:.60} is no probability")
-    total = math.fsum(values)
-    if abs(total - 1) > ROUNDED:
-        raise wrong(f"they add up to {total:.4g}, not to 1")
-    return tuple(value / total for value in values)
+    return distribution(shares, ROUNDED, lambda message: wrong("probabilities", message))

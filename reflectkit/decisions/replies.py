@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ROUNDED = 0.05
@@ -27,12 +27,18 @@ def checked(shares: Mapping[Any, Any], options: Sequence[str]) -> tuple[float, .
     """
     if set(shares) != set(options):
         raise UnusableReplyError("its options are not those that were offered")
-    values = [shares[option] for option in options]
-    for option, value in zip(options, values, strict=True):
+    return distribution([shares[option] for option in options], ROUNDED, UnusableReplyError)
+
+
+def distribution(values: Sequence[Any], tolerance: float, wrong: Callable[[str], Exception]) -> tuple[float, ...]:
+    """`values` as probabilities whose sum is 1. tolerance: by how much it may miss 1. wrong: makes the error of a
+    message, which is raised where they are none.
+    """
+    for value in values:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= 1:  # NaN is not, either
-            raise UnusableReplyError(f"the probability of {option!r:.60} is {value!r:.60}")
+            raise wrong(f"{value!r:.60} is no probability")
     total = math.fsum(values)
-    if abs(total - 1) > ROUNDED:
-        raise UnusableReplyError(f"its probabilities add up to {total:.4g}, not to 1")
+    if abs(total - 1) > tolerance:
+        raise wrong(f"the probabilities add up to {total:.4g}, not to 1")
     return tuple(value / total for value in values)

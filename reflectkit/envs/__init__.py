@@ -18,7 +18,6 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, StringConstr
 
 from reflectkit.config import NoSettings, check_own_settings
 from reflectkit.env import Env, Teacher
-from reflectkit.envs.python_classes import name_of
 from reflectkit.errors import ConfigError, brief
 from reflectkit.registry import plugins, resolve
 from reflectkit.types import Task
@@ -80,7 +79,7 @@ def env_class(name: str | type) -> type[Env]:
     Raises UnknownNameError, and ConfigError if it is not an env, or something of it is in the wrong place.
     """
     if isinstance(name, type):
-        name = name_of(name)
+        return _env_from(name, name.__name__)
     if name in ENVS:  # the contract tests check these
         module, _, attribute = ENVS[name].partition(":")
         shipped: type[Env] = getattr(importlib.import_module(module), attribute)
@@ -92,6 +91,11 @@ def env_class(name: str | type) -> type[Env]:
         found = resolve("env", name, ENVS, PLUGINS, lambda kind: callable(getattr(kind, "reset", None)))
     if not isinstance(found, type):
         raise ConfigError(f"{name} is {found!r:.60}, and no class; name the class of an env")
+    return _env_from(found, name)
+
+
+def _env_from(found: type, name: str) -> type[Env]:
+    """`found` as an env. name: for errors. Raises ConfigError."""
     needed = ("reset", "step") if issubclass(found, Env) else ("reset",)
     if lacking := [part for part in needed if getattr(found, part, None) in (None, getattr(Env, part))]:
         raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}")

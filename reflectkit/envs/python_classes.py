@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 from uuid import uuid4
@@ -32,7 +31,7 @@ def name_of(kind: type) -> str:
 
 def has_source(kind: type) -> bool:
     """Whether the source of `kind` is known, so that a run of it can be found again."""
-    return any(_sources(kind))
+    return bool(_sources(kind))
 
 
 def env_of(name: str) -> type:
@@ -44,7 +43,7 @@ def env_of(name: str) -> type:
     return _CLASSES[name]
 
 
-def _sources(kind: type) -> Iterator[str]:
+def _sources(kind: type) -> list[str]:
     """What decides how `kind` behaves, as far as it was defined where it was: its attributes and functions, and the
     constants and functions of its module that these name. Nothing if a function has no source.
     """
@@ -66,13 +65,13 @@ def _sources(kind: type) -> Iterator[str]:
             try:
                 parts.append(inspect.getsource(part))
             except (OSError, TypeError):
-                return
+                return []
             for name in sorted(_names(part.__code__) & part.__globals__.keys()):
                 value = part.__globals__[name]
                 parts.append(f"{name} = {_constant(value)}")
                 if getattr(value, "__module__", None) == kind.__module__:
                     pending.append(value)
-    yield from parts
+    return parts
 
 
 def _names(code: CodeType) -> set[str]:

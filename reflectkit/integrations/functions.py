@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack, override
 
-from reflectkit.cli.app import RichProgress, Screen
+from reflectkit.cli.app import RichProgress, Screen, run_stage
 from reflectkit.commands import config_class, stage_module
-from reflectkit.config import notes_of, variables
 from reflectkit.console import Bar, Progress, Report, Table, visible
 from reflectkit.envs.python_classes import has_source, name_of
 from reflectkit.errors import ConfigError
@@ -165,12 +164,7 @@ def call(stage: str, settings: Mapping[str, Any]) -> Result:
 
         # 2. As the command line does
         config = config_class(stage).from_flat(**values)
-        for name, value in variables(config).items():
-            progress.news(f"{name}: {value}")
-        for note in notes_of(config):
-            progress.news(note)
-        report: Report = stage_module(stage).run(config, progress)
-    return Result(report)
+        return Result(run_stage(stage_module(stage), config, progress))
 
 
 def _player(value: Any) -> Any:

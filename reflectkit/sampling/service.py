@@ -33,7 +33,7 @@ from reflectkit.models.checkpoint_metadata import (
 from reflectkit.models.hub import looks_local, same_model
 from reflectkit.models.labels import Path, Trie, check_embedded, trie
 from reflectkit.sampling import checks
-from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label
+from reflectkit.sampling.base import SampleOutput, SampleRequest, ScoreMemo, draw_label, tempered
 from reflectkit.sampling.engine import ServiceSettings, service_url
 from reflectkit.sampling.protocols import Drawn
 
@@ -159,12 +159,9 @@ def label_logprobs(
 ) -> tuple[float, ...]:
     """Log-probabilities of the labels, normalised wherever they part, from those of the tokens of `label_rows`."""
     tree, start = trie(labels), len(prompt) - 1
-    scores: list[list[float]] = []
+    scores: list[tuple[float, ...]] = []
     for places in label_places(tree, labels):
-        scaled = [logprobs[row][start + place] / temperature for row, place in places]
-        highest = max(scaled)
-        total = highest + math.log(math.fsum(math.exp(value - highest) for value in scaled))
-        scores.append([value - total for value in scaled])
+        scores.append(tempered([logprobs[row][start + place] for row, place in places], temperature))
     return tuple(math.fsum(scores[node][child] for node, child in path) for path in tree.steps)
 
 

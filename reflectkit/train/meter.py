@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,15 @@ class Meter:
     def reserve(self, **tokens: int) -> AbstractAsyncContextManager[bool]:
         """Hold what at most these tokens cost. Yields False if the budget does not have it."""
         return self.budget.reserve(self.cost(**tokens))
+
+    @asynccontextmanager
+    async def paid(self, **tokens: int) -> AsyncIterator[None]:
+        """Pay for these tokens, unless the context raises. Raises BudgetSpentError if the budget does not have it."""
+        async with self.reserve(**tokens) as allowed:
+            if not allowed:
+                raise self.refuse()
+            yield
+            self.count(self.cost(**tokens), **tokens)
 
     def count(self, most: float, **tokens: int) -> None:
         """Count and pay tokens. most: what was reserved for them."""
@@ -69,24 +78,15 @@ class MeteredAdapter:
 
     async def forward(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `ServiceAdapter`."""
-        count = sum(map(len, rows))
-        async with self.meter.reserve(read=count) as allowed:
-            if not allowed:
-                raise self.meter.refuse()
-            answer = await self.adapter.forward(rows)
-            self.meter.count(self.meter.cost(read=count), read=count)
-        return answer
+        async with self.meter.paid(read=sum(map(len, rows))):
+            return await self.adapter.forward(rows)
 
     async def backward(
         self, rows: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
     ) -> None:
         """See `ServiceAdapter`."""
-        count = sum(map(len, rows))
-        async with self.meter.reserve(trained=count) as allowed:
-            if not allowed:
-                raise self.meter.refuse()
+        async with self.meter.paid(trained=sum(map(len, rows))):
             await self.adapter.backward(rows, logprobs, slopes)
-            self.meter.count(self.meter.cost(trained=count), trained=count)
 
     async def clipped_backward(
         self,
@@ -96,13 +96,8 @@ class MeteredAdapter:
         clip: tuple[float, float],
     ) -> list[list[float]]:
         """See `ServiceAdapter`."""
-        count = sum(map(len, rows))
-        async with self.meter.reserve(trained=count) as allowed:
-            if not allowed:
-                raise self.meter.refuse()
-            answer = await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
-            self.meter.count(self.meter.cost(trained=count), trained=count)
-        return answer
+        async with self.meter.paid(trained=sum(map(len, rows))):
+            return await self.adapter.clipped_backward(rows, old_logprobs, advantages, clip)
 
     async def step(self, step: Step) -> float | None:
         """See `ServiceAdapter`."""
